@@ -111,9 +111,8 @@ def layout_of(model) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
     family, offset = getattr(model, "family", None), getattr(model, "position_offset", 0)
 
     def layout(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if family is None or family.document_layout is None:
-            positions = np.arange(len(ids), dtype=np.int32)
-            return positions, positions + 1
+        if family is None:
+            return causal_layout(ids)
         positions, end = family.document_layout(model.config, ids)
         if offset:
             positions = np.array(positions)

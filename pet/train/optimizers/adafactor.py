@@ -83,17 +83,8 @@ class Adafactor(Optimizer):
 
         return adafactor
 
-    def state_arrays(self):
-        arrays = {}
-        for segment, state in zip(self.segments, self.state, strict=True):
-            for slot, vector in state.items():
-                if slot == "master":
-                    arrays.update(
-                        {f"master.{name}": part for name, part in segment.split(read_parameter(vector)).items()}
-                    )
-                else:
-                    arrays[vector.name] = read_parameter(vector)
-        return arrays
+    def slot_arrays(self, segment, slot, vector):
+        return super().slot_arrays(segment, slot, vector) if slot == "master" else {vector.name: read_parameter(vector)}
 
     def load_slot(self, segment, slot, vector, arrays):
         if slot == "master":

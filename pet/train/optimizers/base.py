@@ -162,9 +162,12 @@ class Optimizer:
         arrays = {}
         for segment, state in zip(self.segments, self.state, strict=True):
             for slot, vector in state.items():
-                for name, part in segment.split(read_parameter(vector)).items():
-                    arrays[f"{slot}.{name}"] = part
+                arrays.update(self.slot_arrays(segment, slot, vector))
         return arrays
+
+    def slot_arrays(self, segment: Segment, slot: str, vector: Parameter) -> dict[str, np.ndarray]:
+        """A slot's tensors, as they are in a file."""
+        return {f"{slot}.{name}": part for name, part in segment.split(read_parameter(vector)).items()}
 
     def load_state(self, arrays: dict[str, np.ndarray]) -> None:
         """Goes on from :meth:`state_arrays`.
