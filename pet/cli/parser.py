@@ -143,11 +143,12 @@ class Parser(argparse.ArgumentParser):
         if not word.startswith("--") or not self.takes_settings:
             return None
         from pet.recipe.keys import known_keys
+        from pet.recipe.source import dotted
 
         wanted = word.lstrip("-").replace("-", "_")
         wanted = SYNONYMS.get(wanted, wanted)
         found = [path for path in known_keys() if path[-1] == wanted]
-        return ".".join(min(found, key=lambda path: (len(path), path[0] != "train", path))) if found else None
+        return dotted(min(found, key=lambda path: (len(path), path[0] != "train", path))) if found else None
 
 
 def add_recipe(parser: Parser, several: bool = False) -> None:

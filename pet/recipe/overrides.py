@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from pet.recipe.source import KeyPath, Source, parse
+from pet.recipe.source import KeyPath, Source, dotted, parse
 
 # Of these pairs a recipe has one. An override with one of them puts the file's other one aside.
 RIVALS: dict[KeyPath, tuple[KeyPath, ...]] = {
@@ -85,7 +85,7 @@ def apply_overrides(
             continue
         blocked = put(source.value, path, value)
         if blocked:
-            source.problems.append(f"command line: {text!r}: {'.'.join(blocked)} is no section, it holds a value")
+            source.problems.append(f"command line: {text!r}: {dotted(blocked)} is no section, it holds a value")
             continue
         origins[path] = text
         for inside in [place for place in source.lines if place[: len(path)] == path and place != path]:

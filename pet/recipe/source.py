@@ -168,8 +168,8 @@ class _Builder:
                 continue
             if key in values:
                 first = self.source.lines[(*path, key)]
-                dotted = ".".join(map(str, (*path, key)))
-                self.fail(key_node, f"{dotted}: the key stands twice, first in line {first}; keep one of them")
+                where = dotted((*path, key))
+                self.fail(key_node, f"{where}: the key stands twice, first in line {first}; keep one of them")
                 continue
             self.source.lines[(*path, key)] = key_node.start_mark.line + 1
             values[key] = self.build(value_node, (*path, key))
