@@ -187,9 +187,7 @@ def dequantize_blocks(
     quant_map, factors = np.ascontiguousarray(quant_map), np.ascontiguousarray(factors, np.float32)
     if native is not None:
         return native.dequantize_blocks(np.ascontiguousarray(codes), count, block, quant_map, factors, zeros)
-    index = np.empty(codes.size * 2, np.uint8)
-    index[::2], index[1::2] = codes >> 4, codes & 15
-    values = quant_map[index[:count]]
+    values = quant_map[halves(codes)[:count]]
     for some, one in ((slice(0, count // block * block), block), (slice(count // block * block, count), count % block)):
         if one:
             table = values[some].reshape(-1, one)  # a view
@@ -200,19 +198,18 @@ def dequantize_blocks(
     return values
 
 
-def to_half(values: np.ndarray) -> np.ndarray:
-    """Rounded to float16, in float32; beyond its range infinite."""
-    with np.errstate(over="ignore"):
-        return values.astype(np.float16).astype(np.float32)
+def halves(codes: np.ndarray) -> np.ndarray:
+    """Two codes to a byte → one to a byte, as a vector."""
+    return np.stack((codes >> 4, codes & 15), -1).reshape(-1)
 
 
 def quantize_rows(values: np.ndarray, native) -> tuple[np.ndarray, np.ndarray]:
     """int8 by row: ``(rows, in)`` → codes and the largest absolute value of each row, taken of float16 numbers."""
     if native is not None:
         return native.quantize_rows(values)
-    values = to_half(values)
-    most = np.abs(values).max(1, initial=0.0)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        values = values.astype(np.float16).astype(np.float32)  # beyond its range infinite
+        most = np.abs(values).max(1, initial=0.0)
         scaled = np.rint(values * (np.float32(1) / most[:, None] * np.float32(127)))
     return np.where(np.isfinite(scaled), scaled, 0).astype(np.int8), most
 
@@ -227,10 +224,7 @@ def dequantize_rows(codes: np.ndarray, most: np.ndarray, native) -> np.ndarray:
 def quantize_bytes(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A float32 vector → codes of `dynamic_map` and a factor per `NESTED_BLOCK`. Which code is nearest is looked up at
     the nearest of 65536 steps from −1 to 1."""
-    count = -(-values.size // NESTED_BLOCK)
-    padded = np.zeros(count * NESTED_BLOCK, np.float32)
-    padded[: values.size] = values
-    table = padded.reshape(count, NESTED_BLOCK)
+    table = np.pad(values, (0, -values.size % NESTED_BLOCK)).reshape(-1, NESTED_BLOCK)
     most = np.abs(table).max(1)
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = np.clip(table * (np.float32(1) / most)[:, None], np.float32(-1), np.float32(1))
@@ -305,13 +299,9 @@ def take(
         return storage, {"weight": rows, "SCB": factors}
     form = part_storage(storage, shape, axis, ranges)
     height, width = shape
-    codes = parts["weight"].reshape(-1)
-    table = np.empty((codes.size, 2), np.uint8)
-    table[:, 0], table[:, 1] = codes >> 4, codes & 15
-    table = table.reshape(-1)[: height * width].reshape(shape)
+    table = halves(parts["weight"])[: height * width].reshape(shape)
     taken = np.concatenate([table[(slice(None),) * axis + (some,)] for some in ranges], axis)
-    flat = np.zeros(taken.size + taken.size % 2, np.uint8)
-    flat[: taken.size] = taken.reshape(-1)
+    flat = np.pad(taken.reshape(-1), (0, taken.size % 2))
     # where each new block begins in the whole
     starts = [np.arange(*some.indices(height)) * width for some in ranges] if axis == 0 else np.arange(height) * width
     if axis == 0:
