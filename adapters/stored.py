@@ -268,13 +268,12 @@ class StoredAdapter:
         if kind == "embedding":
             expect("lora_embedding_A", (rank, shape[0]))
             expect("lora_embedding_B", (shape[1], rank))
-            if "lora_magnitude_vector" in sizes or self.settings.get("use_dora"):
-                expect("lora_magnitude_vector", (width,), (width, 1), (1, width))
         else:
             expect("lora_A", (rank, width))
             expect("lora_B", (out, rank))
-            if "lora_magnitude_vector" in sizes or self.settings.get("use_dora"):
-                expect("lora_magnitude_vector", (out,), (out, 1), (1, out))
+        if "lora_magnitude_vector" in sizes or settings.get("use_dora"):
+            norms = width if kind == "embedding" else out
+            expect("lora_magnitude_vector", (norms,), (norms, 1), (1, norms))
         return Change(name, kind, tensors, lora_scale(alpha, rank, settings["use_rslora"]))
 
     def _equal(self, one: str, other: str) -> bool:

@@ -243,6 +243,10 @@ class Config:
         """{tensor name: shape} of the parameters, under their published names."""
         return {f"{path}.{key}": shape for path, cell in self.cells().items() for key, shape in cell.shapes.items()}
 
+    def turned(self) -> set[str]:
+        """The names of the weights that are stored ``(in, out)``."""
+        return {f"{path}.weight" for path, cell in self.cells().items() if cell.transposed}
+
     def tied_head(self) -> tuple[str, str] | None:
         """(name of the head's weight, name of the embedding that it is); None where the head has its own weight."""
         tensors = self.tensors()
@@ -265,15 +269,6 @@ class Config:
         cls.check_types(values)
         names = {field.name for field in dataclasses.fields(cls)} - {"extra"}
         known = {key: value for key, value in values.items() if key in names and value is not None}
-        missing = [
-            field.name
-            for field in dataclasses.fields(cls)
-            if field.default is dataclasses.MISSING
-            and field.default_factory is dataclasses.MISSING
-            and field.name not in known
-        ]
-        if missing:
-            raise InputError(f"config.json: {', '.join(missing)} missing for model_type {values.get('model_type')!r}")
         config = cls(**known)
         config.extra = {key: value for key, value in values.items() if key not in known}
         config.check_common()

@@ -230,20 +230,17 @@ class _Merge:
     def __init__(self, config: dict, checkpoint: Checkpoint, target: str | None, safe: bool):
         self.config, self.checkpoint, self.target, self.safe = config, checkpoint, target, safe
         self.base = config_of(config)
-        self.shapes, self.cells, self.tied = self.base.shapes(), self.base.cells(), self.base.tied_head()
+        self.shapes, self.turned, self.tied = self.base.shapes(), self.base.turned(), self.base.tied_head()
         self.sources, self.copies = assignment(
             checkpoint, self.shapes, dict([self.tied]) if self.tied else None, ignored=(".",)
         )
         self.changes: dict[str, list[tuple[StoredAdapter, Change, float]]] = {}
         self.whole: dict[str, StoredAdapter] = {}
 
-    def transposed(self, name: str) -> bool:
-        return name in self.shapes and self.cells[name.rpartition(".")[0]].transposed and name.endswith(".weight")
-
     def add(self, adapter: StoredAdapter, factor: float) -> None:
         """Takes an adapter's changes in; InputError when two adapters replace the same tensor."""
         adapter.given.update(without_effect(adapter.file, self.base.family, self.base.left_out))
-        for change in adapter.changes(self.shapes, self.transposed, self.tied):
+        for change in adapter.changes(self.shapes, self.turned.__contains__, self.tied):
             replaced = (change.name, *((self.tied or ())[:1] if change.shared else ()))
             for name in replaced if change.kind in ("whole", "rows") else ():
                 other = self.whole.setdefault(name, adapter)
@@ -284,9 +281,7 @@ class _Merge:
         described = {}
         for name in self._in_file_order(head):
             source = made_of.get(name, name)
-            stored = self.checkpoint.info(
-                self.sources.get(source, self.sources[self.tied[1]] if name == head else name)
-            )
+            stored = self.checkpoint.info(self.sources.get(source, self._origin(name, head)))
             change = self.target is not None and stored.dtype in STORAGE and (name in made_of or name in self.copies)
             described[name] = (self.target if change else stored.dtype, stored.shape)
         types = {word for name, (word, _) in described.items() if name in made_of}
@@ -337,7 +332,7 @@ class _Merge:
             change.kind == "embedding" and "lora_magnitude_vector" in change.tensors
             for _, change, _ in self.changes[name]
         )
-        transposed = normed or self.transposed(name)
+        transposed = normed or name in self.turned
         deltas = [Delta(adapter, change, transposed, factor) for adapter, change, factor in self.changes[name]]
         base, merged = (array.T, result.T) if transposed else (array, result)
 

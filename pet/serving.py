@@ -50,19 +50,13 @@ def lora_of(adapter: str | Path, config: Config, taker: str) -> Iterator[tuple[S
     if kind != "LORA":
         way = f"it cannot be merged either: {UNMERGEABLE[kind]}" if kind in UNMERGEABLE else MERGE
         raise InputError(f"{adapter}: {taker} takes LoRA, this is an adapter of type {kind}; {way}")
-    cells = config.cells()
-
-    def transposed(name: str) -> bool:
-        cell = cells.get(name.rpartition(".")[0])  # a tied head has none
-        return name.endswith(".weight") and cell is not None and cell.transposed
-
     with closing(StoredAdapter(adapter)) as stored:
         if stored.needs_packed:
             raise InputError(
                 f"{adapter}: was started by LoftQ from what packing left out of the base, and fits no other; "
                 "pet merge --dequantize makes a model of it"
             )
-        changes = stored.changes(config.shapes(), transposed, config.tied_head())
+        changes = stored.changes(config.shapes(), config.turned().__contains__, config.tied_head())
         problems = [
             f"{adapter}: {change.name}: {taker} cannot take it as an adapter: {why}; {MERGE}"
             for change in changes
