@@ -16,8 +16,8 @@ from model_zoo.checkpoint.dtypes import STORAGE, float_name
 from model_zoo.checkpoint.reading import open_checkpoint, read_config
 from model_zoo.counting import config_of, parameter_shapes, sizes
 from model_zoo.errors import InputError, nearest
-from model_zoo.presets import PRESETS, preset
 from model_zoo.quantization import Quantization
+from pet.names import bundled_models, model_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +138,10 @@ def describe(
     from adapters.methods import method_config
     from pet.planning.search import OPTIMIZER_STATES
 
-    name, config = _named(model)
+    if isinstance(model, Mapping):
+        name, config = str(model.get("_name_or_path") or model.get("model_type")), dict(model)
+    else:
+        name, config = str(model), model_config(model)
     size = sizes(config)
     length = min(512, size.context) if length is None else length
     for key, value in (("batch", batch), ("length", length)):
@@ -176,8 +179,6 @@ def packed_form(model: str | Path | Mapping[str, Any], asked: Quantization | Non
     Raises:
         InputError: its files hold another form than is asked for.
     """
-    from pet.names import bundled_models
-
     if isinstance(model, Mapping) or str(model) in bundled_models():
         return asked
     path = Path(model).expanduser()
@@ -186,16 +187,6 @@ def packed_form(model: str | Path | Mapping[str, Any], asked: Quantization | Non
         return asked
     with open_checkpoint(directory) as checkpoint:
         return Quantization.of(checkpoint, config_of(read_config(directory)), asked)
-
-
-def _named(model: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    if isinstance(model, Mapping):
-        return str(model.get("_name_or_path") or model.get("model_type")), dict(model)
-    if str(model) in PRESETS:
-        return str(model), preset(str(model))
-    from pet.names import find_model
-
-    return str(model), read_config(find_model(model))
 
 
 def count_adapter(config: Mapping[str, Any], adapter: object) -> tuple[str, int, int]:

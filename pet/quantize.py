@@ -6,10 +6,8 @@ import dataclasses
 import logging
 from pathlib import Path
 
-import numpy as np
-
 from model_zoo.atomic import staged, write_json
-from model_zoo.checkpoint.reading import Checkpoint, assignment, open_checkpoint, read_config
+from model_zoo.checkpoint.reading import assignment, open_checkpoint, read_config
 from model_zoo.checkpoint.safetensors_io import nbytes
 from model_zoo.checkpoint.saving import MAX_SHARD_SIZE, WEIGHTS, copy_companions, parse_size, write_weights
 from model_zoo.counting import config_of
@@ -85,22 +83,27 @@ def quantize_checkpoint(
                 storage.block,
             )
         sources, copies = assignment(checkpoint, config.shapes(), config.family.tied, config.family.ignored_tensors)
-        tensors, path_of = {}, {}
+        tensors, path_of, last = {}, {}, ("", {})
         for name, stored in [*sources.items(), *((stored, stored) for stored in copies)]:
-            path, _, last = name.rpartition(".")
-            if last == "weight" and path in places:
+            path, _, attribute = name.rpartition(".")
+            if attribute == "weight" and path in places:
                 parts = described(path, storage, places[path])
                 tensors.update(parts)
                 path_of.update(dict.fromkeys(parts, path))
             else:
                 tensors[name] = checkpoint.info(stored)[:2]
-        data = _Tensors(checkpoint, {**{stored: stored for stored in copies}, **sources}, path_of)
-        data.pack = lambda path: written(
-            path,
-            storage,
-            places[path],
-            quantize_stored(checkpoint, sources[f"{path}.weight"], storage, places[path], cells[path].transposed),
-        )
+
+        def data(name: str):
+            nonlocal last
+            path = path_of.get(name)
+            if path is None:
+                return checkpoint.blocks(sources.get(name, name))
+            if last[0] != path:  # kept until another matrix is asked for: tensors come in two runs, by type
+                last, shape, stored = ("", {}), places[path], sources[f"{path}.weight"]
+                parts = quantize_stored(checkpoint, stored, storage, shape, cells[path].transposed)
+                last = (path, written(path, storage, shape, parts))
+            return last[1][name]
+
         left = projections(config, {f"{path}.weight" for path in places})
         size = sum(nbytes(dtype, shape) for dtype, shape in tensors.values())
         check_room(Path(output), size)
@@ -111,26 +114,3 @@ def quantize_checkpoint(
             copy_companions(checkpoint.directory, stage, output)
         before = sum(checkpoint.info(stored).nbytes for stored in sources.values())
         return QuantizeReport(Path(output), len(places), size, before)
-
-
-class _Tensors:
-    """Tensors by name as they are written. Those of a packed matrix come in two runs, by type: the last matrix is kept
-    until another one is asked for.
-
-    Attributes:
-        pack: path → the tensors of a matrix.
-    """
-
-    def __init__(self, checkpoint: Checkpoint, sources: dict[str, str], path_of: dict[str, str]):
-        self.checkpoint, self.sources, self.path_of = checkpoint, sources, path_of
-        self.last: tuple[str, dict[str, np.ndarray]] = ("", {})
-        self.pack = None
-
-    def __call__(self, name: str):
-        path = self.path_of.get(name)
-        if path is None:
-            return self.checkpoint.blocks(self.sources[name])
-        if self.last[0] != path:
-            self.last = ("", {})
-            self.last = (path, self.pack(path))
-        return self.last[1][name]
