@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -135,10 +136,7 @@ def warn_of_full_context(answers: Sequence[Sequence[int]], ends: Collection[int]
 
 def until(ids: list[int], ends: Collection[int]) -> list[int]:
     """The ids before the first end."""
-    for place, token in enumerate(ids):
-        if token in ends:
-            return ids[:place]
-    return ids
+    return list(itertools.takewhile(lambda token: token not in ends, ids))
 
 
 def pipeline(task: str = "text_generation", model=None, tokenizer=None, adapter=None, **settings) -> TextGeneration:

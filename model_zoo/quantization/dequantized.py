@@ -35,15 +35,11 @@ class Dequantized(ChangedCheckpoint):
         self.taken: dict[str, Callable[[slice], np.ndarray]] = {}
 
     def changes(self, name: str) -> bool:
-        return self.place(name) is not None
+        return name in self.paths
 
     def info(self, name: str):
         info = super().info(name)
         return info._replace(dtype="float32") if self.changes(name) else info
-
-    def place(self, name: str | None) -> str | None:
-        """The path of a quantised projection, by its weight's name in the files."""
-        return self.paths.get(name)
 
     def take_off(self, name: str | None, rows: Callable[[slice], np.ndarray]) -> None:
         """Of a projection quantises what is left without this, given in float64 by rows ``(out, in)``, and adds it.
@@ -51,11 +47,11 @@ class Dequantized(ChangedCheckpoint):
         Raises:
             InputError: something else is taken off it already.
         """
-        if self.place(name) and self.taken.setdefault(name, rows) is not rows:
+        if name in self.paths and self.taken.setdefault(name, rows) is not rows:
             raise InputError(f"{name}: two adapters took their first factors off it; merge them one by one")
 
     def raw(self, name: str, dtype: str | None = None) -> np.ndarray:
-        path = self.place(name)
+        path = self.paths.get(name)
         if path is None:
             return super().raw(name, dtype)
         shape, transposed = self.places[path], self.cells[path].transposed
