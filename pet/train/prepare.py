@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
 from model_zoo.tokenizers.files import TokenizerFiles
 from pet.names import own_tokenizer
@@ -83,35 +81,20 @@ def load_model(recipe):
         InputError: no such model, ``from_scratch`` with a name that says no sizes, or a type that the device cannot
             compute in.
     """
-    from model_zoo.auto import compute_type
+    from model_zoo.auto import classes_for, compute_type
     from model_zoo.inputs import check_runs
     from pet.auto import AutoModel
-    from pet.names import find_model, preset_names
+    from pet.names import find_model, model_config
 
-    section = recipe.model
+    section, quantization = recipe.model, recipe.model.quantization.settings()
     check_runs(compute_type(section.dtype))
-    if not section.from_scratch:
-        quantization = section.quantization.settings()
-        if not section.config:
-            return AutoModel.from_pretrained(section.path, section.dtype, quantization)
-        return _with_config(find_model(section.path), section, quantization)
-    path = Path(section.path)
-    if section.path in preset_names():
-        from model_zoo.presets import PRESETS
-
-        values = PRESETS[section.path]
-    elif path.is_file():
-        values = read_json(path)
-    else:
-        values = read_json(find_model(section.path) / "config.json")
-    return AutoModel.from_config({**values, **section.config}, dtype=section.dtype, seed=recipe.train.seed)
-
-
-def _with_config(directory: Path, section, quantization):
-    """A checkpoint read by a changed configuration."""
-    from model_zoo.auto import AutoModel, classes_for
-
-    values = {**read_json(directory / "config.json"), **section.config}
+    if section.from_scratch:
+        values = {**model_config(section.path), **section.config}
+        return AutoModel.from_config(values, dtype=section.dtype, seed=recipe.train.seed)
+    if not section.config:
+        return AutoModel.from_pretrained(section.path, section.dtype, quantization)
+    directory = find_model(section.path)
+    values = {**model_config(directory), **section.config}
     return AutoModel.from_directory(directory, classes_for(values)[0].from_dict(values), section.dtype, quantization)
 
 
