@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -127,10 +128,7 @@ def _validate(tree: dict[str, Any], report: Report) -> Recipe | None:
 def _cross_check(recipe: Recipe, report: Report, needs: Iterable[str]) -> None:
     for name in needs:
         path = rules.key(name)
-        value: Any = recipe
-        for part in path:
-            value = getattr(value, part)
-        if not value and not report.concerns([path]):
+        if not attrgetter(name)(recipe) and not report.concerns([path]):
             report.add(path, "is missing, and this command needs it")
     before = set(report.bad)
     for rule in rules.RULES:
