@@ -6,6 +6,7 @@ Without MindSpore, NumPy and pydantic: a recipe is checked in a fraction of a se
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import numbers
 import textwrap
@@ -172,6 +173,7 @@ class Settings:
         return {name: key or name for name, key in fields if key or cls.own_format}
 
     @classmethod
+    @functools.cache  # reading the types takes longer than all else that a recipe's adapter is checked for
     def hints(cls) -> dict[str, Any]:
         """{setting: type}."""
         return {name: hint for name, hint in typing.get_type_hints(cls).items() if name in cls.__dataclass_fields__}

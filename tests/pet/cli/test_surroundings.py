@@ -157,9 +157,9 @@ def test_tested_versions_are_those_that_are_installed_and_that_checks_run_with()
     assert f"mindspore=={TESTED[0]}.*" in checks
 
 
-def test_mindspore_is_imported_without_collecting_and_without_scipy():
+def test_mindspore_is_imported_without_collecting_and_without_scipy_and_tables():
     """By a command's process; afterwards Python's collector works, and leaves MindSpore's modules alone; and what
-    MindSpore has of SciPy, and what anybody imports of it, is SciPy's."""
+    MindSpore has of SciPy, and what anybody imports of it, is SciPy's; and so are its tables of Ascend's operators."""
     code = (
         "import gc, sys\n"
         "from pet.__main__ import main\n"
@@ -174,6 +174,11 @@ def test_mindspore_is_imported_without_collecting_and_without_scipy():
         "del cell\n"
         "assert gc.collect()\n"
         "assert not any(name.startswith('scipy') for name in sys.modules)\n"
+        "from model_zoo.cores import accelerators_present\n"
+        "tables = 'mindspore.ops._op_impl.aicpu'\n"
+        "assert accelerators_present() or not any(name.startswith(tables) for name in sys.modules)\n"
+        "from mindspore.ops._op_impl.aicpu import add_n\n"
+        "assert add_n.__name__.startswith(tables) and sys.modules[tables].__file__\n"
         "from mindspore.dataset.engine import datasets_vision\n"
         "from mindspore.train.callback import _landscape\n"
         "from mindspore.train.metrics import hausdorff_distance\n"

@@ -23,7 +23,7 @@ from pet.train.trainer import Trainer
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 SHORTENED = Path(os.environ.get("LAYOUT_BASES", "bases"))  # where the workers find what the test has shortened
-STEPS, ROWS, LENGTH, ACCUMULATION = 4, 4, 16, 2
+ROWS, LENGTH, ACCUMULATION = 4, 16, 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +46,12 @@ class Case:
     layers: int | None = None  # the fixture's first ones; None takes all. Each takes its time to compile
     compiled: bool = True  # whether what the engine does not follow is a graph: compiling takes longer than the run
     full: bool = False  # whether it differs so little from others that it runs in `pytest -m full` alone
+
+    @property
+    def steps(self) -> int:
+        """Two: one from the start, and one from the optimizer's state and the weights that it left, as every later one
+        is. A loss scale takes four to fall and to rise again."""
+        return 4 if ("precision", "fp16") in self.settings else 2
 
     @property
     def layout(self) -> dict:
@@ -280,16 +286,16 @@ def make_trainer(case: Case, distributed: DistributedContext, directory=None) ->
         settings["loss_scale"] = LossScale(initial=2.0**20, factor=16, window=2)
     trainer = Trainer(
         model,
-        batches(model, STEPS * ACCUMULATION, 0, *share),
+        batches(model, case.steps * ACCUMULATION, 0, *share),
         batches(model, 2, 9, *share),
         distributed=distributed,
         directory=directory,
         batch_size=ROWS,
-        steps=STEPS,
+        steps=case.steps,
         accumulation=ACCUMULATION,
         learning_rate=1e-3,
         clip_norm=0.5,
-        save_every=STEPS // 2,
+        save_every=case.steps // 2,
         compiled=case.compiled,
         **settings,
     )
