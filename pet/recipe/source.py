@@ -7,6 +7,7 @@ is a problem, not a silent overwrite.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable, Iterator
@@ -25,6 +26,8 @@ KeyPath = tuple[str | int, ...]
 MAX_VALUES = 100_000
 MAX_DEPTH = 100
 MAX_BYTES = 4 << 20
+# A command looks into its file twice: whose it is, and what it says.
+KEPT, KEPT_LENGTH = 8, 1 << 16
 
 _NULL = re.compile(r"~|null|Null|NULL|")
 _TRUE = re.compile(r"true|True|TRUE")
@@ -202,6 +205,18 @@ def _syntax_problem(name: str, error: yaml.YAMLError) -> str:
     return f"{where}: this is no YAML: {', '.join(parts)}{hint}"
 
 
+def _node(text: str) -> yaml.Node | None:
+    """What PyYAML makes of a text, which takes longer than all that is done with it; nothing changes it."""
+    loader = _Loader(text)
+    try:
+        return loader.get_single_node()
+    finally:
+        loader.dispose()
+
+
+_kept_node = functools.lru_cache(KEPT)(_node)
+
+
 def parse(text: str, name: str) -> Source:
     """Read YAML from ``text``.
 
@@ -214,11 +229,7 @@ def parse(text: str, name: str) -> Source:
     """
     source = Source(name)
     try:
-        loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-        finally:
-            loader.dispose()
+        node = (_node if len(text) > KEPT_LENGTH else _kept_node)(text)
     except (yaml.YAMLError, ValueError) as error:
         source.problems.append(
             _syntax_problem(name, error) if isinstance(error, yaml.YAMLError) else f"{name}: {error}"

@@ -163,7 +163,6 @@ TWO = (
     Case("gpt2", "olora", pipeline=2, micro_batches=2, packed="int8", layers=2),
     Case("chatglm2", "loftq", tensor=2, packed="nf4", layers=1, full=True),
     # shares of packed weights, cut within their blocks, and packed layers apart from the tied embedding
-    Case("llama_gqa", "dora", tensor=2, packed="nf4_double", layers=1, compiled=False),
     Case("llama_gqa", "dora", tensor=2, packed="nf4_double", layers=1, full=True),
     Case("gpt2", "lora", pipeline=2, micro_batches=2, packed="int8", layers=2),
     Case("chatglm2", "lora", data=2, packed="nf4_double", layers=1, full=True),

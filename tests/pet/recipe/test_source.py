@@ -5,7 +5,7 @@ import math
 import pytest
 import yaml
 
-from pet.recipe.source import parse
+from pet.recipe.source import _Loader, parse
 
 
 @pytest.mark.parametrize(
@@ -129,3 +129,14 @@ def test_deep_nesting_is_refused_where_it_becomes_too_deep():
     """Reading on would take time by the square of the depth."""
     source = parse("[" * 1_000_000, "job.yaml")
     assert source.problems == ["job.yaml: nested too deep for a recipe"]
+
+
+def test_a_text_is_parsed_once_and_gives_values_of_its_own_each_time(monkeypatch):
+    begun = []
+    monkeypatch.setattr("pet.recipe.source._Loader", lambda text: begun.append(text) or _Loader(text))
+    text = "a: {b: [1, 2]}\n# parsed here alone\n"
+    first = parse(text, "f")
+    first.value["a"]["b"].append(3)
+    again = parse(text, "g")
+    assert (again.value, again.where(("a", "b")), len(begun)) == ({"a": {"b": [1, 2]}}, "g:1", 1)
+    assert [parse("a: [", "h").problems for _ in range(2)][1][0].startswith("h:")
