@@ -18,13 +18,17 @@ from typing import Any
 
 from model_zoo import atomic
 from model_zoo.atomic import UNFINISHED, default_mode, explained, files_below, replacing, sync, write_text
+from model_zoo.errors import nearest
 
 __all__ = [
     "UNFINISHED",
+    "absent",
     "append_text",
     "atomic_directory",
     "atomic_file",
     "copy",
+    "literal",
+    "matching",
     "recover",
     "sweep",
     "write_json",
@@ -48,6 +52,30 @@ def append_text(path: str | os.PathLike, text: str) -> None:
 def write_json(path: str | os.PathLike, value: Any, indent: int | None = 2) -> None:
     """Put ``value`` into the file ``path`` as JSON, all of it or nothing; keys keep their order."""
     atomic.write_json(path, value, indent=indent, sort_keys=False)
+
+
+def absent(path: Path) -> str:
+    """What is said of a path where nothing is, with the names beside it that come near."""
+    if path.is_symlink():
+        return f"a link to {os.readlink(path)}, which is not there"
+    try:
+        return f"no such file or directory{nearest(path.name, [entry.name for entry in path.parent.iterdir()])}"
+    except OSError:
+        return f"no such file or directory ({path.parent} does not exist either)"
+
+
+def matching(path: Path) -> list[Path]:
+    """The files that a pattern like ``data/*.jsonl`` matches, by name; none where something is called so itself."""
+    above = literal(path)
+    pattern = path.relative_to(above)
+    if os.path.lexists(path) or not set("*?[") & set(str(pattern)):
+        return []
+    return sorted(found for found in above.glob(str(pattern)) if found.is_file())
+
+
+def literal(path: Path) -> Path:
+    """The part of a pattern that is there as it stands: the directory in which it is looked for."""
+    return next(above for above in path.parents if above.is_dir())
 
 
 def atomic_file(path: str | os.PathLike, writer: Callable[[str], Any]) -> None:

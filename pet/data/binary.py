@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -33,6 +34,9 @@ def read_arrow(path: Path, problems: Problems, place: Place) -> Iterator[Record]
     pyarrow = needed("pyarrow", "arrow", f"{path}: reading {path.suffix.lower()}")
     try:
         for number, batch in _batches(path, place[0]):
+            if twice := [name for name, count in Counter(batch.schema.names).items() if count > 1]:
+                problems.add(path, None, f"each column must have a name of its own, found {', '.join(twice)} twice")
+                return
             decode = decoder_of(batch.schema)
             for at in range(max(0, place[0] - number), batch.num_rows, ROWS_AT_ONCE):
                 for row, columns in enumerate(batch.slice(at, ROWS_AT_ONCE).to_pylist(), start=number + at + 1):

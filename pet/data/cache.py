@@ -30,8 +30,8 @@ from pet.files import UNFINISHED, atomic_directory, write_json
 
 from .dataset import Counts, TokenDataset, starts_of
 from .encode import Encoded, Encoder
+from .finding import parts_of
 from .formats import Row
-from .readers import parts_of
 from .settings import DataSettings
 
 log = logging.getLogger("pet.data")

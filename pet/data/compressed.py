@@ -32,6 +32,11 @@ def inner_suffix(path: Path) -> str:
     return Path(path.stem).suffix.lower() if suffix in OPENERS else suffix
 
 
+def inner_stem(path: Path) -> str:
+    """``rows`` of ``rows.jsonl`` and of ``rows.jsonl.gz``."""
+    return Path(path.stem).stem if is_compressed(path) else path.stem
+
+
 def is_compressed(path: Path) -> bool:
     """Whether a file's name says so."""
     return path.suffix.lower() in OPENERS

@@ -9,7 +9,7 @@ prompt_completion    prompt, or question or query; completion, or response or an
 chat                 messages: a list of {role, content}; [system] [tools]
 sharegpt             conversations: a list of {from, value}; [system] [tools]
 text                 text
-tokens               input_ids [labels] [attention_mask]
+tokens               input_ids [labels] [attention_mask] [completion_mask] [assistant_masks] [loss_mask]
 ===================  =====================================================================================
 
 A plain text file holds texts separated by blank lines, or, where it has no blank line, a text on each line.
@@ -28,11 +28,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from model_zoo.errors import InputError, nearest
 
-from .dataset import learnt, place_name
+from .dataset import place_name
 from .messages import (
     KWARGS,
     ROLE_COLUMNS,
@@ -51,6 +49,7 @@ from .parts import part_of, with_parts
 from .preferences import SAYING_THE_SAME
 from .readers import read_records
 from .records import BEGINNING, Place, Problems, Record, type_name
+from .token_rows import TOKEN_COLUMNS, tokens_of
 
 # format -> role -> the names its column may have; required roles first
 COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -62,7 +61,7 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
         "prompt": ("prompt", "question", "query"),
         "answer": ("completion", "response", "answer"),
     },
-    "tokens": {"input_ids": ("input_ids",), "labels": ("labels",), "attention_mask": ("attention_mask",)},
+    "tokens": {name: (name,) for name in TOKEN_COLUMNS},
     "text": {"text": ("text",)},
 }
 for _format in ("alpaca", "adgen", "prompt_completion"):
@@ -335,9 +334,7 @@ def _build(
         if "text" in roles:
             row.text = text(record, "text")
         elif "input_ids" in roles:
-            row.tokens = _tokens(
-                value(record, "input_ids", True), value(record, "labels", False), value(record, "attention_mask", False)
-            )
+            row.tokens = tokens_of({role: value(record, role, role == "input_ids") for role in roles})
         else:
             messages: list[dict[str, Any]] = []
             if system := text(record, "system", required=False):
@@ -362,34 +359,3 @@ def _build(
         return row
 
     return convert
-
-
-def _tokens(ids: Any, labels: Any, mask: Any) -> tuple[list[int], list[bool]]:
-    """Token ids with their marks; labels of -100 and padding (mask 0) are not learnt, and padding is left out."""
-    columns = {"input_ids": ids, "labels": labels, "attention_mask": mask}
-    whole = {}
-    for name, value in columns.items():
-        if value is None:
-            continue
-        value = value.tolist() if isinstance(value, np.ndarray) else value
-        if not isinstance(value, list) or any(type(item) is not int for item in value):
-            raise Wrong(f"column {name!r}: expected a list of whole numbers")
-        whole[name] = value
-        if len(value) != len(whole["input_ids"]):
-            raise Wrong(f"column {name!r} has {len(value)} values, input_ids has {len(whole['input_ids'])}")
-    tokens = whole["input_ids"]
-    if not tokens:
-        raise Wrong("column 'input_ids' is empty")
-    for extreme in (min(tokens), max(tokens)):
-        if not 0 <= extreme < 1 << 31:
-            raise Wrong(f"column 'input_ids': {extreme} is no token id")
-    labels = whole.get("labels", tokens)
-    if "attention_mask" in whole:
-        kept = [index for index, real in enumerate(whole["attention_mask"]) if real]
-        tokens, labels = [tokens[index] for index in kept], [labels[index] for index in kept]
-        if not tokens:
-            raise Wrong("column 'attention_mask' leaves no token")
-    try:
-        return tokens, learnt(tokens, labels)
-    except InputError as error:
-        raise Wrong(f"column {error}") from None

@@ -15,8 +15,8 @@ from model_zoo.errors import InputError
 from .cache import cached
 from .dataset import TokenDataset
 from .encode import Encoder, tell
+from .finding import find_files
 from .formats import read_rows
-from .readers import find_files
 from .settings import DataSettings
 from .streaming import StreamDataset
 

@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from model_zoo.errors import InputError
 
-from .readers import find_files, read_records
+from .finding import find_files
+from .readers import read_records
 from .records import Problems
 
 T = TypeVar("T")

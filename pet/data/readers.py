@@ -8,130 +8,36 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from model_zoo.atomic import LFS_POINTER, NOT_FETCHED, files_below, read_json, special_kind
-from model_zoo.errors import InputError, first_line, nearest
+from model_zoo.atomic import LFS_POINTER, NOT_FETCHED
+from model_zoo.errors import first_line
 
 from .binary import read_arrow, read_mindrecord
-from .compressed import BROKEN, OPENERS, inner_suffix, is_compressed, open_bytes, open_text
+from .compressed import BROKEN, inner_suffix, is_compressed, open_bytes, open_text
+from .finding import kind_of
 from .records import BEGINNING, Place, Problems, Record, misfit, type_name
 
-SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".text", ".mindrecord", ".parquet", ".arrow")
-EXPECTED = f"{', '.join(SUFFIXES)} (files of text also with {', '.join(OPENERS)} behind)"
-DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")
-"""What Hugging Face's datasets and LLaMA-Factory say of the files beside."""
-SPLITS = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "dev", "val"),
-    "test": ("test", "testing", "eval", "evaluation"),
-}
-"""The words in names of files and directories that Hugging Face's datasets take for a split's."""
 READ_AT_ONCE = 1 << 20
-UNDECODED = re.compile("[\ud800-\udfff]")
-"""What Python makes of bytes in a name that are not UTF-8."""
 BLANKS = " \t\r\n\ufeff"
 """What may stand between JSON's values; a byte-order mark before the first."""
+TEXTS = ("json", "jsonl", "csv", "text")
+OTHERS = {
+    **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), "is UTF-16; save the file as UTF-8"),
+    b"\x1f\x8b": "is compressed by gzip; its name must end in .gz",
+    b"BZh": "is compressed by bzip2; its name must end in .bz2",
+    b"\xfd7zXZ\x00": "is compressed by xz; its name must end in .xz",
+    b"\x28\xb5\x2f\xfd": "is compressed by zstd; its name must end in .zst",
+    b"PK\x03\x04": "is a zip archive; unpack it",
+    b"PAR1": "is Parquet; its name must end in .parquet",
+    b"ARROW1": "is Arrow; its name must end in .arrow",
+}
+"""How files begin that are no text in UTF-8, whatever their names say, and what is said of them."""
+NULS = "holds a NUL byte: no text, or another encoding than UTF-8 (UTF-16, for one)"
 # A text longer than this many characters is handed on in pieces, so that a book without a blank line fits in memory.
 LONGEST_TEXT = 1 << 20
-
-
-def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
-    """The data files behind ``paths``: files themselves, and for a directory all data files in and below it, by name.
-
-    Hidden files, MindRecord's index files (``.db``), descriptions of data (`DESCRIPTIONS`), and files of other kinds in
-    a directory are passed over.
-
-    Raises:
-        InputError: a path does not exist, a directory has no data file, or those of several splits (what is held out
-            would be trained on), or a file is of an unknown kind. All of them.
-    """
-    problems = Problems()
-    files: list[Path] = []
-    for path in [paths] if isinstance(paths, (str, Path)) else list(paths):
-        path = Path(path).expanduser()
-        if path.is_dir():
-            inside = sorted(
-                entry
-                for entry in files_below(path)
-                if entry.is_file()
-                and kind_of(entry)
-                and not any(part.startswith(".") for part in entry.relative_to(path).parts)
-                and _is_data(entry)
-            )
-            if not inside:
-                problems.add(path, None, f"no data file in this directory; expected {EXPECTED}")
-            if len(splits := _splits(entry.relative_to(path) for entry in inside)) > 1:
-                found = ", ".join(f"{split} ({example})" for split, example in splits.items())
-                problems.add(path, None, f"holds more than one split: {found}; name the files or the directory of one")
-            files += inside
-        elif (special := special_kind(path)) is not None:
-            problems.add(path, None, f"is {special}, a regular file was expected")
-        elif not path.exists():
-            there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-            problems.add(path, None, f"no such file or directory{nearest(path.name, there)}")
-        elif kind_of(path) is None:
-            problems.add(path, None, f"not a data file; expected a name ending in {EXPECTED}")
-        else:
-            files.append(path)
-    for path in files:
-        if UNDECODED.search(str(path)):  # no report of the run could name it
-            problems.add(ascii(str(path)), None, "the name is not UTF-8, as archives from Windows have them; rename it")
-        if not os.access(path, os.R_OK):
-            problems.add(path, None, "the file cannot be read; its permissions forbid it")
-    problems.raise_if_any()
-    if not files:
-        raise InputError("no data files were given")
-    kept: dict[Path, Path] = {}
-    for path in files:  # MindRecord reads a numbered set as a whole whichever of its parts is opened
-        kept.setdefault(_set_name(path), path)
-    return list(kept.values())
-
-
-def _is_data(file: Path) -> bool:
-    """Whether a file in a directory is no description of others, and nothing that Hugging Face's datasets have put
-    beside a saved data set (``map``, ``filter``), which would be the same rows again."""
-    try:
-        saved = [part["filename"] for part in read_json(file.with_name("state.json"))["_data_files"]]
-    except (InputError, KeyError, TypeError):
-        saved = [file.name]
-    return file.name not in DESCRIPTIONS and file.name in saved
-
-
-def _splits(names: Iterable[Path]) -> dict[str, Path]:
-    """The splits that names speak of, each with the first such name."""
-    found: dict[str, Path] = {}
-    for name in names:
-        words = re.split(r"[\W\d_]+", str(name).lower())
-        for split in SPLITS:
-            if not set(SPLITS[split]).isdisjoint(words):
-                found.setdefault(split, name)
-    return found
-
-
-def _set_name(path: Path) -> Path:
-    return Path(str(path).rstrip("0123456789")) if kind_of(path) == "mindrecord" else path
-
-
-def parts_of(path: Path) -> list[Path]:
-    """All files that are read when ``path`` is: itself, or every part of its MindRecord set."""
-    if kind_of(path) != "mindrecord":
-        return [path]
-    return sorted(other for other in path.parent.iterdir() if kind_of(other) and _set_name(other) == _set_name(path))
-
-
-def kind_of(path: Path) -> str | None:
-    """``"json"``, ``"jsonl"``, ``"csv"``, ``"text"``, ``"mindrecord"`` or ``"arrow"`` by the file's name, or None."""
-    suffix = inner_suffix(path)
-    kinds = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".tsv": "csv", ".txt": "text", ".text": "text"}
-    if not is_compressed(path):
-        # MindSpore numbers the parts of a set: rows.mindrecord0, rows.mindrecord1; their .db files are indices
-        suffix = ".mindrecord" if suffix.rstrip("0123456789") == ".mindrecord" else suffix
-        kinds |= {".parquet": "arrow", ".arrow": "arrow", ".mindrecord": "mindrecord"}
-    return kinds.get(suffix)
 
 
 def read_records(path: Path, problems: Problems, place: Place = BEGINNING) -> Iterator[Record]:
@@ -144,9 +50,14 @@ def read_records(path: Path, problems: Problems, place: Place = BEGINNING) -> It
             skips what comes before, and what is compressed is unpacked from its beginning.
     """
     with open(path, "rb") as stream:
-        if stream.read(len(LFS_POINTER)) == LFS_POINTER:
-            problems.add(path, None, NOT_FETCHED)
-            return
+        beginning = stream.read(len(LFS_POINTER))
+    if beginning == LFS_POINTER:
+        problems.add(path, None, NOT_FETCHED)
+        return
+    other = next((kind for mark, kind in OTHERS.items() if beginning.startswith(mark)), None)
+    if other is not None and kind_of(path) in TEXTS and not is_compressed(path):
+        problems.add(path, None, other)
+        return
     try:
         yield from _read(path, problems, place)
     except BROKEN as error:
@@ -160,8 +71,8 @@ def _read(path: Path, problems: Problems, place: Place) -> Iterator[Record]:
     if path.stat().st_size == 0:
         problems.add(path, None, "the file is empty")
         return
-    if kind == "json":
-        # many published sets call their JSON lines ".json"
+    if kind in ("json", "jsonl"):
+        # many published sets call their JSON lines ".json", and some a list of rows ".jsonl"
         kind = "json" if _first_character(path) == "[" else "jsonl"
     readers: dict[str, Callable[..., Iterator[Record]]] = {
         "json": _read_json,
@@ -194,14 +105,15 @@ def _lines(path: Path, problems: Problems, place: Place) -> Iterator[tuple[int, 
         for raw in stream:
             line += 1
             offset += len(raw)
+            if b"\x00" in raw:  # every line may have some
+                problems.add(path, line, NULS)
+                return
             try:
                 # a byte-order mark, as some editors write it, is no part of the first line
                 yield line, raw.decode("utf-8-sig" if line == 1 else "utf-8").rstrip("\r\n"), offset
             except UnicodeDecodeError as error:
                 wrong = f"not UTF-8: byte {raw[error.start]:#04x} at column {error.start + 1}"
                 problems.add(path, line, f"{wrong}; save the file as UTF-8")
-                if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):  # UTF-16, whose other lines are none
-                    return
 
 
 def _read_jsonl(path: Path, problems: Problems, place: Place) -> Iterator[Record]:
@@ -339,6 +251,9 @@ def _csv_rows(path: Path, problems: Problems, place: Place) -> Iterator[tuple[in
                 return
             if values is None:
                 return
+            if any("\x00" in value for value in values):
+                problems.add(path, begins, NULS)
+                return
             yield begins, values, (offset, line)
 
 
@@ -363,6 +278,8 @@ def _check_header(path: Path, problems: Problems, header: list[str]) -> bool:
 
 def _csv_records(path: Path, problems: Problems, header: list[str], place: Place) -> Iterator[Record]:
     for begins, values, behind in _csv_rows(path, problems, place):
+        if not values:  # an empty line
+            continue
         if (wrong := misfit(header, values)) is None:
             yield Record(begins, {name: value for name, value in zip(header, values, strict=True) if name}, behind)
         else:

@@ -57,8 +57,7 @@ class Problems:
 def misfit(header: list[str], values: list[str]) -> str | None:
     """What is wrong with a row of CSV, if anything. Messages that are no JSON would be learnt as a text."""
     if len(values) != len(header):
-        found = f"{len(values)} values" if values else "an empty line"
-        return f"expected {len(header)} values as in the first row, found {found}"
+        return f"expected {len(header)} values as in the first row, found {len(values)}"
     named = zip(header, values, strict=True)
     name = next((name for name, value in named if name and PYTHONS.match(value)), None)
     written = "expected messages in JSON, found a list as Python shows it; save such data as JSON lines (to_json)"

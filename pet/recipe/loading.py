@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from model_zoo.errors import InputError, nearest, similar
 from pet import names
+from pet.files import absent, matching
 from pet.hub import fetch, hub_name
 from pet.recipe import rules, variables
 from pet.recipe.callback_names import into_recipe
@@ -258,8 +259,8 @@ def _check_data(path: Path, at: KeyPath, report: Report) -> None:
     if path.is_dir():
         if not any(entry.is_file() and not entry.name.startswith(".") for entry in path.iterdir()):
             report.add(at, f"{path}: the directory holds no files")
-    elif not path.exists():
-        report.add(at, f"{path}: no such file or directory{_beside(path)}")
+    elif not path.exists() and not matching(path):
+        report.add(at, f"{path}: {absent(path)}")
 
 
 def _beside(path: Path) -> str:

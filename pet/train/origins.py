@@ -22,7 +22,7 @@ def sources(recipe, base: bool = True) -> dict[str, list[Path]]:
     Raises:
         InputError: there are none.
     """
-    from pet.data.readers import find_files
+    from pet.data.finding import find_files
     from pet.names import find_model
 
     files = {name: getattr(recipe.data, name) for name in ("train", "eval", "test")}
@@ -34,7 +34,7 @@ def sources(recipe, base: bool = True) -> dict[str, list[Path]]:
 
 def versions(files: Mapping[str, list[Path]]) -> tuple:
     """What tells one machine's files from another's, and from what they were before: place, size and time of each."""
-    from pet.data.readers import parts_of
+    from pet.data.finding import parts_of
 
     parts = [(key, part) for key, each in files.items() for file in each for part in parts_of(file)]
     stats = [(key, str(part), part.stat()) for key, part in parts]

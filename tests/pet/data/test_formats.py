@@ -335,6 +335,11 @@ BROKEN = {
     "uneven columns": ('{"messages": {"role": ["user"], "content": []}}', "expected a list, found an object"),
     "half a surrogate": ('{"text": "\\ud800"}', "half of a surrogate pair at character 0"),
     "token": ('{"input_ids": [1, "2"]}', "column 'input_ids': expected a list of whole numbers"),
+    "documents in one row": (
+        '{"input_ids": [1, 2, 3], "position_ids": [0, 1, 0]}',
+        "column 'position_ids': 2 documents in one row; expected a row for each",
+    ),
+    "lengths of documents": ('{"input_ids": [1, 2], "seq_lengths": [1, 1]}', "column 'seq_lengths': 2 documents"),
     "huge token": ('{"input_ids": [1, 4294967296]}', "4294967296 is no token id"),
     "negative token": ('{"input_ids": [1, -2]}', "-2 is no token id"),
     "labels": ('{"input_ids": [1, 2], "labels": [1]}', "column 'labels' has 1 values, input_ids has 2"),
@@ -373,6 +378,15 @@ BROKEN_FILES = {
         ("pointer.txt", "pointer.parquet", "pointer.jsonl.gz"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "only a Git LFS pointer"),
     ),
+    "UTF-16.csv": ("text\na\n".encode("utf-16"), "UTF-16.csv: is UTF-16; save the file as UTF-8"),
+    "UTF-16 without a mark.txt": ("a\nb\n".encode("utf-16-le"), "mark.txt:1: holds a NUL byte"),
+    "UTF-16 without a mark.csv": ("text\nb\n".encode("utf-16-le"), "mark.csv:1: holds a NUL byte"),
+    "after a power failure.jsonl": (b'{"text": "a"}\n' + bytes(9), "failure.jsonl:2: holds a NUL byte"),
+    "packed.jsonl": (
+        gzip.compress(b'{"text": "a"}\n'),
+        "packed.jsonl: is compressed by gzip; its name must end in .gz",
+    ),
+    "table.csv": (b"PAR1xxxx", "table.csv: is Parquet; its name must end in .parquet"),
     "unnamed.csv": (b",\na,b\n", "unnamed.csv:1: the first row must name each column once"),
     "line.csv": (b"\ntext\na\n", "line.csv:1: the first row must name each column once, found an empty line"),
     "semicolon.csv": (b"instruction;output\na;b\n", "semicolon.csv:1: columns must be separated by ','; found one"),
@@ -395,6 +409,8 @@ def test_what_is_wrong_with_a_file(write, name):
     ("name", "content"),
     {
         "a.jsonl": f"\n{GOOD}\n \n{GOOD}\n\n",
+        "a list.jsonl": f"[{GOOD},\n{GOOD}]",
+        "empty lines.csv": "instruction,output\n\na,b\n\na,b\n\n",
         "pandas.csv": ",instruction,output\n0,a,b\n1,a,b\n",
         "spreadsheet.csv": "instruction,output,,\na,b,,\na,b,,\n",
         "sequence.jsonl": 2 * (json.dumps({"messages": {"role": ["user", "assistant"], "content": ["a", "b"]}}) + "\n"),
@@ -402,6 +418,49 @@ def test_what_is_wrong_with_a_file(write, name):
 )
 def test_what_other_programs_write_besides_is_passed_over(write, name, content):
     assert [row.messages for row in read_rows(write(name, content))] == 2 * [[user("a"), assistant("b")]]
+
+
+def test_texts_about_data_are_no_data_and_nothing_is_read_twice(write, tmp_path):
+    for name in ("set/rows.jsonl", "set/LICENSE.txt", "set/requirements.txt"):
+        write(name, GOOD)
+    assert len(list(read_rows(tmp_path / "set"))) == 1
+    write("set/rows.jsonl.gz", gzip.compress(GOOD.encode()))
+    with pytest.raises(InputError, match=r"holds rows\.jsonl\.gz and rows\.jsonl, which would be the same rows"):
+        list(read_rows(tmp_path / "set"))
+
+
+def test_a_pattern_is_the_files_that_it_matches(write, tmp_path):
+    for name in ("in [one]/a.jsonl", "in [one]/b.jsonl", "in [one]/c.csv", "in [one]/deep/d.jsonl"):
+        write(name, GOOD if name.endswith("l") else "text\nc\n")
+    found = {
+        pattern: len(list(read_rows(tmp_path / "in [one]" / pattern))) for pattern in ("*.jsonl", "[ac].*", "**/*")
+    }
+    assert found == {"*.jsonl": 2, "[ac].*": 2, "**/*": 4}
+    with pytest.raises(InputError, match=r"x\*\.jsonl: no such file or directory"):
+        list(read_rows(tmp_path / "in [one]" / "x*.jsonl"))
+
+
+def test_a_link_to_nothing_is_called_so(tmp_path):
+    (tmp_path / "rows.jsonl").symlink_to("gone.jsonl")
+    with pytest.raises(InputError, match=r"rows\.jsonl: a link to gone\.jsonl, which is not there"):
+        list(read_rows(tmp_path / "rows.jsonl"))
+
+
+def test_columns_of_one_name_in_a_table(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    with pytest.raises(InputError, match=r"rows\.parquet: each column must have a name of its own, found text twice"):
+        list(read_rows(tmp_path / "rows.parquet"))
+
+
+@pytest.mark.parametrize("name", ["completion_mask", "assistant_masks", "loss_mask"])
+def test_marks_say_which_tokens_are_learnt(write, name):
+    row = {"input_ids": [1, 2, 3, 0], "attention_mask": [1, 1, 1, 0], name: [0, 1, 1, 1], "position_ids": [0, 1, 2, 0]}
+    (found,) = read_rows(write("rows.jsonl", [row]))
+    assert found.tokens == ([1, 2, 3], [False, True, True])
+    (found,) = read_rows(write("rows.jsonl", [{**row, "labels": [1, 2, -100, -100]}]))
+    assert found.tokens == ([1, 2, 3], [False, True, False])
 
 
 def test_a_directory_of_several_splits_is_not_read_as_one(write, tmp_path):

@@ -1,0 +1,73 @@
+"""Rows that are tokens already: their ids, and which of them are learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from model_zoo.errors import InputError
+
+from .dataset import learnt
+from .messages import Wrong
+
+LEARNT = ("completion_mask", "assistant_masks", "loss_mask")
+"""Marks of 1 for the tokens that are learnt, as TRL and Megatron write them beside ids; all of them count."""
+PACKED = ("position_ids", "seq_lengths")
+"""What says that a row holds several documents, which would then be read as one."""
+TOKEN_COLUMNS = ("input_ids", "labels", "attention_mask", *LEARNT, *PACKED)
+
+
+def tokens_of(columns: Mapping[str, Any]) -> tuple[list[int], list[bool]]:
+    """Token ids with their marks; labels of -100 and marks of 0 are not learnt, and padding (attention_mask 0) is left
+    out.
+
+    Args:
+        columns: by the names in `TOKEN_COLUMNS`; None where a row has none.
+
+    Raises:
+        Wrong: the row cannot be used.
+    """
+    whole = {name: _numbers(name, value) for name, value in columns.items() if value is not None}
+    tokens = whole["input_ids"]
+    if not tokens:
+        raise Wrong("column 'input_ids' is empty")
+    for extreme in (min(tokens), max(tokens)):
+        if not 0 <= extreme < 1 << 31:
+            raise Wrong(f"column 'input_ids': {extreme} is no token id")
+    _check_one_document(whole)
+    for name, values in whole.items():
+        if name not in PACKED and len(values) != len(tokens):
+            raise Wrong(f"column {name!r} has {len(values)} values, input_ids has {len(tokens)}")
+    kept = [index for index, real in enumerate(whole.get("attention_mask", [1] * len(tokens))) if real]
+    if not kept:
+        raise Wrong("column 'attention_mask' leaves no token")
+    try:
+        labels = whole.get("labels", tokens)
+        marks = learnt([tokens[index] for index in kept], [labels[index] for index in kept])
+    except InputError as error:
+        raise Wrong(f"column {error}") from None
+    masks = [whole[name] for name in LEARNT if name in whole]
+    marks = [mark and all(mask[index] for mask in masks) for mark, index in zip(marks, kept, strict=True)]
+    return [tokens[index] for index in kept], marks
+
+
+def _numbers(name: str, value: Any) -> list[int]:
+    value = value.tolist() if isinstance(value, np.ndarray) else value
+    kinds = (int,) if name in ("input_ids", "labels") else (int, bool)
+    if not isinstance(value, list) or any(type(item) not in kinds for item in value):
+        raise Wrong(f"column {name!r}: expected a list of whole numbers")
+    return value
+
+
+def _check_one_document(whole: Mapping[str, list[int]]) -> None:
+    positions, lengths = whole.get("position_ids", []), whole.get("seq_lengths", [])
+    real = whole.get("attention_mask", [1] * len(positions))
+    begun = sum(place == 0 and bool(one) for place, one in zip(positions, real, strict=False))
+    if begun > 1 or len(lengths) > 1:
+        name = "position_ids" if begun > 1 else "seq_lengths"
+        raise Wrong(
+            f"column {name!r}: {max(begun, len(lengths))} documents in one row; expected a row for each "
+            "(data.packing: pack packs them)"
+        )
