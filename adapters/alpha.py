@@ -9,9 +9,11 @@ from mindspore import Tensor, nn
 
 from adapters.lora import LoRAConfig
 from adapters.registry import new_version, registry
+from model_zoo.arguments import checked
 from model_zoo.errors import InputError
 
 
+@checked
 def set_alpha(model: nn.Cell, alpha: float, name: str = "default") -> None:
     """Changes how strongly a LoRA adapter acts: its scale is then ``alpha / r`` (``alpha / √r`` for rsLoRA).
 

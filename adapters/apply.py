@@ -17,8 +17,9 @@ from adapters.method import MethodConfig
 from adapters.prefix import PrefixConfig
 from adapters.prompt import PromptConfig, PTuningConfig
 from adapters.ptuning import PTuningV2Config
-from adapters.registry import registry
+from adapters.registry import check_model, registry
 from adapters.restart import base_loading as base_beneath
+from model_zoo.arguments import checked
 from model_zoo.errors import InputError
 from model_zoo.layers import weights_of
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", bound=nn.Cell)  # what comes back is of the class that was given
 
 
+@checked
 def apply(model: Model, config: MethodConfig, name: str = "default") -> Model:
     """Adds an adapter and makes it the active one; the base is frozen. Changes the model in place and returns it.
 
@@ -46,6 +48,7 @@ def apply(model: Model, config: MethodConfig, name: str = "default") -> Model:
     return model
 
 
+@checked
 def apply_lora(
     model: Model,
     rank: int = 8,
@@ -70,6 +73,7 @@ def apply_lora(
     return apply(model, config, name)
 
 
+@checked
 def apply_prefix(
     model: Model,
     length: int = 20,
@@ -88,6 +92,7 @@ def apply_prefix(
     return apply(model, PrefixConfig(**given), name)
 
 
+@checked
 def apply_ptuning(
     model: Model,
     length: int = 128,
@@ -102,6 +107,7 @@ def apply_ptuning(
     return apply(model, PTuningV2Config(**given), name)
 
 
+@checked
 def apply_prompt(
     model: Model,
     length: int = 20,
@@ -115,6 +121,7 @@ def apply_prompt(
     return apply(model, PromptConfig(**given), name)
 
 
+@checked
 def apply_p_tuning(
     model: Model,
     length: int = 20,
@@ -126,6 +133,7 @@ def apply_p_tuning(
     return apply(model, PTuningConfig(length=length, projection_hidden=projection_hidden, **settings), name)
 
 
+@checked
 def apply_adapter(
     model: Model,
     size: int = 64,
@@ -137,6 +145,7 @@ def apply_adapter(
     return apply(model, BottleneckConfig(size=size, placement=placement, **settings), name)
 
 
+@checked
 def apply_low_rank_adapter(
     model: Model,
     reduction_factor: int = 4,
@@ -149,6 +158,7 @@ def apply_low_rank_adapter(
     return apply(model, config, name)
 
 
+@checked
 def apply_ia3(
     model: Model,
     targets: list[str] | str | None = None,
@@ -160,6 +170,7 @@ def apply_ia3(
     return apply(model, IA3Config(targets=targets, feedforward=feedforward, **settings), name)
 
 
+@checked
 def apply_bitfit(
     model: Model,
     targets: list[str] | str | None = None,
@@ -178,17 +189,20 @@ def text_settings(init_text: str | None, tokenizer) -> dict[str, Any]:
     return {"init_text": init_text, "init_ids": list(tokenizer.encode(init_text, add_special_tokens=False))}
 
 
+@checked
 def add_adapter(model: nn.Cell, config: MethodConfig, name: str) -> None:
     """Adds an adapter without making it active."""
     registry(model).add(config, name)
 
 
+@checked
 def set_adapter(model: nn.Cell, names: str | Iterable[str]) -> None:
     """Lets just this adapter, or these in this order, take part in the forward and in training: their parameters become
     trainable and those of all others frozen. Nothing else undoes what `freeze_modules` set."""
     registry(model).set(names)
 
 
+@checked
 def delete_adapter(model: nn.Cell, name: str) -> None:
     """Takes an adapter off. With the last one gone the model is the plain base again, trainable as it was."""
     registry(model).delete(name)
@@ -238,6 +252,7 @@ def base_loading(model: nn.Cell) -> Iterator[None]:
     state.refresh()
 
 
+@checked
 def adapter_names(model: nn.Cell, names: list[str]) -> AbstractContextManager[None]:
     """A context in which row i of every batch goes through adapter ``names[i]``, or the base for ``"__base__"``.
 
@@ -252,6 +267,7 @@ def trainable_parameters(model: nn.Cell) -> list[Parameter]:
     Raises:
         InputError: one of them is stored in 8 or 4 bits.
     """
+    check_model(model)
     found = [parameter for parameter in model.get_parameters() if parameter.requires_grad]
     for parameter in found:
         if (cell := getattr(parameter, "packed_in", None)) is not None:

@@ -27,6 +27,7 @@ from adapters.lora import LoRAConfig
 from adapters.registry import Adapter, registry
 from adapters.schema import LARGEST, require
 from adapters.sites import weight_array
+from model_zoo.arguments import checked
 from model_zoo.errors import InputError, nearest
 
 METHODS = ("cat", "svd", "ties", "dare_linear", "dare_ties", "magnitude_prune")
@@ -57,6 +58,7 @@ class CombineReport:
         return f"{line}: truncation error {self.error:.2e}, at most {self.worst[1]:.2e} ({self.worst[0]})"
 
 
+@checked
 def combine_adapters(
     model: nn.Cell,
     names: Sequence[str],

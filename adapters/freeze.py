@@ -23,6 +23,7 @@ from adapters.apply import trainable_parameters
 from adapters.registry import registry
 from adapters.schema import require
 from adapters.settings import SETTINGS
+from model_zoo.arguments import checked
 from model_zoo.atomic import read_bytes
 from model_zoo.checkpoint.safetensors_io import write_file
 from model_zoo.errors import InputError, nearest, similar
@@ -35,6 +36,7 @@ SHIFTS = ("*bias", "*beta")
 FLOATS = (ms.float32, ms.float16, ms.bfloat16)
 
 
+@checked
 def freeze_modules(
     model: nn.Cell, include: Iterable[str] | str | None = None, exclude: Iterable[str] | str | None = None
 ) -> None:
@@ -61,6 +63,7 @@ def freeze_modules(
             parameter.requires_grad = in_exclude
 
 
+@checked
 def freeze_delta(
     model: nn.Cell,
     mode: str,
@@ -107,6 +110,7 @@ def freeze_delta(
         freeze_modules(model, frozen or None, trained or None)
 
 
+@checked
 def freeze_from_config(model: nn.Cell, config: str | os.PathLike | dict[str, Any]) -> None:
     """`freeze_modules` with the patterns of a YAML file::
 

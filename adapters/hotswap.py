@@ -18,6 +18,7 @@ from adapters.matching import chosen_sites
 from adapters.peft_config import STARTED_BY
 from adapters.registry import Adapter, registry
 from adapters.saving import adapter_config, fill, located, read_arrays
+from model_zoo.arguments import checked
 from model_zoo.errors import InputError
 
 FIXED = ("use_dora", "init", "bias", "trainable_tokens")
@@ -26,6 +27,7 @@ RANK_AXIS = {".lora_A.weight": 0, ".lora_embedding_A": 0, ".lora_B.weight": 1, "
 """{end of a factor's name: axis of the rank}."""
 
 
+@checked
 def hotswap_adapter(model: nn.Cell, directory: str | Path, name: str = "default") -> None:
     """Gives adapter `name` the tensors of an adapter directory.
 

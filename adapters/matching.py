@@ -25,6 +25,7 @@ from adapters.patterns import as_list, full_match, is_glob, named, pattern_match
 from adapters.peft_config import SCORE
 from adapters.replacement import wanted
 from adapters.sites import Site, plain_cells, sites
+from model_zoo.arguments import checked
 from model_zoo.errors import LISTED, InputError, nearest
 
 
@@ -233,6 +234,7 @@ def refuse_misfits(entries, chosen: list[Site], family, config: MethodConfig) ->
     return [site for site in chosen if site.kind in config.kinds]
 
 
+@checked
 def plan(model, config: MethodConfig) -> Plan:
     """What `apply` would do, without doing it: one line per cell with its shape and its new parameters."""
     config = config.resolved(model)

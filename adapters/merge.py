@@ -28,6 +28,7 @@ from adapters.registry import Registry, new_version, registry
 from adapters.replacement import check_compatible, own_parameters, put
 from adapters.sites import plain_cells
 from model_zoo import progress
+from model_zoo.arguments import checked
 from model_zoo.checkpoint.dtypes import as_storage, convert, float_name, from_bfloat16
 from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from model_zoo.errors import InputError
@@ -163,6 +164,7 @@ class Merged:
                 target.own.requires_grad = was_trainable.get(target.parameter, True)
 
 
+@checked
 def merge(
     model: nn.Cell, names: str | Iterable[str] | None = None, safe: bool = False, requantize: bool = False
 ) -> MergeReport:
@@ -225,6 +227,7 @@ def unmerge(model: nn.Cell) -> None:
         parameter.requires_grad = True
 
 
+@checked
 def merge_and_unload(
     model: Model, names: str | Iterable[str] | None = None, safe: bool = False, requantize: bool = False
 ) -> Model:

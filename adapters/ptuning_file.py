@@ -8,6 +8,7 @@ from typing import Any
 from adapters.ptuning import PLAIN, PROJECTED, PTuningV2Config
 from adapters.registry import registry
 from adapters.saving import fill, saved_arrays
+from model_zoo.arguments import checked
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.errors import InputError
 
@@ -41,6 +42,7 @@ def native_file(path: str | Path) -> Path:
     return path
 
 
+@checked
 def load_ptuning(model, path: str | Path, name: str = "default") -> None:
     """Adds the prefix in a file of ChatGLM's own P-Tuning v2 to a model, and makes it the active adapter.
 
@@ -63,6 +65,7 @@ def load_ptuning(model, path: str | Path, name: str = "default") -> None:
     state.set(name)
 
 
+@checked
 def save_ptuning(model, path: str | Path, name: str = "default") -> None:
     """Writes a P-Tuning v2 adapter as the safetensors file that ChatGLM's own code reads.
 

@@ -361,10 +361,15 @@ class Registry:
             raise InputError(f"adapter_names: {len(self.row_names)} adapter names, {rows} rows in the batch")
 
 
-def registry(model: nn.Cell) -> Registry:
-    """The registry of a model, made when it is first asked for."""
+def check_model(model: Any) -> None:
+    """Raises InputError for what is no network: a name in its place, say."""
     if not isinstance(model, nn.Cell):
         raise InputError(f"a model was expected, got {shown(model)}; pet.AutoModel.from_pretrained opens one")
+
+
+def registry(model: nn.Cell) -> Registry:
+    """The registry of a model, made when it is first asked for."""
+    check_model(model)
     found = model.__dict__.get("_adapter_registry")
     if found is None:
         found = Registry(model)

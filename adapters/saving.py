@@ -41,6 +41,7 @@ from adapters.peft_config import (
 from adapters.registry import Adapter, registry
 from adapters.score import prepare_for
 from adapters.sites import weight_of
+from model_zoo.arguments import checked
 from model_zoo.atomic import atomic_write, explained
 from model_zoo.checkpoint.dtypes import typed
 from model_zoo.checkpoint.fingerprint import fingerprint, glance, same_base
@@ -82,6 +83,7 @@ def saved_name(key: str, config) -> str:
     return PREFIX + key if config.prefixed else key
 
 
+@checked
 def save_adapter(model: nn.Cell, directory: str | Path, name: str = "default") -> None:
     """Writes one adapter as a directory that Hugging Face PEFT reads.
 
@@ -209,6 +211,7 @@ def same_arrays(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> 
     )
 
 
+@checked
 def load_adapter(
     model: nn.Cell, directory: str | Path, name: str = "default", strict: bool = True, activate: bool = True
 ) -> list[str]:

@@ -15,6 +15,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from model_zoo.arguments import misfit
 from model_zoo.errors import InputError, nearest, shown, similar
 
 LARGEST = 1 << 16
@@ -86,13 +87,17 @@ def faults(name: str, hint: Any, facts: Mapping[str, Any], value: Any) -> Iterat
         for key, entry in value.items():
             yield from faults(f"{name}[{key!r}]", typing.get_args(mapping)[1], facts, entry)
     elif "choices" in facts:
-        if value not in facts["choices"]:
+        if not isinstance(value, str) or value not in facts["choices"]:
             hint = similar(value, facts["choices"]) if isinstance(value, str) else ""
             yield f"{name} is {shown(value)}; supported: {', '.join(facts['choices'])}{hint}"
     elif kinds[0] in KINDS and not fits(kinds[0], facts, value):
         yield f"{name} is {shown(value)}; {expected(kinds[0], facts)} was expected"
     elif kinds[0] is str and "min_length" in facts and not (isinstance(value, str) and value):
         yield f"{name} is {shown(value)}; a text that is not empty was expected"
+    elif name == "targets" and isinstance(value, (list, tuple)) and not value:
+        yield "targets is an empty list; leave it out for the default cells"
+    elif (wrong := misfit(name, str(hint), value)) is not None:
+        yield wrong
 
 
 def require(owner: str, name: str, value: Any, hint: Any, **facts: Any) -> None:

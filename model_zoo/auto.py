@@ -9,6 +9,7 @@ from pathlib import Path
 
 import mindspore as ms
 
+from model_zoo.arguments import checked
 from model_zoo.causal_lm import CausalLM
 from model_zoo.checkpoint.dtypes import float_name
 from model_zoo.checkpoint.reading import Checkpoint, assignment, load_into, read_config
@@ -123,12 +124,13 @@ class AutoModel:
         forms = storages(config, checkpoint, quantization)
         model = MODEL_OF[type(config)](config, dtype=compute_type(dtype))
         pack_model(model, forms)
-        if dtype == "auto":
+        if str(dtype) == "auto":
             set_storage(model, kept_types(config, stored_types(checkpoint, sources)))
         return model
 
     @staticmethod
-    def from_config(config: Config | dict | str, dtype: str = "float32", seed: int = 0) -> CausalLM:
+    @checked
+    def from_config(config: Config | dict | str, dtype: object = "float32", seed: int = 0) -> CausalLM:
         """A model with random weights, from a preset's name, a config.json's dictionary or a configuration.
 
         Args:
@@ -145,4 +147,4 @@ class AutoModel:
 
 def compute_type(dtype: str):
     """MindSpore's type that a model computes in; ``"auto"`` is float32."""
-    return ms.float32 if dtype == "auto" else getattr(ms, float_name(dtype))
+    return ms.float32 if str(dtype) == "auto" else getattr(ms, float_name(dtype))

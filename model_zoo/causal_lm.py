@@ -145,6 +145,9 @@ class CausalLM(nn.Cell):
                 raise InputError(f"attention_mask has shape {attention_mask.shape}, input_ids {ids.shape}")
         if position_ids is not None:
             position_ids = as_int_tensor("position_ids", position_ids, None)
+            shape = tuple(position_ids.shape)
+            if len(shape) < 2 or (shape[0], shape[-1]) != tuple(ids.shape):
+                raise InputError(f"position_ids has shape {shape}, input_ids {tuple(ids.shape)}")
         return super().__call__(ids, attention_mask, position_ids)
 
     def check_ids(self, ids: Tensor) -> None:

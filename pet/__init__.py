@@ -7,10 +7,16 @@ nothing: the command ``pet`` cannot answer Ctrl-C before this file has run.
 
 from __future__ import annotations
 
-import model_zoo  # noqa: F401  (it sets what MindSpore reads when it is imported)
+import model_zoo  # it sets what MindSpore reads when it is imported
 from pet.lazy import names_of, stub_table
 
 __version__ = "0.1.0"
+
+if not hasattr(model_zoo, "PART_OF"):
+    raise ImportError(
+        f"the package 'model_zoo' is that of {next(iter(model_zoo.__path__))}, and not mindspore-pet's: rename that "
+        "directory, or run from another one"
+    )
 
 
 def _check() -> None:

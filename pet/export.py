@@ -25,6 +25,7 @@ import numpy as np
 from adapters.deltas import blocks, wide
 from adapters.peft_config import another_base, lacks_tokens, without_effect
 from adapters.stored import Change, Delta, StoredAdapter
+from model_zoo.arguments import checked
 from model_zoo.atomic import explained, staged, write_json, write_text
 from model_zoo.checkpoint.dtypes import STORAGE, convert, float_name
 from model_zoo.checkpoint.fingerprint import fingerprint, same_base
@@ -80,6 +81,7 @@ class ExportReport:
         return text
 
 
+@checked
 def merge_checkpoint(
     base: str | Path,
     adapter: str | Path | Sequence[str | Path],

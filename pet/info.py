@@ -12,6 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from model_zoo.arguments import checked
 from model_zoo.checkpoint.dtypes import STORAGE, float_name
 from model_zoo.checkpoint.reading import open_checkpoint, read_config
 from model_zoo.counting import config_of, parameter_shapes, sizes
@@ -107,6 +108,7 @@ class Description:
         return "\n".join(f"{key:<{width}}  {value}".rstrip() for key, value in rows)
 
 
+@checked
 def describe(
     model: str | Path | Mapping[str, Any],
     adapter: object | None = None,
@@ -152,7 +154,7 @@ def describe(
     if optimizer not in OPTIMIZER_STATES:
         raise InputError(f"optimizer {optimizer!r} is unknown{nearest(optimizer, OPTIMIZER_STATES)}")
     quantization = packed_form(model, quantization)
-    held = float_name(dtype or config.get("dtype") or config.get("torch_dtype") or "float32")
+    held = float_name(dtype if dtype is not None else config.get("dtype") or config.get("torch_dtype") or "float32")
     parameters = sum(prod(shape) for shape in parameter_shapes(config).values())
     adapter = method_config(adapter)
     method, cells, trainable = (None, 0, parameters) if adapter is None else count_adapter(config, adapter)

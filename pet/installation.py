@@ -14,6 +14,8 @@ from types import ModuleType
 from model_zoo.errors import InputError
 
 OURS = "part of mindspore-pet"
+PACKAGES = {"site-packages", "dist-packages"}
+"""Directories of installed packages; what lies elsewhere is a user's own."""
 
 
 TESTED = ("2.7", "2.8", "2.9", "2.10")
@@ -31,6 +33,12 @@ def foreign_adapters() -> str | None:
     origin = Path(spec.origin) if spec and spec.origin else None
     if origin is not None and OURS in origin.read_text(encoding="utf-8", errors="replace"):
         return None
+    places = [*((spec and spec.submodule_search_locations) or ())]
+    if places and not PACKAGES.intersection(Path(places[0]).parts):
+        return (
+            f"the package 'adapters' is that of {places[0]}, of another library or none: Python looks there before it "
+            "finds mindspore-pet's; rename that directory, or run from another one"
+        )
     found = f"is that of {origin}, of another library" if origin else "is missing"
     return (
         f"the package 'adapters' {found} (AdapterHub's has this name): install mindspore-pet into an environment of "

@@ -95,7 +95,7 @@ def find_recipe(name: str | os.PathLike) -> Path:
 
 def path_text(name) -> str:
     """A name or path as text; InputError when it is neither."""
-    if not isinstance(name, str | os.PathLike):
+    if not isinstance(name, str | os.PathLike) or not str(name):
         raise InputError(f"a name or a path was expected, got {shown(name)}")
     return os.fspath(name)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from model_zoo.arguments import misfit
 from model_zoo.errors import InputError, similar
 from pet.names import own_tokenizer
 
@@ -36,11 +37,17 @@ class TextGeneration:
 
         if isinstance(model, (str, os.PathLike)):
             model = AutoModel.from_pretrained(model)
-        tokenizer = tokenizer or own_tokenizer(adapter) or getattr(model, "loaded_from", None)
+        if (wrong := misfit("adapter", "str | os.PathLike | None", adapter)) is not None:
+            raise InputError(f"pipeline: {wrong}")
+        if tokenizer is None:
+            tokenizer = own_tokenizer(adapter) or getattr(model, "loaded_from", None)
         if isinstance(tokenizer, (str, os.PathLike)):
             tokenizer = AutoTokenizer.from_pretrained(tokenizer)
         if tokenizer is None:
             raise InputError("pipeline: a model without a directory needs tokenizer=")
+        if not hasattr(tokenizer, "chats"):
+            wanted = "a path or one of pet.AutoTokenizer"
+            raise InputError(f"pipeline: tokenizer is of the type {type(tokenizer).__name__}; {wanted} was expected")
         if adapter is not None:
             from adapters.saving import load_adapter
 

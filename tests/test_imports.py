@@ -43,6 +43,7 @@ FOR_ADAPTERS = (
     "norms",
     "activations",
     "errors",
+    "arguments",
     "progress",
     "atomic",
     "checkpoint",

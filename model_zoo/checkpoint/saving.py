@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from model_zoo.arguments import checked
 from model_zoo.atomic import staged, write_json
 from model_zoo.checkpoint.directory import INDEX, SINGLE
 from model_zoo.checkpoint.dtypes import float_name
@@ -55,6 +56,7 @@ COMPANIONS = (*TOKENIZER, *BESIDE)
 WEIGHTS = ("*.safetensors", INDEX)  # whatever of these is left from an earlier checkpoint would be read as well
 
 
+@checked
 def save_pretrained(
     model: nn.Cell,
     directory: str | Path,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from model_zoo.arguments import checked
 from model_zoo.checkpoint.parameters import read_parameter
 from model_zoo.errors import InputError
 from model_zoo.generation.beams import beam_search
 from model_zoo.generation.choose import Choice
 from model_zoo.generation.decoders import decoder_for
+from model_zoo.generation.defaults import say_unheeded
 from model_zoo.graph import evaluating
 from model_zoo.inputs import as_array, as_int_tensor
 
@@ -28,6 +30,7 @@ SHORT = Default(f"{SHORT_ANSWER}, or up to max_length")
 OWN_ENDS = Default("the model's own")
 
 
+@checked
 def generate(
     model,
     input_ids,
@@ -104,14 +107,24 @@ def generate(
         )
     eos = end_ids(model.eos_token_ids if eos_token_id is OWN_ENDS else eos_token_id, model.config.dims.vocab)
     check_whole("num_beams", num_beams, 1)
+    if num_beams > model.config.dims.vocab:
+        raise InputError(f"num_beams is {num_beams}; at most the vocabulary's {model.config.dims.vocab} was expected")
     check_whole("seed", seed if seed is not None else 0, 0)
     missing = [name for name in ("put", "end") if streamer is not None and not hasattr(streamer, name)]
     if missing:
         raise InputError(f"streamer: {type(streamer).__name__} has no {missing[0]}; put(ids) and end() are called")
-    if pad_token_id is not None:
-        end_ids(pad_token_id, model.config.dims.vocab, "pad_token_id")
-    pad = pad_token_id if pad_token_id is not None else (eos[0] if eos else 0)
     check_whole("min_new_tokens", min_new_tokens, 0)
+    given = {
+        "repetition_penalty": repetition_penalty != 1,
+        "num_beams": num_beams > 1,
+        "min_new_tokens": min_new_tokens,
+        "stop_strings": stop_strings,
+    }
+    source = getattr(model, "loaded_from", "the model")
+    say_unheeded(source, model.generation_config, [name for name, value in given.items() if value])
+    if pad_token_id is not None:
+        end_ids([pad_token_id], model.config.dims.vocab, "pad_token_id")
+    pad = pad_token_id if pad_token_id is not None else (eos[0] if eos else 0)
     choice = Choice(do_sample, temperature, top_k, top_p, repetition_penalty, min_new_tokens)
     stops = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings or [])
     if stops and tokenizer is None:

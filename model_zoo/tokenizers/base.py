@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from model_zoo.arguments import misfit
 from model_zoo.atomic import atomic_write
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, nearest, shown
 from model_zoo.tokenizers.chat_template import ChatTemplate
 from model_zoo.tokenizers.files import TokenizerFiles
 from model_zoo.tokenizers.pieces import InPieces
@@ -168,9 +169,11 @@ class Tokenizer(InPieces, ABC):
         """The text of a list, array or Tensor of ids; bytes that are no UTF-8 come out as U+FFFD."""
         if hasattr(ids, "asnumpy"):
             ids = ids.asnumpy()
-        ids = np.asarray(ids).reshape(-1).tolist() if not isinstance(ids, int) else [ids]
+        numbers = np.asarray(ids).reshape(-1)
+        if numbers.size and not np.issubdtype(numbers.dtype, np.integer):
+            raise InputError(f"decode: token ids are whole numbers, found {shown(numbers.tolist())}")
         decoder = self.stream_decoder(skip_special_tokens)
-        return "".join([decoder.put(number) for number in ids]) + decoder.end()
+        return "".join([decoder.put(number) for number in numbers.tolist()]) + decoder.end()
 
     def stream_decoder(self, skip_special_tokens: bool = True) -> StreamDecoder:
         """A decoder for ids that arrive one by one; what it gives adds up to ``decode`` of them all."""
@@ -301,6 +304,8 @@ class Tokenizer(InPieces, ABC):
         _one_of("padding_side", padding_side, ("left", "right"))
         _one_of("return_tensors", return_tensors, (None, "np", "ms"))
         single = isinstance(text, str)
+        if (wrong := misfit("text", "str | list", text)) is not None:
+            raise InputError(f"{self.source}: {wrong}")
         texts = [text] if single else list(text)
         before, after = self.call_tokens() if add_special_tokens else ([], [])
         if (truncation or padding == "max_length") and max_length is None:

@@ -14,6 +14,7 @@ from model_zoo.generation import TextIteratorStreamer, TextStreamer, decoders
 from model_zoo.generation.beams import beam_search
 from model_zoo.generation.choose import Choice
 from model_zoo.generation.decoders import bucket, eager_columns
+from model_zoo.generation.defaults import say_unheeded
 
 FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "qwen2_5", "mistral", "qwen3", "qwen3_moe"]
 FAMILIES += ["gemma2", "gemma3", "glm", "glm4_0414", "chatglm1", "chatglm2"]
@@ -369,3 +370,17 @@ def test_the_program_of_single_tokens_gives_the_graphs_bits(case):
     known, ours = logits(graph=False)
     assert known == available()
     assert np.array_equal(ours, logits(graph=True)[1])
+
+
+def test_settings_of_generation_config_that_take_no_effect_are_said_once(caplog):
+    """transformers would give other answers by them; those of the draw count only where a caller samples."""
+    asked = {"repetition_penalty": 1.05, "suppress_tokens": [3], "min_length": 0, "temperature": 0.7, "num_beams": 1}
+    for _ in range(2):
+        say_unheeded("base", asked, [])
+    say_unheeded("base", asked, ["repetition_penalty"])
+    words = [record.getMessage() for record in caplog.records]
+    assert words == [
+        "base: generation_config.json says repetition_penalty=1.05, suppress_tokens=[3], which takes no effect here; "
+        "give repetition_penalty to generate, or to a recipe's generation section",
+        "base: generation_config.json says suppress_tokens=[3], which takes no effect here",
+    ]

@@ -82,12 +82,13 @@ def test_what_is_read_in_another_encoding_is_refused(monkeypatch, capsys, base):
 @pytest.fixture
 def another_library(tmp_path, monkeypatch):
     """An ``adapters`` in front of this library's on the path, as an installation into the same environment puts it."""
-    (tmp_path / "adapters").mkdir()
-    (tmp_path / "adapters" / "__init__.py").write_text("raise SystemExit('imported')\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    packages = tmp_path / "site-packages"
+    (packages / "adapters").mkdir(parents=True)
+    (packages / "adapters" / "__init__.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(packages)
     for name in [name for name in sys.modules if name.partition(".")[0] == "adapters"]:
         monkeypatch.delitem(sys.modules, name)
-    return tmp_path / "adapters" / "__init__.py"
+    return packages / "adapters" / "__init__.py"
 
 
 def test_a_current_directory_that_was_deleted(tmp_path, monkeypatch, capsys):
@@ -122,6 +123,18 @@ def test_a_package_of_the_same_name_is_reported(another_library, capsys):
     line = next(line for line in capsys.readouterr().out.splitlines() if line.split()[1:2] == ["adapters"])
     assert line.startswith("BAD") and str(another_library) in line
     assert main(["--version"]) == 0
+
+
+@pytest.mark.parametrize("name", ["adapters", "model_zoo"])
+def test_a_directory_beside_a_script_is_called_one(tmp_path, name):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").touch()
+    (tmp_path / "script.py").write_text("import pet; pet.LoRAConfig")
+    surroundings = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=surroundings, capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: the package '{name}' is that of {tmp_path / name}")
+    assert last.endswith("rename that directory, or run from another one")
 
 
 def test_a_program_that_imports_pet_hears_of_it(another_library):

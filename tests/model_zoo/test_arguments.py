@@ -1,0 +1,93 @@
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model_zoo.arguments import checked, misfit
+from model_zoo.errors import InputError
+
+FITTING = {
+    "int": [3, np.int64(3)],
+    "float": [3, 2.5, np.float32(2)],
+    "bool": [True, False, np.bool_(True), 1],
+    "str": ["x", ""],
+    "str | Path": ["x", Path("x")],
+    "list[str] | str | None": [None, "x", [], ["x"], ("x",), {"x"}, np.array(["x"]), iter("x")],
+    "list[int | str] | int | str | None": [3, [0, "4-7"], range(3)],
+    "Sequence[float] | None": [[1, 0.5], np.ones(2)],
+    "str | os.PathLike | dict[str, Any]": [{"a": 1}, "x"],
+    "object": [object(), None],
+    "SomethingElse | None": [object(), 3],
+}
+
+
+@pytest.mark.parametrize("annotation", FITTING)
+def test_what_an_annotation_says_fits(annotation):
+    assert [misfit("name", annotation, value) for value in FITTING[annotation]] == [None] * len(FITTING[annotation])
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "words"),
+    [
+        ("int", "3", "name is '3'; a whole number was expected"),
+        ("int", True, "name is True; a whole number was expected"),
+        ("int | None", 2.5, "name is 2.5; a whole number was expected"),
+        ("float", None, "name is None; a number was expected"),
+        ("bool", "false", "name is 'false'; True or False was expected"),
+        ("bool", np.ones(2), "name is of the type ndarray; True or False was expected"),
+        ("str", b"x", "name is b'x'; a text was expected"),
+        ("str | Path", 3, "name is 3; a text or a path was expected"),
+        ("str | Path", "", "name is an empty text; a path was expected"),
+        ("list[str] | str | None", 3, "name is 3; a list of texts or a text was expected"),
+        ("list[str]", ["x", 3], "name is ['x', 3]; a list of texts was expected"),
+        ("list[int | str]", {"a": 1}, "name is {'a': 1}; a list of whole numbers or texts was expected"),
+        ("Iterable[str]", np.ones((2, 2)), "name is of the type ndarray; a list of texts was expected"),
+        (
+            "MethodConfig",
+            {"rank": 8},
+            "name is {'rank': 8}; a method's settings, such as pet.LoRAConfig() was expected",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_said_in_its_words(annotation, value, words):
+    assert misfit("name", annotation, value) == words
+
+
+def test_a_checked_function():
+    not_given = object()
+
+    @checked
+    def function(model, rank: "int", names: "list[str] | None" = not_given, *more: "int", **settings: "int"):
+        """What it does."""
+        return model, rank, names, more, settings
+
+    assert function("anything", 3) == ("anything", 3, not_given, (), {})
+    assert function(None, 3, ["x"], 4, other="y") == (None, 3, ["x"], (4,), {"other": "y"})
+    assert function.__doc__ == "What it does." and function.__wrapped__ is not None
+    with pytest.raises(InputError, match=r"(?s)2 problems:.*rank is 'x'; a whole.*names is 5; a list of texts"):
+        function(None, "x", 5)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'rank'"):
+        function(None)
+
+
+def test_public_functions_are_checked():
+    import pet
+
+    calls = {
+        "rank is 'x'; a whole number": functools.partial(pet.apply_lora, None, rank="x"),
+        "a model was expected, got None; pet.AutoModel": functools.partial(pet.trainable_parameters, None),
+        "directory is 3; a text or a path": functools.partial(pet.save_adapter, None, 3),
+        "names is 2.5; a text or a list": functools.partial(pet.set_adapter, None, 2.5),
+        "weights is 3; a list of numbers": functools.partial(pet.combine_adapters, None, ["a"], weights=3),
+        "output is an empty text": functools.partial(pet.merge_checkpoint, "a", "b", ""),
+        "config is 3; a configuration": functools.partial(pet.AutoModel.from_config, 3),
+        "a name or a path was expected, got ''": functools.partial(pet.AutoModel.from_pretrained, ""),
+        "lora: targets is an empty list": pet.LoRAConfig(targets=[]).validate,
+        "lora: targets is 2.5; a list of texts": pet.LoRAConfig(targets=2.5).validate,
+        "lora: modules_to_save is 'lm_head'; a list": pet.LoRAConfig(modules_to_save="lm_head").validate,
+    }
+    for words, call in calls.items():
+        with pytest.raises(InputError) as caught:
+            call()
+        assert words in str(caught.value)
