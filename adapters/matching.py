@@ -20,12 +20,11 @@ from collections.abc import Iterable
 
 from mindspore import nn
 
-from adapters.method import MethodConfig
+from adapters.method import MethodConfig, check_config
 from adapters.patterns import as_list, full_match, is_glob, named, pattern_matches
 from adapters.peft_config import SCORE
 from adapters.replacement import wanted
 from adapters.sites import Site, plain_cells, sites
-from model_zoo.arguments import checked
 from model_zoo.errors import LISTED, InputError, nearest
 
 
@@ -234,9 +233,9 @@ def refuse_misfits(entries, chosen: list[Site], family, config: MethodConfig) ->
     return [site for site in chosen if site.kind in config.kinds]
 
 
-@checked
 def plan(model, config: MethodConfig) -> Plan:
     """What `apply` would do, without doing it: one line per cell with its shape and its new parameters."""
+    check_config(config)
     config = config.resolved(model)
     chosen = chosen_sites(model, config)
     entries = [Planned(site, config.parameters_at(site)) for site in chosen]

@@ -16,7 +16,7 @@ from mindspore import Parameter, nn
 
 from adapters.schema import Settings, described
 from model_zoo.checkpoint.parameters import write_parameter
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, shown
 
 PRECISIONS = ("fp16", "bf16", "fp32")
 """Flags by which MindSpore casts what a cell gets."""
@@ -209,3 +209,9 @@ class Companion:
     site: Any
     parameters: int
     build: Callable[[], AdapterModule]
+
+
+def check_config(config: Any) -> None:
+    """Raises InputError for what is no method's configuration: its name, say, or its class."""
+    if not isinstance(config, MethodConfig):
+        raise InputError(f"an adapter's configuration was expected, as pet.LoRAConfig(rank=8), got {shown(config)}")

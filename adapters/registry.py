@@ -17,7 +17,7 @@ from mindspore import Parameter, Tensor, nn
 from adapters import replacement
 from adapters.graphs import state_changed
 from adapters.matching import chosen_sites
-from adapters.method import AdapterModule, MethodConfig
+from adapters.method import AdapterModule, MethodConfig, check_config
 from adapters.naming import name_module, trained_in
 from adapters.peft_config import SCORE
 from adapters.restart import base_loading
@@ -149,8 +149,7 @@ class Registry:
 
     def add(self, config: MethodConfig, name: str) -> Adapter:
         """Builds an adapter and attaches it, not yet active."""
-        if not isinstance(config, MethodConfig):
-            raise InputError(f"an adapter's configuration was expected, as pet.LoRAConfig(rank=8), got {shown(config)}")
+        check_config(config)
         self.check_new(name)
         self.refuse_while_merged("add an adapter")
         config = config.resolved(self.model)

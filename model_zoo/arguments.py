@@ -54,7 +54,6 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "float": (is_number(numbers.Real), "a number", "numbers"),
     "str": (lambda value: isinstance(value, str), "a text", "texts"),
     **dict.fromkeys(PATHS, (lambda value: isinstance(value, os.PathLike), "a path", "paths")),
-    "MethodConfig": (of_class("MethodConfig"), "a method's settings, such as pet.LoRAConfig()", "methods' settings"),
     "Config": (of_class("Config"), "a configuration", "configurations"),
     **dict.fromkeys(("dict", "Mapping"), (lambda value: isinstance(value, Mapping), "a dictionary", "dictionaries")),
 }

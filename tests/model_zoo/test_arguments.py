@@ -43,11 +43,7 @@ def test_what_an_annotation_says_fits(annotation):
         ("list[str]", ["x", 3], "name is ['x', 3]; a list of texts was expected"),
         ("list[int | str]", {"a": 1}, "name is {'a': 1}; a list of whole numbers or texts was expected"),
         ("Iterable[str]", np.ones((2, 2)), "name is of the type ndarray; a list of texts was expected"),
-        (
-            "MethodConfig",
-            {"rank": 8},
-            "name is {'rank': 8}; a method's settings, such as pet.LoRAConfig() was expected",
-        ),
+        ("Config | dict | str", 3, "name is 3; a configuration or a dictionary or a text was expected"),
     ],
 )
 def test_what_does_not_fit_is_said_in_its_words(annotation, value, words):
@@ -81,6 +77,7 @@ def test_public_functions_are_checked():
         "names is 2.5; a text or a list": functools.partial(pet.set_adapter, None, 2.5),
         "weights is 3; a list of numbers": functools.partial(pet.combine_adapters, None, ["a"], weights=3),
         "output is an empty text": functools.partial(pet.merge_checkpoint, "a", "b", ""),
+        "an adapter's configuration was expected, as": functools.partial(pet.plan, None, 3),
         "config is 3; a configuration": functools.partial(pet.AutoModel.from_config, 3),
         "a name or a path was expected, got ''": functools.partial(pet.AutoModel.from_pretrained, ""),
         "lora: targets is an empty list": pet.LoRAConfig(targets=[]).validate,
