@@ -75,7 +75,7 @@ def matching(path: Path) -> list[Path]:
 
 def literal(path: Path) -> Path:
     """The part of a pattern that is there as it stands: the directory in which it is looked for."""
-    return next(above for above in path.parents if above.is_dir())
+    return next((above for above in path.parents if above.is_dir()), path)
 
 
 def atomic_file(path: str | os.PathLike, writer: Callable[[str], Any]) -> None:

@@ -55,6 +55,9 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     problems = Problems()
     files: list[Path] = []
     for path in [paths] if isinstance(paths, (str, Path)) else list(paths):
+        if path == "":
+            problems.add("data", None, "an empty text is no path; it would be the current directory")
+            continue
         path = Path(path).expanduser()
         matched = matching(path)
         if path.is_dir() or matched:

@@ -440,6 +440,14 @@ def test_a_pattern_is_the_files_that_it_matches(write, tmp_path):
         list(read_rows(tmp_path / "in [one]" / "x*.jsonl"))
 
 
+def test_the_current_directory_is_read_where_it_is_named(write, tmp_path, monkeypatch):
+    write("rows.jsonl", GOOD)
+    monkeypatch.chdir(tmp_path)
+    assert len(list(read_rows("."))) == len(list(read_rows("rows.jsonl"))) == 1
+    with pytest.raises(InputError, match="an empty text is no path"):
+        list(read_rows(""))
+
+
 def test_a_link_to_nothing_is_called_so(tmp_path):
     (tmp_path / "rows.jsonl").symlink_to("gone.jsonl")
     with pytest.raises(InputError, match=r"rows\.jsonl: a link to gone\.jsonl, which is not there"):
