@@ -12,13 +12,13 @@ import numpy as np
 
 from model_zoo.arguments import misfit
 from model_zoo.atomic import atomic_write
-from model_zoo.errors import InputError, nearest, shown
+from model_zoo.errors import InputError, nearest
 from model_zoo.tokenizers.chat_template import ChatTemplate
 from model_zoo.tokenizers.files import TokenizerFiles
 from model_zoo.tokenizers.pieces import InPieces
 from model_zoo.tokenizers.prompts import STYLES, TRAIN_ON, Part, check_messages, check_style, labels, recognise_style
 from model_zoo.tokenizers.special import check_needed, named_token, stripping
-from model_zoo.tokenizers.streaming import StreamDecoder
+from model_zoo.tokenizers.streaming import StreamDecoder, whole_ids
 
 TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token")
 """The tokens that a chat template may name."""
@@ -167,13 +167,8 @@ class Tokenizer(InPieces, ABC):
 
     def decode(self, ids, skip_special_tokens: bool = True) -> str:
         """The text of a list, array or Tensor of ids; bytes that are no UTF-8 come out as U+FFFD."""
-        if hasattr(ids, "asnumpy"):
-            ids = ids.asnumpy()
-        numbers = np.asarray(ids).reshape(-1)
-        if numbers.size and not np.issubdtype(numbers.dtype, np.integer):
-            raise InputError(f"decode: token ids are whole numbers, found {shown(numbers.tolist())}")
         decoder = self.stream_decoder(skip_special_tokens)
-        return "".join([decoder.put(number) for number in numbers.tolist()]) + decoder.end()
+        return "".join([decoder.put(number) for number in whole_ids(ids)]) + decoder.end()
 
     def stream_decoder(self, skip_special_tokens: bool = True) -> StreamDecoder:
         """A decoder for ids that arrive one by one; what it gives adds up to ``decode`` of them all."""

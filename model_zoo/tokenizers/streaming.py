@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import codecs
 
+import numpy as np
+
+from model_zoo.errors import InputError, shown
+
 
 def _one_mark_per_byte(error: UnicodeError):
     return "\ufffd" * (error.end - error.start), error.end
@@ -50,3 +54,11 @@ class StreamDecoder:
         self._utf8.reset()
         self._strip = self._tokenizer.leading_spaces
         return rest
+
+
+def whole_ids(ids) -> list[int]:
+    """A list, array or Tensor of ids, or one id, as numbers. Raises InputError for what is none."""
+    numbers = np.asarray(ids.asnumpy() if hasattr(ids, "asnumpy") else ids).reshape(-1)
+    if numbers.size and not np.issubdtype(numbers.dtype, np.integer):
+        raise InputError(f"decode: token ids are whole numbers, found {shown(numbers.tolist())}")
+    return numbers.tolist()
