@@ -560,7 +560,7 @@ print(before, min(behind_operators() for _ in range(2)))
 def test_other_threads_rest_while_kernels_compute():
     done = subprocess.run([sys.executable, "-c", AT_REST], capture_output=True, text=True, timeout=120)
     before, after = map(float, done.stdout.split())
-    assert after <= before / 5, done.stdout
+    assert after <= max(before / 5, 0.01), done.stdout  # of half a second; where others work they hardly turn before
 
 
 def test_products_are_swapped_and_brought_back(path):
