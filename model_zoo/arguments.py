@@ -14,13 +14,13 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-import numpy as np
-
 from model_zoo.errors import InputError, shown
 
 Function = TypeVar("Function", bound=Callable)
 SHOWN = (str, bytes, bool, int, float, list, tuple, dict, set, type(None), os.PathLike)
 """Types whose values a message shows; of others it says the type: arrays are long, and objects have addresses."""
+TRUTHS = ("bool", "bool_")
+"""Python's truth values and NumPy's, by name: a recipe is checked without NumPy."""
 PATHS = {"Path", "os.PathLike"}
 """Annotations of paths; a text beside one is a path, too."""
 
@@ -39,12 +39,12 @@ def of_class(name: str) -> Callable[[Any], bool]:
 
 def is_number(kind: type) -> Callable[[Any], bool]:
     """Whether a value is a number of a kind, be it Python's or NumPy's, and no truth value."""
-    return lambda value: isinstance(value, kind) and not isinstance(value, (bool, np.bool_))
+    return lambda value: isinstance(value, kind) and type(value).__name__ not in TRUTHS
 
 
 def is_truth(value: Any) -> bool:
     """Whether a value is true or false, or the number that stands for it."""
-    return isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1))
+    return type(value).__name__ in TRUTHS or (isinstance(value, int) and value in (0, 1))
 
 
 KINDS: dict[str, tuple[Callable[[Any], bool], str, str]] = {
