@@ -26,6 +26,7 @@ import numpy as np  # noqa: E402
 from layout_cases import (  # noqa: E402
     CARRIED,
     FOUR,
+    STEPS,
     TWO,
     Case,
     batches,
@@ -75,7 +76,7 @@ def same_from_the_middle(case: Case, trainer) -> None:
     again.train(resume=checkpoint_of(case))
     keys = ("step", "loss", "gradient_norm", "eval_loss")
     whole, rest = ([[line.get(key) for key in keys] for line in run.history] for run in (trainer, again))
-    assert len(rest) == case.steps // 2 and rest == whole[-len(rest) :]
+    assert len(rest) == STEPS // 2 and rest == whole[-len(rest) :]
     after = state.trained(again)
     assert all(np.array_equal(after[name].asnumpy(), value.asnumpy()) for name, value in state.trained(trainer).items())
 
@@ -214,9 +215,9 @@ def carry_over(case: Case, source: Path) -> None:
     trainer.save()
 
 
-def checkpoint_of(case: Case) -> Path:
-    """Where the first half of a case's run has left one."""
-    return output / case.name / "checkpoints" / f"step-{case.steps // 2:06d}"
+def checkpoint_of(case: Case, step: int = STEPS // 2) -> Path:
+    """Where a case's run has left one."""
+    return output / case.name / "checkpoints" / f"step-{step:06d}"
 
 
 if __name__ == "__main__":

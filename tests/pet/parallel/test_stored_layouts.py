@@ -18,7 +18,7 @@ LAYOUTS = {
     "data": ("glm", ["parallel.data=2"]),
     "replicas": ("llama", ["parallel.data=2", "parallel.shard_base=true", "parallel.shard_optimizer=true"]),
 }
-LAYERS = {"llama": 1, "gpt": 3, "glm": 1}  # a stage of several, and one where each takes its time to compile
+LAYERS = {"llama": 2, "gpt": 3, "glm": 2}  # a stage of several, and fewer where each takes its time to compile
 SETTINGS = ("train.steps=2", "adapter.dropout=0.1", "data.packing=pack", "data.eval=null", "eval={metrics: [loss]}")
 
 pytestmark = pytest.mark.slow

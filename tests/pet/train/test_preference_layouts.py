@@ -12,9 +12,9 @@ from pet.names import bundled_directory
 
 LAYOUTS = {"data": ["data=2"], "tensor": ["tensor=2"], "pipeline": ["pipeline=2", "micro_batches=2"]}
 STORED = {
-    "glm dpo": ("glm_tiny", "nf4", "pipeline", {"steps": 2}),
-    "gpt kto": ("gpt_tiny", "int8", "tensor", {"objective": "kto", "steps": 2, "batch_size": 8}),
-    "glm4 orpo": ("glm4_tiny", "nf4", "tensor", {"objective": "orpo", "steps": 2}),
+    "glm dpo": ("glm_tiny", "nf4", "pipeline", {"steps": 3}),
+    "gpt kto": ("gpt_tiny", "int8", "tensor", {"objective": "kto", "steps": 3, "batch_size": 8}),
+    "glm4 orpo": ("glm4_tiny", "nf4", "tensor", {"objective": "orpo", "steps": 3}),
 }
 """Other families over packed weights, in packed rows: base, type of its weights, layout, settings of training."""
 COMPARED = {"dpo": LAYOUTS, "kto": LAYOUTS}
@@ -38,11 +38,11 @@ def divided(tmp_path_factory, pair, preference_runs):
     start = str(home / "other/adapter")
     beside = {"reference": start}
     runs = {
-        "dpo": {"objective": "dpo", "steps": 2, "batch_size": 8},
+        "dpo": {"objective": "dpo", "steps": 3, "batch_size": 8},
         # its reference is asked in every step, and is the adapter that it starts from
-        "kto": {"objective": "kto", "steps": 2, "batch_size": 8, "adapter": {"method": "lora", "load": start}},
-        "simpo": {"objective": "simpo", "steps": 2},  # without a reference
-        "another": {**beside, "steps": 2, "save_every": 2},
+        "kto": {"objective": "kto", "steps": 3, "batch_size": 8, "adapter": {"method": "lora", "load": start}},
+        "simpo": {"objective": "simpo", "steps": 3},  # without a reference
+        "another": {**beside, "steps": 3, "save_every": 3},
         "whole": {**beside, "steps": 2, "learning_rate": 1e-3, "optimizer": "momentum", "adapter": {"method": "none"}},
     }
     divisions, bases, words = {**COMPARED, "simpo": ["pipeline"]}, {}, {}
@@ -71,7 +71,7 @@ def test_layouts_equal_one_process(divided, name, layout, preference_runs):
     """DPO and KTO, and other families over packed weights, in packed rows."""
     homes = [divided / each for each in (name, f"{name} {layout}")]
     (one, alone), (lines, together) = map(preference_runs.result, homes)
-    assert len({line["loss"] for line in one}) == 2
+    assert len({line["loss"] for line in one}) == 3
     for measure in ("loss", "reward_margin", "logp_chosen", "logp_rejected"):
         expected = pytest.approx([line[measure] for line in one], rel=1e-5, abs=1e-5)
         assert [line[measure] for line in lines] == expected, measure
@@ -99,7 +99,7 @@ def test_another_adapter_as_reference_of_a_divided_model(divided, layout, prefer
         assert [line[name] for line in lines] == expected, name
     assert together["after"] == pytest.approx(alone["after"], rel=1e-4, abs=1e-5)
     assert [together[name] for name in ("trainable", "total")] == [alone[name] for name in ("trainable", "total")]
-    for file in ("adapter/adapter_model.safetensors", "checkpoints/step-000002/adapter/adapter_model.safetensors"):
+    for file in ("adapter/adapter_model.safetensors", "checkpoints/step-000003/adapter/adapter_model.safetensors"):
         names = [read_file(home / file).keys() for home in homes]
         assert names[0] == names[1], file
 

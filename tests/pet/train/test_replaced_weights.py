@@ -48,14 +48,10 @@ def test_answers_are_those_of_the_new_weights(fixtures):
     assert cached == plain and [cached, plain] != first
 
 
-# whether steps are graphs, and whether layers are one operator; the graph of the layers is alike for both optimizers
-WAYS = {AdamW: ((True, False), (True, True), (False, False)), Momentum: ((True, True), (False, False))}
-
-
-@pytest.mark.parametrize("kind", WAYS)
+@pytest.mark.parametrize("kind", [AdamW, Momentum])
 def test_steps_and_measurements_are_those_of_the_new_weights(shortened, kind):
     found = []
-    for compiled, fast in WAYS[kind]:
+    for compiled, fast in ((True, False), (True, True), (False, False)):
         model = AutoModel.from_pretrained(shortened("gpt2")).set_fast(fast)
         apply_lora(model, rank=4, seed=3)
         batch = batch_for(model)
@@ -75,6 +71,6 @@ def test_steps_and_measurements_are_those_of_the_new_weights(shortened, kind):
         again = not (fast and available() and kind is AdamW)
         assert not compiled or compiling == [True, False, again, False]
         found.append(losses)
-    for losses in found[:-1]:
-        np.testing.assert_allclose(losses, found[-1], rtol=1e-4)
+    np.testing.assert_allclose(found[0], found[2], rtol=1e-4)
+    np.testing.assert_allclose(found[1], found[2], rtol=1e-4)
     assert abs(found[0][3] - found[0][1]) > 0.02  # the weights are others
