@@ -27,7 +27,8 @@ from model_zoo.errors import InputError, similar
 
 log = logging.getLogger("pet")
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PICKLED = "adapter_model.bin"
+ADAPTER_WEIGHTS = (WEIGHTS, "adapter_model.bin")
+"""What the tensor file is called now, and what PEFT before 0.7 called it."""
 """What PEFT before 0.7 wrote in the place of the second."""
 VALUE_HEADS = ("value_head.safetensors", "value_head.bin")
 """What LLaMA-Factory writes beside the adapter of a model with TRL's value head."""
@@ -139,6 +140,12 @@ def another_base(directory: str | Path, expected: str, here: object, found: str)
     )
 
 
+def weights_file(directory: str | Path) -> Path | None:
+    """An adapter directory's tensor file; None where there is none."""
+    found = (Path(directory) / name for name in ADAPTER_WEIGHTS)
+    return next((path for path in found if path.is_file()), None)
+
+
 def open_weights(directory: str | Path, values: dict[str, Any] | None = None) -> SafetensorsFile:
     """An adapter directory's tensors; LoRA on stacked experts as LoRA on the matrices of each (`adapters.stacked`).
 
@@ -146,19 +153,18 @@ def open_weights(directory: str | Path, values: dict[str, Any] | None = None) ->
         InputError: the file is missing or corrupt, or the configuration does not describe it.
     """
     where = Path(directory) / CONFIG
-    if not (Path(directory) / WEIGHTS).is_file():
-        pickled = (Path(directory) / PICKLED).is_file()
-        way = f"; {PICKLED} is pickled and not opened, since a pickle runs code: PEFT's save_pretrained writes it anew"
-        raise InputError(f"{directory}: holds no {WEIGHTS}{way if pickled else ''}")
+    path = weights_file(directory)
+    if path is None:
+        raise InputError(f"{directory}: holds no {WEIGHTS}")
     values = values or read_json(where, "a PEFT adapter configuration")
     if values.get("peft_type") != "LORA" or not values.get("target_parameters"):
-        file = SafetensorsFile(Path(directory) / WEIGHTS)
+        file = SafetensorsFile(path)
         for name in list(file.tensors):
             if (kept := SECOND.sub(".", name)) != name and kept in file.tensors:
                 del file.tensors[name]
         return file
     try:
-        return UnstackedFile(Path(directory) / WEIGHTS, values, PREFIX)
+        return UnstackedFile(path, values, PREFIX)
     except InputError as error:
         raise error if str(directory) in str(error) else InputError(f"{where}: {error}") from None
     except (TypeError, ValueError, AttributeError, ZeroDivisionError, re.error) as error:

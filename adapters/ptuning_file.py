@@ -9,6 +9,7 @@ from adapters.ptuning import PLAIN, PROJECTED, PTuningV2Config
 from adapters.registry import registry
 from adapters.saving import fill, saved_arrays
 from model_zoo.arguments import checked
+from model_zoo.checkpoint.directory import PICKLED
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.errors import InputError
 
@@ -32,10 +33,9 @@ def native_file(path: str | Path) -> Path:
     """The file in a ChatGLM P-Tuning v2 checkpoint directory, or the file itself."""
     path = Path(path)
     if path.is_dir():
-        found = sorted(path.glob("*.safetensors"))
+        found = sorted(path.glob("*.safetensors")) or sorted(path.glob(PICKLED))
         if len(found) != 1:
-            pickled = "; *.bin is pickled and not opened: save it as safetensors" if any(path.glob("*.bin")) else ""
-            raise InputError(f"{path}: one *.safetensors file expected, there are {len(found)}{pickled}")
+            raise InputError(f"{path}: one *.safetensors file expected, or {PICKLED}; there are {len(found)}")
         return found[0]
     if not path.is_file():
         raise InputError(f"{path}: no such file")
@@ -48,8 +48,8 @@ def load_ptuning(model, path: str | Path, name: str = "default") -> None:
 
     Args:
         model: its base, without a prefix; other families work where the shapes fit.
-        path: a safetensors file with ``transformer.prefix_encoder.*``, or a directory that holds one. Other tensors in
-            it (ChatGLM's script saves only these) are an error.
+        path: a safetensors file, or ``pytorch_model.bin``, with ``transformer.prefix_encoder.*``, or a directory that
+            holds one. Other tensors in it (ChatGLM's script saves only these) are an error.
         name: of the adapter.
 
     Raises:

@@ -35,6 +35,7 @@ from adapters.peft_config import (
     open_weights,
     read_adapter_config,
     read_settings,
+    weights_file,
     whole_name,
     without_effect,
 )
@@ -245,7 +246,7 @@ def load_adapter(
     try:
         problems = fill(adapter, arrays)
         if problems and strict:
-            raise InputError.collect([f"{directory / WEIGHTS}: {problem}" for problem in problems])
+            raise InputError.collect([f"{weights_file(directory)}: {problem}" for problem in problems])
     except BaseException:
         state.delete(name)
         raise
@@ -344,7 +345,7 @@ def unprefixed(file: SafetensorsFile, directory, config, strict, skipped) -> dic
         else:
             odd.append(f"{stored} does not begin with {PREFIX}")
     if odd and strict:
-        raise InputError.collect([f"{directory / WEIGHTS}: {problem}" for problem in odd])
+        raise InputError.collect([f"{file.path}: {problem}" for problem in odd])
     skipped.extend(odd)
     return plain
 

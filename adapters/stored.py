@@ -25,7 +25,6 @@ from adapters.peft_config import (
     STARTED_BY,
     TASK_SCORE,
     TOKENS_KEYS,
-    WEIGHTS,
     adapts,
     ia3_settings,
     known_keys,
@@ -211,7 +210,7 @@ class StoredAdapter:
         problems += [
             f"holds nothing for {name}, which {setting} names" for name, setting in self._missing(shapes, grouped)
         ]
-        InputError.raise_any([f"{self.directory / WEIGHTS}: {problem}" for problem in problems])
+        InputError.raise_any([f"{self.file.path}: {problem}" for problem in problems])
         return found
 
     def _missing(

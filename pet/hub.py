@@ -1,7 +1,8 @@
 """Models by their names on a hub: ``Qwen/Qwen3-0.6B``, with ``@revision`` behind it where it is not the newest.
 
 By ``huggingface_hub``, or for names that begin with ``modelscope:`` by ``modelscope``. What is on this machine already
-is used without asking the network. Only safetensors, configuration and tokenizer files are fetched, and no code.
+is used without asking the network. Only weights, configuration and tokenizer files are fetched, and no code; the
+weights as PyTorch's files (`model_zoo.checkpoint.pickled`) where there are no safetensors.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ FILES = (
     *("tokenizer*", "vocab.json", "merges.txt", "*.model", "special_tokens_map.json", "added_tokens.json"),
     *("chat_template*", f"{TEMPLATES}/*.jinja", "*LICENSE*", "NOTICE*"),
 )
+OLDER = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 BELOW = tuple(f"{TEMPLATES[:place]}[!{letter}]*/*" for place, letter in enumerate(TEMPLATES))
 """Directories in a repository hold other formats. What is ignored wins over what is allowed: so all whose names differ
 from that of the further chat templates in some place."""
@@ -68,18 +70,22 @@ def fetch(name: HubName, only_config: bool = False, fresh: bool = False) -> tupl
         fresh: ask the hub for the newest, also where some revision is here.
 
     Raises:
-        InputError: the package is missing; there is no such model, or no network; or it has no safetensors.
+        InputError: the package is missing; there is no such model, or no network; or it has no weights.
     """
-    from model_zoo.checkpoint.directory import find_weights
+    from model_zoo.checkpoint.directory import find_weights, holds_weights
 
     package = needed(PACKAGES[name.hub], name.hub, f"model {name.model!r}: is no directory here; fetching it")
-    options = {"allow_patterns": ["config.json"] if only_config else list(FILES), "ignore_patterns": list(BELOW)}
+    options = {"ignore_patterns": list(BELOW)}
 
     # modelscope warns of every trial without a network; the error says it once
     logging.getLogger("modelscope_hub").setLevel(logging.ERROR)
 
     def ask(local: bool) -> Path:
-        found = Path(package.snapshot_download(name.model, revision=name.revision, local_files_only=local, **options))
+        for files in [["config.json"]] if only_config else [[*FILES], [*FILES, *OLDER]]:
+            options.update(revision=name.revision, local_files_only=local, allow_patterns=files)
+            found = Path(package.snapshot_download(name.model, **options))
+            if holds_weights(found):
+                break
         if not (found / "config.json").is_file():
             raise InputError(f"model {name.model!r}: holds no config.json")
         if not only_config:

@@ -1,6 +1,7 @@
 """Hugging Face checkpoint directories as a set of named tensors, and their assignment to a model.
 
-A directory holds ``config.json`` and either ``model.safetensors`` or shards with ``model.safetensors.index.json``.
+A directory holds ``config.json`` and either ``model.safetensors`` or shards with ``model.safetensors.index.json``, or
+older files that PyTorch wrote (``pytorch_model.bin``).
 Parameters bear the names of the published tensors, so that loading is an assignment; what a family's files have beside
 them (tied copies, buffers) stands in its `Family` table.
 """
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from model_zoo.atomic import no_directory, read_json
-from model_zoo.checkpoint.directory import INDEX, find_weights
+from model_zoo.checkpoint.directory import find_weights
 from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert, float_name, typed
 from model_zoo.checkpoint.parameters import write_parameter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, Slices, TensorInfo
@@ -81,7 +82,7 @@ class Checkpoint:
                 self._where[name] = file
         for name, file_name in (placed or {}).items():
             if name not in self.files[file_name].tensors:
-                problems.append(f"{self.directory / file_name}: lacks {name}, which {INDEX} places there")
+                problems.append(f"{self.directory / file_name}: lacks {name}, which the index places there")
         return problems
 
     def _find_packed(self) -> None:
@@ -206,7 +207,7 @@ def open_checkpoint(directory: str | Path) -> Checkpoint:
     """Opens a checkpoint directory. All headers are checked here; no weights are read.
 
     Raises:
-        InputError: no directory, no weights, pickled weights, a missing shard, a truncated or corrupt file.
+        InputError: no directory, no weights, a missing shard, a truncated or corrupt file.
     """
     return Checkpoint(directory)
 

@@ -18,6 +18,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from model_zoo import progress
+from model_zoo.checkpoint import pickled
 from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert
 from model_zoo.checkpoint.file_bytes import FileBytes
 from model_zoo.errors import InputError, nearest
@@ -86,6 +87,8 @@ def storage(dtype: str) -> np.dtype:
 class SafetensorsFile:
     """One open safetensors file. The header is checked as a whole when it is opened; data is read on demand.
 
+    A file that ``torch.save`` wrote is one as well: only where its tensors lie is said otherwise (`pickled`).
+
     Raises:
         InputError: the file is missing, truncated or corrupt.
     """
@@ -94,7 +97,11 @@ class SafetensorsFile:
         self.path = Path(path)
         try:
             self._bytes = FileBytes(self.path)
-            self.tensors, self.metadata = _read_header(self._bytes, self.path)
+            start = self._bytes[0 : len(pickled.STREAM)]
+            if self.path.suffix == ".bin" or start == pickled.STREAM or start.startswith(pickled.ARCHIVE):
+                self.tensors, self.metadata = _pickled_header(self.path), {}
+            else:
+                self.tensors, self.metadata = _read_header(self._bytes, self.path)
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read ({error.strerror or error})") from None
 
@@ -273,6 +280,13 @@ def _read_header(file: FileBytes, path: Path) -> tuple[dict[str, TensorInfo], di
         missing = f" ({position - size} are missing)" if position > size else ""
         raise corrupt(f"its tensors end at byte {position}, the file has {size} bytes{missing}")
     return tensors, metadata
+
+
+def _pickled_header(path: Path) -> dict[str, TensorInfo]:
+    return {
+        name: TensorInfo(dtype, shape, start, start + nbytes(dtype, shape))
+        for name, (dtype, shape, start) in pickled.read_header(path, nbytes).items()
+    }
 
 
 def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None):

@@ -9,6 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from adapters.peft_config import WEIGHTS, weights_file
 from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
 from pet import names
@@ -27,7 +28,9 @@ Facts = dict[str, Any]
 
 def stored_facts(directory: Path) -> Facts:
     """Size and types of the weight files of a checkpoint, from their headers."""
-    if not any(directory.glob("*.safetensors")) and not any(directory.glob("*.index.json")):
+    from model_zoo.checkpoint.directory import holds_weights
+
+    if not holds_weights(directory):
         return {"stored": "no weights in this directory"}
     from model_zoo.checkpoint.reading import open_checkpoint
 
@@ -114,8 +117,8 @@ def adapter_facts(directory: Path) -> Facts:
     ):
         if config.get(key) not in (None, False, "none"):
             facts[key] = config[key]
-    weights = directory / "adapter_model.safetensors"
-    if weights.is_file():
+    weights = weights_file(directory)
+    if weights is not None:
         from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 
         with SafetensorsFile(weights) as file:
@@ -129,7 +132,7 @@ def adapter_facts(directory: Path) -> Facts:
             if "base_quantization" in file.metadata:
                 facts["base_quantization"] = json.loads(file.metadata["base_quantization"])
     else:
-        facts["weights"] = "adapter_model.safetensors is missing"
+        facts["weights"] = f"{WEIGHTS} is missing"
     return facts
 
 

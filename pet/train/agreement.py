@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from adapters.peft_config import ADAPTER_WEIGHTS
 from model_zoo.atomic import read_bytes
 from model_zoo.errors import InputError, shown
 from pet.recipe.classes import find_objective
@@ -27,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 CODE = [f"{package}/**/*{kind}" for package in ("pet", "adapters", "model_zoo") for kind in (".py", ".c", ".h")]
 OWN = ("name", "description", "output", "callbacks", "data.workers", "data.cache_dir", "train.log_every")
 OWN += ("train.keep_last", "train.profile")
-SMALL = (".json", ".model", ".txt", ".jinja", ".tiktoken", "adapter_model.safetensors")
+SMALL = (".json", ".model", ".txt", ".jinja", ".tiktoken", *ADAPTER_WEIGHTS)
 """Endings of what is compared in a directory; the weights of a base are compared by themselves."""
 UNIMPORTANT = ".index.json"
 """Of files that say how weights are divided over others."""

@@ -494,10 +494,20 @@ def test_no_room_on_the_disk(fixtures, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_pickled_adapter(fixtures, tmp_path):
-    shutil.copytree(fixtures / "gpt2" / "lora", tmp_path / "a")
-    (tmp_path / "a" / "adapter_model.safetensors").rename(tmp_path / "a" / "adapter_model.bin")
-    refused(fixtures / "gpt2", tmp_path / "a", tmp_path / "out", "adapter_model.bin is pickled")
+def test_files_of_torch_are_merged_to_the_same_bytes(fixtures, tmp_path):
+    torch = pytest.importorskip("torch")
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    for source, copy, old, new in (
+        (fixtures / "gpt2", base, "model.safetensors", "pytorch_model.bin"),
+        (fixtures / "gpt2" / "lora", adapter, "adapter_model.safetensors", "adapter_model.bin"),
+    ):
+        copy.mkdir()
+        shutil.copy(source / ("config.json" if copy == base else "adapter_config.json"), copy)
+        torch.save({name: torch.from_numpy(value) for name, value in read_file(source / old).items()}, copy / new)
+    merge_checkpoint(base, adapter, tmp_path / "ours")
+    merge_checkpoint(fixtures / "gpt2", fixtures / "gpt2" / "lora", tmp_path / "theirs")
+    ours, theirs = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("ours", "theirs"))
+    assert ours == theirs
 
 
 # Memory ---

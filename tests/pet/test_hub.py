@@ -134,8 +134,16 @@ def test_without_a_network_it_is_one_line(hub, capsys):
         assert "model 'tiny/llama': no such directory here, and not to be had from huggingface: Name or" in line
 
 
-def test_only_safetensors(hub):
+def test_older_weights_are_fetched_where_there_are_no_others(hub):
     (hub.source / "model.safetensors").unlink()
+    shutil.copyfile(Path(__file__).parents[1] / "fixtures/torch_save/archive.bin", hub.source / "pytorch_model.bin")
+    assert (find_model("tiny/llama") / "pytorch_model.bin").is_file()
+    assert [place for _, place in hub.asked] == ["cache", "network", "network"]
+
+
+def test_no_weights_at_all(hub):
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        (hub.source / name).unlink()
     with pytest.raises(InputError, match=r"model 'tiny/llama' of huggingface: .* holds no weights"):
         find_model("tiny/llama")
 
