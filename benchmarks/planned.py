@@ -169,7 +169,7 @@ def planned(case: int, rank: int) -> dict:
     if steps.data * steps.tensor * steps.pipeline > 1:
         sent["all_gather", "world"] = [1, 16]  # whether all go on is asked after the step, in a second one
     return {
-        **memory(job, divided, steps, stage, divided.of_stage(stage)),
+        **memory(job, divided, steps, stage),
         "sent": {"/".join(key): counts for key, counts in sent.items()},
     }
 

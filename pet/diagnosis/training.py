@@ -173,7 +173,7 @@ def planned_memory(config: dict, length: int, dtype: str, recompute: bool) -> di
     divided = shares(meta_model, adapter, 1, 1)
     steps = Steps(1, 1, 1, 1, ROWS * length, work.width, False, recompute)
     stage = Mesh().stage
-    found = memory(work, divided, steps, stage, divided.of_stage(stage))
+    found = memory(work, divided, steps, stage)
     return {part: float(found[part]) for part in PARTS}
 
 

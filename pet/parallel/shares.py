@@ -24,6 +24,8 @@ from pet.parallel.split import WHOLE, Division
 
 NAMES = 2**14
 """How many answers about a parameter's name are kept: some more than the largest model's parameters."""
+STAGES = 2**9
+"""How many answers about a stage are kept: some more than a layout has stages, with all ways to work them through."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Share:
         return prod(self.part)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # one is itself alone, so that what is known of it can be kept
 class Layout:
     """All shares of a model.
 
@@ -104,6 +106,11 @@ def shares(
     Raises:
         InputError: heads, widths, layers, rows or an adapter that cannot be divided so.
     """
+    return cut(meta_model, adapter, uncut(meta_model, adapter, tensor, replicas), pipeline)
+
+
+def uncut(meta_model: MetaModel, adapter: MethodConfig | None, tensor: int, replicas: int = 1) -> list[Share]:
+    """The shares before they are put on stages. Arguments and errors are those of `shares`."""
     rules = ShardSpecs(meta_model.config, tensor)
     found = [
         Share(f"{path}.{attribute}", shape, *rules.of_base(path, attribute), trained=adapter is None)
@@ -114,7 +121,7 @@ def shares(
         found += adapter_shares(meta_model, adapter, rules, {share.name: share for share in found})
     if replicas > 1:
         found = over_replicas(meta_model, adapter, found, replicas)
-    return cut(meta_model, adapter, found, pipeline)
+    return found
 
 
 # Names are asked for again by every layout of a plan.

@@ -6,6 +6,7 @@ them out on a model's cells.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from itertools import accumulate
 
@@ -240,14 +241,17 @@ def balance(costs: list[int], first: int, last: int, stages: int) -> list[range]
 
     # best[end]: the smallest possible largest stage when the stages so far hold the layers before `end`
     best = {end: (cost(0, end, 0), (end,)) for end in range(1, count + 1)}
+
+    def least(end: int, stage: int) -> tuple[int, tuple[int, ...]]:
+        found = (sys.maxsize, ())
+        for begin in reversed(range(stage, end)):  # the earlier it begins, the more the stage has
+            own = cost(begin, end, stage)
+            if own > found[0]:
+                break
+            found = min(found, (max(best[begin][0], own), (*best[begin][1], end)))
+        return found
+
     for stage in range(1, stages):
-        best = {
-            end: min(
-                (max(best[begin][0], cost(begin, end, stage)), (*best[begin][1], end))
-                for begin in range(stage, end)
-                if begin in best
-            )
-            for end in range(stage + 1, count + 1)
-        }
+        best = {end: least(end, stage) for end in range(stage + 1, count + 1)}
     ends = best[count][1]
     return [range(begin, end) for begin, end in zip((0, *ends), ends, strict=False)]

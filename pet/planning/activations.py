@@ -14,10 +14,11 @@ columns; V: vocabulary.
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 from model_zoo.engine import MemoryProfile, available, logit_bytes
-from pet.parallel.shares import Layout, cell_of, in_feed_forward, place_of, side_of
+from pet.parallel.shares import STAGES, Layout, cell_of, in_feed_forward, place_of, side_of
 from pet.planning.layer_memory import layer_memory
 
 
@@ -30,14 +31,14 @@ def activation_bytes(work, divided: Layout, steps, stage: int) -> int:
         steps: layout and size of a piece (`pet.planning.traffic.Steps`).
         stage: the pipeline stage.
     """
-    sizes = Sizes(work, divided, steps, stage)
+    sizes = sizes_of(work, divided, steps.tensor, stage)
     layers, again = divided.layers[stage], steps.again(divided.layers[stage])
     whole = work.width == 4 and not divided.gathered
     if whole and steps.tensor == 1:
         kinds = [twice for twice, count in ((False, len(layers) - len(again)), (True, len(again))) if count]
         profiles = {twice: layer_memory(work.meta_model, work.adapter, twice, work.precision) for twice in kinds}
         if None not in profiles.values():
-            return sizes.whole(profiles, layers, again)
+            return sizes.whole(profiles, layers, again, steps.tokens)
     kept, besides = (sizes.fused if whole else sizes.plain)()
     once = sizes.once() if work.width == 4 else 0
     held = len(layers) * kept + once
@@ -45,7 +46,7 @@ def activation_bytes(work, divided: Layout, steps, stage: int) -> int:
         held = len(again) * sizes.hidden * work.width + (len(layers) - len(again) + 1) * kept
     found = steps.tokens * (held + besides)
     if stage == steps.pipeline - 1:
-        found = max(found, steps.tokens * held + sizes.head_bytes())
+        found = max(found, steps.tokens * held + sizes.head_bytes(steps.tokens))
     return int(found)
 
 
@@ -57,16 +58,16 @@ def operators(layers: range, again: range) -> list[tuple[bool, int]]:
 
 
 class Sizes:
-    """The widths of a stage's tensors on one process, in numbers per token."""
+    """The widths of a stage's tensors on one process of a tensor-parallel group, in numbers per token."""
 
-    def __init__(self, work, divided: Layout, steps, stage: int):
-        self.work, self.steps, self.divided, self.stage = work, steps, divided, stage
+    def __init__(self, work, divided: Layout, tensor: int, stage: int):
+        self.work, self.divided, self.stage = work, divided, stage
         dims = work.meta_model.config.dims
         self.hidden, self.vocabulary = dims.hidden, dims.vocab
-        self.heads = dims.heads // steps.tensor
+        self.heads = dims.heads // tensor
         self.query = self.heads * dims.head_dim
-        self.key = dims.kv_heads // steps.tensor * dims.head_dim
-        self.ffn = dims.ffn // steps.tensor * work.meta_model.config.feed_forwards
+        self.key = dims.kv_heads // tensor * dims.head_dim
+        self.ffn = dims.ffn // tensor * work.meta_model.config.feed_forwards
         self.inner = 2 if work.meta_model.family.gated else 1
         first = f"{work.meta_model.family.layers}.0."
         norms = {
@@ -75,13 +76,14 @@ class Sizes:
             if path.startswith(first) and len(cell.weight.shape) == 1
         }
         self.centred = any(cell.bias is not None for cell in norms.values())
-        of_heads = {"q_norm": (self.query, self.heads), "k_norm": (self.key, dims.kv_heads // steps.tensor)}
+        of_heads = {"q_norm": (self.query, self.heads), "k_norm": (self.key, dims.kv_heads // tensor)}
         sides = [of_heads.get(name, (self.hidden, 1)) for name in norms]
         self.norms = sum(name not in of_heads for name in norms)
         self.norm_inputs, self.norm_rows = (sum(column) for column in zip(*sides, strict=True))
         self.dropout = getattr(work.adapter, "dropout", 0.0) > 0
         self.rotated = 0 if work.meta_model.family.positions else dims.head_dim
 
+    @functools.cached_property
     def inputs(self) -> dict[str, float]:
         """What something trained needs for its gradient, the rest of a layer's being frozen: by name, how wide.
 
@@ -120,7 +122,7 @@ class Sizes:
         activation's output and those of its inputs. Where something trained takes that output, two terms make its
         gradient, and it is no longer kept itself.
         """
-        inputs = self.inputs()
+        inputs = self.inputs
         kept = self.norm_inputs + self.norm_rows * (2 if self.centred else 1)
         kept += 2 * self.query + 2 * self.key + 2 * self.heads
         kept += self.inner * self.ffn + sum(inputs.values()) - inputs.get("attention out", 0)
@@ -132,7 +134,7 @@ class Sizes:
             besides -= self.hidden
         return 4 * kept, 4 * besides
 
-    def whole(self, profiles: dict[bool, MemoryProfile], layers: range, again: range) -> int:
+    def whole(self, profiles: dict[bool, MemoryProfile], layers: range, again: range, tokens: int) -> int:
         """Bytes at the peak where layers are one operator each way: what they keep, what goes into each operator and
         the tables; besides, in the backward pass, what is forgotten, the gradient that came in, and the one that goes
         out.
@@ -141,6 +143,7 @@ class Sizes:
             profiles: of layers that are computed again (True) and of others, as far as there are any.
             layers: of the stage.
             again: those that are computed again, each an operator of its own; the others between them are one.
+            tokens: of a piece.
         """
         held, peak = 2 * self.rotated, 0
         for index, (twice, count) in enumerate(operators(layers, again)):
@@ -148,9 +151,9 @@ class Sizes:
             held += count * profile.saved + self.hidden
             # in the backward pass what the operators behind this one kept is gone
             peak = max(peak, held + self.hidden + max(profile.backward + out, profile.forward))
-        peak *= 4 * self.steps.tokens
-        if self.stage == self.steps.pipeline - 1:
-            peak = max(peak, 4 * self.steps.tokens * held + self.head_bytes())
+        peak *= 4 * tokens
+        if self.stage == len(self.divided.layers) - 1:
+            peak = max(peak, 4 * tokens * held + self.head_bytes(tokens))
         return int(peak)
 
     def once(self) -> float:
@@ -158,7 +161,7 @@ class Sizes:
         gradient."""
         return 4 * (2 * self.rotated - (self.hidden if self.into_frozen else 0))
 
-    @property
+    @functools.cached_property
     def into_frozen(self) -> bool:
         """Whether what comes into the first layer needs no gradient: nothing in front of it is trained."""
         if self.stage > 0 or self.work.adapter is None:
@@ -175,25 +178,26 @@ class Sizes:
             + self.query
             + 2 * self.key
             + 2 * self.inner * self.ffn
-            + sum(self.inputs().values())
+            + sum(self.inputs.values())
         )
         kept += 4 * self.norm_inputs + (4 + width) * scores  # norms and softmax compute in float32
         return kept, max(2 * self.ffn * width, 6 * scores)
 
-    def head_bytes(self) -> int:
+    def head_bytes(self, tokens: int) -> int:
         """The head and the loss, in float32: piece by piece where the head is nothing but a float32 product that the
         loss can be computed with (`pet.train.forward.loss_of_head`).
 
         Then there are one piece's logits and their gradient, and the final norm's input, its output and the gradient
         of that; otherwise logarithms of all probabilities and two gradients of their size.
         """
-        tokens, row = self.steps.tokens, 4 * self.vocabulary
-        adapted, trained = self.head_state()
+        row = 4 * self.vocabulary
+        adapted, trained = self.head_state
         capped = self.work.meta_model.config.logit_cap > 0
         if self.work.width == 4 and not adapted and (available() or not (trained or capped)):
             return logit_bytes(tokens, self.vocabulary) + 12 * tokens * self.hidden
         return 3 * tokens * row + 8 * tokens * self.hidden
 
+    @functools.cached_property
     def head_state(self) -> tuple[bool, bool]:
         """Whether an adapter sits on the head, and whether its weight is trained."""
         meta_model = self.work.meta_model
@@ -204,3 +208,7 @@ class Sizes:
             adapted = adapted or (share.adapter and cell_of(meta_model, share.name) == meta_model.family.head)
             trained = trained or (share.trained and share.name in weights)
         return adapted, trained
+
+
+sizes_of = functools.lru_cache(STAGES)(Sizes)
+"""`Sizes`, worked out once for all sizes of a micro-batch."""

@@ -17,7 +17,7 @@ from model_zoo.quantization.codec import part_storage
 from pet.meta_model import MetaModel
 from pet.parallel.mesh import Mesh
 from pet.parallel.pipeline import bubble
-from pet.parallel.shares import Layout, Share, place_of, shares
+from pet.parallel.shares import STAGES, Layout, Share, cut, place_of, uncut
 from pet.planning.activations import activation_bytes
 from pet.planning.cluster import Cluster
 from pet.planning.operations import flops
@@ -29,7 +29,7 @@ OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "lamb": 2, "lion": 1, "momentum": 1, 
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # one is itself alone, so that what is known of it can be kept
 class Work:
     """What is to be trained, and how.
 
@@ -191,6 +191,12 @@ def plan(work: Work, cluster: Cluster) -> Plan:
     if work.batch < 1 or work.length < 1:
         raise InputError("--batch and --length: at least 1 was expected")
     feasible, refused, least = [], Counter(), None
+    again = work if work.recompute else dataclasses.replace(work, recompute=1)
+
+    whole = functools.cache(functools.partial(uncut, work.meta_model, work.adapter))
+
+    def divide(tensor: int, pipeline: int, replicas: int = 1) -> Layout:
+        return cut(work.meta_model, work.adapter, whole(tensor, replicas), pipeline)
 
     def found(work: Work, divided: Layout, zero: bool) -> list[Candidate]:
         return [candidate(work, cluster, divided, data, tensor, pipeline, zero, micro) for micro in rows]
@@ -205,7 +211,7 @@ def plan(work: Work, cluster: Cluster) -> Plan:
         data = cluster.devices // (tensor * pipeline)
         choices = (False, True) if data > 1 and OPTIMIZER_STATES[work.optimizer] else (False,)
         try:
-            divided = shares(work.meta_model, work.adapter, tensor, pipeline)
+            divided = divide(tensor, pipeline)
             rows = micro_batches(work, data, pipeline)
             plain = [found(work, divided, zero) for zero in choices]
         except InputError as error:
@@ -213,13 +219,12 @@ def plan(work: Work, cluster: Cluster) -> Plan:
             continue
         for zero, all_found in zip(choices, plain, strict=True):
             fitting = fits(all_found)
-            again = work if work.recompute else dataclasses.replace(work, recompute=1)
             if not fitting and again is not work:
                 all_found = found(again, divided, zero)
                 fitting = fits(all_found)
             if not fitting and data > 1 and work.adapter is not None and work.quantization is None:
                 with contextlib.suppress(InputError):
-                    gathered = shares(work.meta_model, work.adapter, tensor, pipeline, data)
+                    gathered = divide(tensor, pipeline, data)
                     all_found = found(again, gathered, zero)
                     fitting = fits(all_found)
             if fitting:
@@ -307,11 +312,10 @@ class Stage:
     """One pipeline stage of a layout in numbers: memory, traffic, and the time of a piece."""
 
     def __init__(self, work: Work, cluster: Cluster, divided: Layout, steps: Steps, number: int):
-        self.held = divided.of_stage(number)
-        self.memory = memory(work, divided, steps, number, self.held)
+        self.memory = memory(work, divided, steps, number)
         self.traffic = step_traffic(work.meta_model, divided, steps, number, work.adapter)
         self.sent = sum(nbytes for _, nbytes in self.traffic.values())
-        self.compute = flops(work, divided, steps, number, self.held) / (cluster.flops * cluster.utilisation)
+        self.compute = flops(work, divided, steps, number) / (cluster.flops * cluster.utilisation)
         span = {"tensor": steps.tensor, "data": steps.tensor * steps.data}
         span["pipeline"] = span["tied"] = span["data"] + 1  # of neighbouring stages
         self.talk, self.end_seconds = 0.0, 0.0
@@ -333,7 +337,7 @@ class Stage:
         self.piece_seconds = self.compute + self.talk
 
 
-def memory(work: Work, divided: Layout, steps: Steps, stage: int, held: list) -> dict[str, float]:
+def memory(work: Work, divided: Layout, steps: Steps, stage: int) -> dict[str, float]:
     """Bytes of a process of this stage.
 
     Gradients are float32 vectors: the step's sum and, where a step has several pieces, those of the piece under way.
@@ -341,20 +345,17 @@ def memory(work: Work, divided: Layout, steps: Steps, stage: int, held: list) ->
     vector of new weights, the float32 copy of a narrow activation that is summed, and the activations that a stage has
     sent or received and still keeps; and the whole matrices of one layer, where replicas share them.
     """
-    trained = trained_size(held)
-    owned = max(owner_loads(held, steps.data)) if steps.zero else trained
+    trained = trained_size(divided, stage)
+    owned = max(owner_loads(divided, stage, steps.data)) if steps.zero else trained
+    weights, gathered = weight_bytes(work, divided, stage)
     block = steps.tokens * work.meta_model.config.dims.hidden
     ahead = min(steps.pipeline - 1 - stage, steps.pieces)
     buffers = 0
     if steps.data > 1:
         buffers += 8 * trained
     if steps.zero:
-        buffers += 8 * max(owner_loads(held, steps.data))
-    layers = Counter()
-    for share in held:
-        if share.replicas > 1:
-            layers[place_of(work.meta_model, share.name)] += work.bytes(share) * share.replicas
-    buffers += max(layers.values(), default=0)
+        buffers += 8 * owned
+    buffers += gathered
     if steps.tensor > 1:
         buffers += block * (4 if work.width == 4 else 8)
     kept_inputs = 0
@@ -362,12 +363,23 @@ def memory(work: Work, divided: Layout, steps: Steps, stage: int, held: list) ->
         buffers += block * work.width * ((stage < steps.pipeline - 1) * (ahead + 1) + (stage > 0) * 2)
         kept_inputs = ahead * block * work.width if stage > 0 else 0
     return {
-        "weights": sum(map(work.bytes, held)),
+        "weights": weights,
         "gradients": 4 * trained * (2 if steps.pieces > 1 else 1),
         "optimizer": 4 * owned * OPTIMIZER_STATES[work.optimizer],
         "activations": kept_inputs + activation_bytes(work, divided, steps, stage),
         "buffers": buffers,
     }
+
+
+@functools.lru_cache(STAGES)
+def weight_bytes(work: Work, divided: Layout, stage: int) -> tuple[int, int]:
+    """Bytes of what a process of a stage has of all parameters, and of the layer that has most of what replicas share,
+    whole."""
+    held, layers = divided.of_stage(stage), Counter()
+    for share in held:
+        if share.replicas > 1:
+            layers[place_of(work.meta_model, share.name)] += work.bytes(share) * share.replicas
+    return sum(map(work.bytes, held)), max(layers.values(), default=0)
 
 
 def saving_bytes(work: Work, divided: Layout, steps: Steps) -> dict[str, int]:
@@ -380,10 +392,17 @@ def saving_bytes(work: Work, divided: Layout, steps: Steps) -> dict[str, int]:
         ``held``: bytes of trained weights, and of what an adapter's files hold besides.
         ``received``: how many of them come from other processes.
     """
+    held, received = saved_bytes(work, divided, divided.gathered or steps.tensor * steps.pipeline > 1)
+    return {"held": held, "received": received}
+
+
+@functools.lru_cache(STAGES)
+def saved_bytes(work: Work, divided: Layout, cut: bool) -> tuple[int, int]:
+    """The numbers of `saving_bytes`. ``cut``: whether processes divide the model."""
     held = received = 0
     for share in divided.shares:
-        if share.trained or (share.adapter and (divided.gathered or steps.tensor * steps.pipeline > 1)):
+        if share.trained or (share.adapter and cut):
             whole = work.bytes(share) * (1 if share.division is None else share.division.members)
             held += whole
             received += whole - (work.bytes(share) if 0 in share.stages else 0)
-    return {"held": held, "received": received}
+    return held, received

@@ -7,7 +7,7 @@ import functools
 import math
 
 from pet.meta_model import MetaModel
-from pet.parallel.shares import NAMES, Layout, Share, cell_of, in_feed_forward, place_of, side_of
+from pet.parallel.shares import NAMES, STAGES, Layout, cell_of, in_feed_forward, place_of, side_of
 from pet.parallel.specs import TIED
 from pet.parallel.split import PARTIAL
 
@@ -73,6 +73,7 @@ def sublayer(meta_model: MetaModel, name: str) -> float:
     return 2 * place + 1 + half if in_feed_forward(meta_model, cell) else 2 * place - 1
 
 
+@functools.lru_cache(STAGES)
 def first_trained(meta_model: MetaModel, layout: Layout, stage: int, again: range = range(0)) -> float:
     """The `sublayer` of a stage's first trained parameter, behind which every input needs a gradient."""
     first = -1.0 if stage > 0 else 2.0 * layout.layers[stage].stop
@@ -108,15 +109,21 @@ def graph_sums(meta_model: MetaModel, layout: Layout, steps: Steps, stage: int, 
 def gathers(meta_model: MetaModel, layout: Layout, steps: Steps, stage: int) -> tuple[int, int]:
     """(calls, bytes) of the gathers of one step: of each shared matrix one in a forward, and one for the gradient of
     its input where that is needed."""
-    layers = layout.layers[stage]
-    again, runs = steps.again(layers), 2 if stage < steps.pipeline - 1 else 1
+    calls, nbytes = gathers_of_piece(meta_model, layout, stage, steps.again(layout.layers[stage]), steps.frozen)
+    return steps.pieces * calls, steps.pieces * nbytes
+
+
+@functools.lru_cache(STAGES)
+def gathers_of_piece(meta_model: MetaModel, layout: Layout, stage: int, again: range, frozen: int) -> tuple[int, int]:
+    """The same of one piece."""
+    runs = 2 if stage < len(layout.layers) - 1 else 1
     first, calls, nbytes = first_trained(meta_model, layout, stage, again), 0, 0
     for share in layout.of_stage(stage):
         if share.replicas > 1:
             times = runs + (place_of(meta_model, share.name) in again)
             times += stage > 0 or sublayer(meta_model, share.name) > first
-            calls, nbytes = calls + times, nbytes + times * share.size // share.replicas * steps.frozen
-    return steps.pieces * calls, steps.pieces * nbytes
+            calls, nbytes = calls + times, nbytes + times * share.size // share.replicas * frozen
+    return calls, nbytes
 
 
 def dora_sums(
@@ -135,9 +142,11 @@ def dora_sums(
     return calls, nbytes
 
 
-def trained_size(shares: list[Share], role: str | None = None) -> int:
-    """Trained numbers that one process holds."""
-    return sum(share.size for share in shares if share.trained and (role is None or share.role == role))
+@functools.lru_cache(STAGES)
+def trained_size(layout: Layout, stage: int, role: str | None = None) -> int:
+    """Trained numbers that a process of a stage holds."""
+    held = layout.of_stage(stage)
+    return sum(share.size for share in held if share.trained and (role is None or share.role == role))
 
 
 def step_traffic(meta_model: MetaModel, layout: Layout, steps: Steps, stage: int, adapter=None) -> Traffic:
@@ -149,19 +158,18 @@ def step_traffic(meta_model: MetaModel, layout: Layout, steps: Steps, stage: int
             entry = found.setdefault((operation, group), [0, 0])
             entry[0], entry[1] = entry[0] + calls, entry[1] + nbytes
 
-    held = layout.of_stage(stage)
     add("all_reduce", "tensor", *graph_sums(meta_model, layout, steps, stage, adapter))
     add("all_gather", "base", *gathers(meta_model, layout, steps, stage))
-    partial = trained_size(held, PARTIAL)
+    partial = trained_size(layout, stage, PARTIAL)
     if steps.tensor > 1 and partial:
         add("all_reduce", "tensor", 1, steps.sums * partial)
-    tied = trained_size(held, TIED)
+    tied = trained_size(layout, stage, TIED)
     if steps.pipeline > 1 and tied:
         add("all_reduce", "tied", 1, steps.sums * tied)
     if steps.data > 1:
-        add("all_reduce", "data", steps.buckets, steps.sums * trained_size(held))
+        add("all_reduce", "data", steps.buckets, steps.sums * trained_size(layout, stage))
         if steps.zero:
-            loads = [load for load in owner_loads(held, steps.data) if load]
+            loads = [load for load in owner_loads(layout, stage, steps.data) if load]
             add("broadcast", "data", len(loads), 4 * sum(loads))
     if steps.pipeline > 1:
         block = steps.tokens * meta_model.config.dims.hidden * steps.width
@@ -178,9 +186,10 @@ def step_traffic(meta_model: MetaModel, layout: Layout, steps: Steps, stage: int
     return found
 
 
-def owner_loads(held: list[Share], owners: int) -> list[int]:
+@functools.lru_cache(STAGES)
+def owner_loads(layout: Layout, stage: int, owners: int) -> tuple[int, ...]:
     """Numbers that each replica updates under ZeRO: parameters go, largest first, to whoever has least."""
     loads = [0] * owners
-    for size in sorted((share.size for share in held if share.trained), reverse=True):
+    for size in sorted((share.size for share in layout.of_stage(stage) if share.trained), reverse=True):
         loads[loads.index(min(loads))] += size
-    return loads
+    return tuple(loads)

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,8 @@ from model_zoo.presets import preset
 from pet.cli.main import main
 from pet.meta_model import MetaModel
 from pet.parallel.mesh import Mesh
-from pet.parallel.shares import shares
-from pet.planning import Cluster, Work, parse_bytes, plan
+from pet.parallel.shares import shares, uncut
+from pet.planning import Cluster, Work, parse_bytes, plan, search
 from pet.planning.activations import activation_bytes
 from pet.planning.layer_memory import layer_memory
 from pet.planning.search import flops
@@ -206,6 +207,16 @@ def test_65_billion_on_64_devices_in_seconds():
     assert one.memory["weights"] == pytest.approx((2 * 65.2856e9 - whole) / 8 + whole, rel=0.01)
 
 
+def test_facts_of_a_stage_are_worked_out_once_for_all_sizes_of_a_micro_batch(monkeypatch):
+    divided, seen = [], []
+    monkeypatch.setattr(search, "uncut", lambda *arguments: divided.append(arguments[2:]) or uncut(*arguments))
+    monkeypatch.setattr(Work, "bytes", lambda work, share, known=Work.bytes: seen.append(share) or known(work, share))
+    found = plan(work_for(), Cluster(8, 640e9))
+    assert len(found.feasible) == 16 and divided == [(1, 1), (2, 1), (4, 1), (8, 1)]
+    # of the weights held; of those that a checkpoint holds, and of what others send of them
+    assert max(Counter(map(id, seen)).values()) == 3
+
+
 def test_what_helps_against_what():
     cluster = Cluster(8, 64e9)
     found = {(one.tensor, one.pipeline, one.zero): one for one in plan(work_for("llama_7b", 64), cluster).feasible}
@@ -238,12 +249,10 @@ def test_operations_are_six_per_parameter_and_token():
     steps = Steps(1, 1, 1, 1, 1000 * 512, 4)
     matrices = 6_738_415_616 - 32000 * 4096 - 65 * 4096
     attention = 3 * 4 * 1000 * 512 * 512 * 4096 * 32
-    assert flops(work, divided, steps, 0, divided.of_stage(0)) == pytest.approx(
-        6 * 512e3 * matrices + attention, rel=0.03
-    )
+    assert flops(work, divided, steps, 0) == pytest.approx(6 * 512e3 * matrices + attention, rel=0.03)
     adapted = work_for("llama_7b")
     divided = shares(adapted.meta_model, adapted.adapter)
-    with_adapter = flops(adapted, divided, steps, 0, divided.of_stage(0))
+    with_adapter = flops(adapted, divided, steps, 0)
     assert with_adapter == pytest.approx(4 * 512e3 * matrices + 2 * attention / 3, rel=0.03)
 
 
@@ -255,7 +264,7 @@ def test_attention_is_counted_within_windows():
         values = {**preset("mistral_7b"), **window}
         work = Work(MetaModel(values), LoRAConfig(rank=8), 1, 16384, "float16")
         divided = shares(work.meta_model, work.adapter)
-        return flops(work, divided, steps, 0, divided.of_stage(0))
+        return flops(work, divided, steps, 0)
 
     beyond = 4 * 16384 * (16384 - 4096) * 32 * 128 * 32
     assert operations(sliding_window=None) - operations() == 3 * beyond  # forward, and twice that backward

@@ -195,7 +195,7 @@ def test_plans_are_what_is_measured(jobs, case):
     for rank in range(case.data * case.tensor * case.pipeline):
         stage = Mesh(case.data, case.tensor, case.pipeline, rank).stage
         held = json.loads((jobs / f"{case.name}.memory_{rank}.json").read_text())
-        planned = memory(work, divided, steps, stage, divided.of_stage(stage))
+        planned = memory(work, divided, steps, stage)
         assert planned["weights"] == held["weights"]
         assert planned["gradients"] == 2 * held["gradients"]  # the sum, and the micro-batch's under way
         # of ZeRO's owners the fullest is planned for
