@@ -20,38 +20,52 @@ WHY = {
 
 
 class Notice:
-    """Says what is waited for, each text once, when it has taken a while."""
+    """Says what is waited for, each text once, when it has taken a while.
 
-    def __init__(self):
+    Args:
+        patience: seconds that are a while; by default `PATIENCE`.
+    """
+
+    def __init__(self, patience: float | None = None):
         self.begin, self.said = time.monotonic(), set()
+        self.patience = PATIENCE if patience is None else patience
+
+    @property
+    def due(self) -> bool:
+        """Whether it has taken a while."""
+        return time.monotonic() - self.begin >= self.patience
 
     def __call__(self, text: str) -> None:
-        if text not in self.said and time.monotonic() - self.begin >= PATIENCE:
+        if self.due and text not in self.said:
             self.said.add(text)
             print(text, file=sys.stderr, flush=True)
 
 
 def resolve(host: str) -> str:
-    """The IPv4 address of a host.
+    """The IPv4 address of a host: this machine's own where it is called so by IPv6 (``::1``, a `localhost` of that).
 
     Raises:
-        InputError: no such host, or it has none: MindSpore's workers meet by IPv4 alone.
+        InputError: no such host, or it has none: MindSpore's stores meet by IPv4 alone.
     """
     try:
         return socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
     except OSError as error:
         why = error.strerror or str(error)
     try:
-        socket.getaddrinfo(host, None, socket.AF_INET6, socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, None, socket.AF_INET6, socket.SOCK_STREAM)
     except OSError:
         raise InputError(f"{host}: no such host ({why})") from None
-    raise InputError(f"{host}: has no IPv4 address; MindSpore's processes meet by IPv4 alone")
+    if ipaddress.ip_address(found[0][4][0].partition("%")[0]).is_loopback:
+        return "127.0.0.1"
+    raise InputError(
+        f"{host}: has no IPv4 address, and MindSpore's store takes no other; processes that msrun starts meet by IPv6"
+    )
 
 
 def only_here(place: str) -> str:
     """What is wrong with a host (or ``host:port``) whose name stands for this machine alone, as its own name does in
     many an /etc/hosts: processes of other machines cannot find it. Nothing where it does not."""
-    host = place.partition(":")[0]
+    host = place.rpartition(":")[0] or place
     with contextlib.suppress(OSError):
         address = socket.gethostbyname(host)
         if address != host and host != "localhost" and ipaddress.ip_address(address).is_loopback:
@@ -62,11 +76,19 @@ def only_here(place: str) -> str:
     return ""
 
 
+def reserve(host: str = "127.0.0.1") -> socket.socket:
+    """Holds a free port of this machine until the socket is closed: nobody gets it by chance, but who is told its
+    number may listen there, as MindSpore's store does."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((resolve(host), 0))
+    return held
+
+
 def free_address(host: str = "127.0.0.1") -> tuple[str, int]:
     """An address of this machine whose port nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return host, probe.getsockname()[1]
+    with reserve(host) as held:
+        return host, held.getsockname()[1]
 
 
 def listen(host: str, port: int) -> socket.socket:

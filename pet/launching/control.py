@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_zoo.errors import InputError
-from pet.launching.addresses import PATIENCE, Notice, free_address, listen, only_here
+from pet.launching.addresses import PATIENCE, Notice, listen, only_here, reserve
 from pet.launching.link import SILENCE, Link
 from pet.launching.watch import View, find_awaited
 
@@ -66,20 +66,23 @@ class Alone:
     """The control of a job on one machine.
 
     Attributes:
+        held: the socket that holds the port where the workers meet, on the machine where that is.
         first_rank: the rank of this machine's first worker.
         size: workers of the whole job.
         store: host and port where the workers meet.
     """
 
     def __init__(self, workers: int):
-        self.store = free_address()
+        self.held = reserve()
+        self.store = self.held.getsockname()
         self.first_rank, self.size = 0, workers
 
     def __enter__(self) -> Alone:
         return self
 
     def __exit__(self, *error) -> None:
-        """There is nothing to close."""
+        if self.held is not None:
+            self.held.close()
 
     def awaited(self, views: Mapping[int, View]) -> int | None:
         """Which of this machine's workers all others of the job wait for, where nobody works.
@@ -123,7 +126,7 @@ class Control(Alone):
     ):
         self.nodes, self.node, self.address, self.workers, self.secret = nodes, node, address, workers, secret
         self.limit = JOIN_LIMIT if limit is None else limit
-        self.links: dict[int, Link] = {}
+        self.held, self.links = None, dict[int, Link]()
         self.done: set[int] = set()
         self.views: dict[int, Mapping[int, View]] = {}  # of each machine
         self.hanging: int | None = None
@@ -138,6 +141,7 @@ class Control(Alone):
         return self
 
     def __exit__(self, *error) -> None:
+        super().__exit__(*error)
         for link in self.links.values():
             link.close()
 
@@ -147,7 +151,8 @@ class Control(Alone):
         counts = {0: self.workers}
         with listen(host, port) as server:
             self._admit_all(server, counts)
-        self.store = free_address(host)
+        self.held = reserve(host)
+        self.store = host, self.held.getsockname()[1]
         self.first_rank, self.size = 0, sum(counts.values())
         for node, link in self.links.items():
             first = sum(counts[other] for other in range(node))

@@ -12,17 +12,18 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
-from model_zoo.errors import InputError, first_line
-from pet.launching.addresses import only_here, resolve
-from pet.launching.environment import Job, read_job, split_address
+from model_zoo.errors import InputError
+from pet.launching.addresses import only_here
+from pet.launching.environment import Job, read_job
 from pet.launching.heartbeat import leaving, waiting
+from pet.parallel.meeting import meet
 
 JOIN_LIMIT = 120
 """Seconds that all workers of `pet launch`, which starts them at once, have to import MindSpore and join."""
@@ -36,6 +37,11 @@ The defaults (30, 120 and 1836) are less than one rank's compilation, evaluation
 another's; a worker that hangs or dies is the launcher's business. HCCL takes no more than these."""
 MINDSPORES_LIMITS = {"HCCL_CONNECT_TIMEOUT": "600"}
 """What importing MindSpore puts there where nobody has set it."""
+SAY_LATER = """
+import select, sys
+if not select.select([sys.stdin], [], [], float(sys.argv[1]))[0]:
+    print(sys.argv[2], file=sys.stderr, flush=True)
+"""
 LEAVE_LIMIT = 20.0
 """Seconds that a worker which is through waits for the others. One that ends while its last message is under way may
 leave the others without it."""
@@ -116,11 +122,10 @@ def _connect(job: Job, limit: int | None) -> Job:
     if communication.GlobalComm.INITED:  # the user's script has done it
         pass
     elif job.launcher == "msrun" or (job.launcher == "rank_table" and target != "CPU"):
-        with _said(job, scheduler()):
+        with _said(job):
             communication.init()
     else:
-        with _said(job, job.master):
-            _meet(job, target, limit or (JOIN_LIMIT if job.launcher == "pet" else START_LIMIT))
+        _meet(job, target, limit or (JOIN_LIMIT if job.launcher == "pet" else START_LIMIT))
     if target == "CPU":
         # mint's send and recv ask for this group whatever group they are given
         communication.create_group("hccl_world_group", list(range(job.size)))
@@ -134,19 +139,23 @@ def scheduler() -> str:
 
 
 @contextlib.contextmanager
-def _said(job: Job, place: str) -> Iterator[None]:
-    """Says what this process waits for if the block takes long: MindSpore waits without a word. A scheduler serves."""
+def _said(job: Job) -> Iterator[None]:
+    """Says what this process waits for if the block takes long. A scheduler serves.
+
+    While MindSpore waits for its scheduler no Python code of this process runs, so that another one says it.
+    """
     if os.environ.get("MS_ROLE") == "MS_SCHED":
         yield
         return
+    place = scheduler()
     text = f"rank {job.rank}: waiting at {place} for all {job.size} processes of the job{only_here(place)}"
-    timer = threading.Timer(PATIENCE, print, [text], {"file": sys.stderr, "flush": True})
-    timer.daemon = True
-    timer.start()
+    command = [sys.executable, "-I", "-S", "-c", SAY_LATER, str(PATIENCE), text]
+    speaker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
         yield
     finally:
-        timer.cancel()
+        speaker.stdin.close()
+        speaker.wait()
 
 
 def _meet(job: Job, target: str, seconds: int) -> None:
@@ -154,18 +163,8 @@ def _meet(job: Job, target: str, seconds: int) -> None:
     from mindspore.communication import management
     from mindspore.mint import distributed
 
-    host, port = split_address(job.master)
-    limit, begin = timedelta(seconds=seconds), time.monotonic()
-    place = {"world_size": job.size, "rank": job.rank}
-    try:
-        store = distributed.TCPStore(resolve(host), port, job.size, job.rank == 0, timeout=limit)
-    except (RuntimeError, OSError) as error:
-        raise InputError(
-            f"the workers cannot meet at {job.master} ({first_line(error)}); if another program has this "
-            "port, set MASTER_PORT"
-        ) from None
-    if time.monotonic() - begin >= seconds:  # MindSpore says no more than a warning, and waits for ever then
-        raise InputError(f"not all {job.size} processes joined at {job.master} within {seconds} s")
+    store = meet(job, seconds, PATIENCE)
+    limit, place = timedelta(seconds=seconds), {"world_size": job.size, "rank": job.rank}
     if target != "CPU":
         distributed.init_process_group("hccl", timeout=limit, store=store, **place)
     elif hasattr(management, "_init_with_store"):  # since MindSpore 2.9

@@ -21,7 +21,6 @@ import threading
 import time
 
 from model_zoo.errors import InputError
-from pet.launching.addresses import resolve
 from pet.launching.environment import Job, split_address
 from pet.parallel import collectives, join
 from pet.train.stop import signalled
@@ -71,8 +70,8 @@ class Peers(threading.Thread):
         self.hosts: dict[int, str] = {}
         self.step_began = self.signalled = None
         self.scheduler = to_scheduler() if job.launcher == "msrun" else None
-        self.server = socket.create_server((own_address(place), 0)) if job.rank == 0 else None
-        own = (*self.server.getsockname(), secrets.token_hex(16)) if self.server is not None else None
+        self.server = serve(own_address(place)) if job.rank == 0 else None
+        own = (*self.server.getsockname()[:2], secrets.token_hex(16)) if self.server is not None else None
         *address, self.token = collectives.all_gather_object(own, collectives.world())[0]
         if self.server is None:
             try:
@@ -175,16 +174,22 @@ def to_scheduler() -> socket.socket | None:
     """A connection to msrun's scheduler; None where it cannot be had."""
     with contextlib.suppress(OSError, InputError):
         host, port = split_address(join.scheduler())
-        return socket.create_connection((resolve(host), port), timeout=10.0)
+        return socket.create_connection((host, port), timeout=10.0)
     return None
+
+
+def serve(address: str) -> socket.socket:
+    """Listens at an address of this machine, of IPv4 or IPv6, at a port that is free."""
+    return socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
 
 
 def own_address(place: str) -> str:
     """This machine's address in the network in which another one lies."""
-    with contextlib.suppress(Exception), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        host, port = split_address(place)
-        probe.connect((resolve(host), port))  # sends nothing
-        return probe.getsockname()[0]
+    with contextlib.suppress(Exception):
+        family, *_, address = socket.getaddrinfo(*split_address(place), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # sends nothing
+            return probe.getsockname()[0]
     return socket.gethostbyname(socket.gethostname())
 
 

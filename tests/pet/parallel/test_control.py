@@ -10,7 +10,7 @@ import pytest
 
 from model_zoo.errors import InputError
 from pet.launching import addresses, control
-from pet.launching.addresses import free_address, listen, only_here, resolve
+from pet.launching.addresses import free_address, listen, only_here, reserve, resolve
 from pet.launching.control import Control, job_secret
 from pet.launching.heartbeat import CALLING, WAITING
 from pet.launching.link import LONGEST_LINE, SILENCE, Link
@@ -322,13 +322,22 @@ def test_a_machine_that_gave_up_while_others_are_awaited_may_come_again(machine,
     gathered.result(20).__exit__()
 
 
+def test_nobody_gets_a_reserved_port_by_chance():
+    with reserve() as held, socket.socket() as other:
+        with pytest.raises(OSError):
+            other.bind(held.getsockname())
+        with socket.create_server(held.getsockname()) as told, socket.create_connection(held.getsockname()):
+            assert told.accept()
+
+
 def test_an_address_at_which_machine_0_cannot_be_found(port, monkeypatch):
     with socket.create_server(("127.0.0.1", port)), pytest.raises(InputError, match="another program has this port"):
         listen("127.0.0.1", port)
     with pytest.raises(InputError, match="no address of this machine; --master is that of machine 0"):
         listen("192.0.2.77", port)
-    with pytest.raises(InputError, match="::1: has no IPv4 address"):
-        resolve("::1")
+    with pytest.raises(InputError, match="fd00::1: has no IPv4 address"):
+        resolve("fd00::1")
+    assert resolve("::1") == resolve("localhost") == "127.0.0.1"
     assert [only_here(host) for host in ("127.0.0.1:8118", "localhost", "192.0.2.77", "no.such.host.invalid")] == [
         ""
     ] * 4

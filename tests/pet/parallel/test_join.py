@@ -1,9 +1,11 @@
 """How a worker joins on each device: MindSpore's functions are stood in for, since no accelerator is here."""
 
+import contextlib
 import inspect
 import os
 import subprocess
 import sys
+from collections import Counter
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -15,7 +17,18 @@ from mindspore.mint import distributed
 
 from model_zoo.errors import InputError
 from pet.launching.environment import Job
-from pet.parallel import collectives, join, peers, together
+from pet.parallel import collectives, join, meeting, peers, together
+
+
+class Store:
+    """MindSpore's store, with what others have counted in it."""
+
+    def __init__(self, **counts: int):
+        self.counts = Counter({"rank 0": 1, "rank 2": 1, "rank 3": 1, "of 4": 3, "processes": 3} | counts)
+
+    def add(self, key: str, more: int) -> int:
+        self.counts[key] += more
+        return self.counts[key]
 
 
 @pytest.fixture
@@ -44,7 +57,8 @@ def calls(monkeypatch) -> list[tuple]:
     monkeypatch.setattr(communication, "get_rank", lambda: 1)
     monkeypatch.setattr(communication, "get_group_size", lambda: 4)
     monkeypatch.setattr(communication, "GlobalComm", SimpleNamespace(INITED=False))
-    monkeypatch.setattr(distributed, "TCPStore", note("store", "the store"))
+    monkeypatch.setattr(distributed, "TCPStore", lambda *arguments, **settings: note("store", Store())())
+    monkeypatch.setattr(meeting.socket, "create_connection", lambda *arguments, **settings: contextlib.nullcontext())
     monkeypatch.setattr(distributed, "init_process_group", note("init_process_group"))
     for name in ("_init_with_store", "_init_without_sched"):
         if hasattr(management, name):
@@ -76,7 +90,8 @@ def test_on_ascend_others_join_by_the_public_function(monkeypatch, calls, launch
     _, arguments, settings = calls[2]
     limit = timedelta(seconds={"pet": join.JOIN_LIMIT}.get(launcher, join.START_LIMIT))
     assert arguments == ("hccl",)
-    assert settings == {"store": "the store", "world_size": 4, "rank": 1, "timeout": limit}
+    assert isinstance(settings.pop("store"), Store)
+    assert settings == {"world_size": 4, "rank": 1, "timeout": limit}
 
 
 def test_who_shows_errors_still_does_so_when_mindspore_has_joined(monkeypatch, calls):
@@ -132,30 +147,79 @@ def test_an_address_without_ipv4_is_refused(monkeypatch, calls, host):
         join.join()
 
 
-def test_processes_that_never_come_are_not_waited_for_for_ever(monkeypatch, calls):
-    """MindSpore's store comes back at its limit, though not all are there."""
+@pytest.fixture
+def meet(monkeypatch, capsys):
+    """Rank 1 of four meets the others in a store, a second between two looks: gives what it says and raises."""
     now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + 1.0))
+    monkeypatch.setattr(meeting.socket, "create_connection", lambda *arguments, **settings: contextlib.nullcontext())
 
-    def store(*arguments, **settings):
-        now[0] += join.START_LIMIT
+    def run(store) -> tuple[str, str]:
+        monkeypatch.setattr(meeting, "store_at", lambda *arguments: store)
+        with pytest.raises(InputError) as error:
+            meeting.meet(Job(1, 4, 1, 1, "environment", "127.0.0.1:9999"), 600, 20.0)
+        return capsys.readouterr().err, str(error.value)
 
-    monkeypatch.setattr(join.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(distributed, "TCPStore", store)
-    with pytest.raises(InputError, match=r"not all 4 processes joined at 127\.0\.0\.1:9999 within 600 s"):
-        join_on(monkeypatch, "CPU", "environment")
+    return run
 
 
-def test_a_worker_says_what_it_waits_for(monkeypatch, calls, until, capsys):
+def test_processes_that_never_come_are_named_and_not_waited_for_for_ever(meet):
+    said, error = meet(Store(**{"rank 3": 0, "of 4": 2, "processes": 2}))
+    assert said == "rank 1: waiting at 127.0.0.1:9999 for ranks 3 of 4\n"
+    assert error == "not all 4 processes joined at 127.0.0.1:9999 within 600 s: missing 3"
+
+
+def test_processes_of_two_jobs_at_one_address_do_not_make_one(meet):
+    assert "another process has this rank in a job at 127.0.0.1:9999" in meet(Store(**{"rank 1": 1}))[1]
+    assert "RANK_SIZE is 4 here, and another number in others" in meet(Store(**{"of 4": 2}))[1]
+
+
+def test_who_waits_for_rank_0_says_so(meet, monkeypatch):
+    def refuse(*arguments, **settings):
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(meeting.socket, "create_connection", refuse)
+    said, error = meet(None)
+    assert said == "rank 1: waiting at 127.0.0.1:9999 for rank 0 (Connection refused)\n"
+    assert error == "no rank 0 at 127.0.0.1:9999 within 600 s (Connection refused)"
+
+
+def test_no_python_code_is_kept_from_running_while_others_are_waited_for(tmp_path):
+    """MindSpore's store would wait without letting any run, so that no signal was received, for minutes."""
+    code = (
+        "from pet.cli.imports import import_quickly\nimport_quickly()\nimport threading, time\n"
+        "from pet.launching.addresses import free_address\nfrom pet.launching.environment import Job\n"
+        "from pet.parallel import meeting\nfrom mindspore.mint import distributed\n"
+        "ran = []\n"
+        "def run():\n    while True: time.sleep(0.01), ran.append(time.monotonic())\n"
+        "threading.Thread(target=run, daemon=True).start()\n"
+        "port = free_address()[1]\n"
+        "try:\n    meeting.meet(Job(0, 2, master=f'127.0.0.1:{port}'), 3.0, 1.0)\n"
+        "except meeting.InputError as error:\n    print(error, len(ran) > 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert "within 3 s: missing 1 True" in done.stdout, done.stderr
+    assert "rank 0: waiting at" in done.stderr
+
+
+def test_a_worker_of_msrun_has_said_what_it_waits_for(monkeypatch, calls, until, capfd):
+    """By another process: while MindSpore waits no Python code of this one runs."""
+
     def init():
-        until(lambda: "msrun" in said or said.append(capsys.readouterr().err) or "waiting" in said[-1])
+        until(lambda: "waiting" in said[-1] or said.append(said[-1] + capfd.readouterr().err))
 
-    said: list[str] = []
+    said = [""]
     monkeypatch.setattr(join, "PATIENCE", 0.05)
     monkeypatch.setattr(communication, "init", init)
     monkeypatch.setenv("MS_SCHED_HOST", "10.0.0.1")
     monkeypatch.setenv("MS_SCHED_PORT", "8118")
     join_on(monkeypatch, "CPU", "msrun")
     assert said[-1] == "rank 1: waiting at 10.0.0.1:8118 for all 4 processes of the job\n"
+    monkeypatch.setattr(join, "_job", None)
+    monkeypatch.setattr(communication, "init", lambda: None)
+    join_on(monkeypatch, "CPU", "msrun")
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("launcher", ["pet", "msrun"])

@@ -10,11 +10,11 @@ from pet.parallel import collectives, peers
 from pet.parallel.peers import HELLO, Peers, own_address
 
 HOST = socket.gethostname()
-PLACE = "127.0.0.1:9"
+PLACES = ("127.0.0.1:9", "::1:9")
 
 
-@pytest.fixture
-def job(monkeypatch):
+@pytest.fixture(params=PLACES[:1])
+def job(monkeypatch, request):
     """Three processes of a job, and what each ended with: (rank, text)."""
     known, ended = [], []
 
@@ -26,7 +26,7 @@ def job(monkeypatch):
     monkeypatch.setattr(collectives, "all_gather_object", gather)
     monkeypatch.setattr(peers, "GRACE", 0.0)
     monkeypatch.setattr(peers.os, "_exit", lambda code: ended.append(code))
-    return [Peers(Job(rank, 3, launcher="environment"), PLACE) for rank in range(3)], ended
+    return [Peers(Job(rank, 3, launcher="environment"), request.param) for rank in range(3)], ended
 
 
 @pytest.fixture
@@ -41,14 +41,15 @@ def together(job, until):
                 link.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.parametrize("job", PLACES, indirect=True)
 def test_the_end_of_one_is_the_end_of_all(together, until, capsys):
     members, ended = together
     members[1].links[0].shutdown(socket.SHUT_RDWR)  # as the kernel does for a process that is killed
-    until(lambda: len(ended) >= 3)
+    said = [""]
+    until(lambda: said.append(said[-1] + capsys.readouterr().err) or ("rank 0 is gone" in said[-1] and len(ended) >= 3))
     assert set(ended) == {1}
-    said = capsys.readouterr().err
-    assert said.count(f"rank 1 on {HOST} is gone: this process ends, too") == 2  # rank 0 and, told by it, rank 2
-    assert said.count("rank 0 is gone") == 1
+    assert said[-1].count(f"rank 1 on {HOST} is gone: this process ends, too") == 2  # rank 0 and, told by it, rank 2
+    assert said[-1].count("rank 0 is gone") == 1
 
 
 def test_the_end_of_msruns_scheduler_is_the_end_of_all(together, monkeypatch, until, capsys):
@@ -108,4 +109,5 @@ def test_a_step_that_a_signal_does_not_end(together, monkeypatch):
 def test_the_address_is_that_of_the_network_in_which_the_others_are():
     assert own_address("127.0.0.1:8118") == "127.0.0.1"
     assert own_address("127.0.0.2:8118") in ("127.0.0.1", "127.0.0.2")
+    assert own_address("::1:8118") == own_address("[::1]:8118") == "::1"
     assert own_address("nonsense")  # this machine's, whatever that is
