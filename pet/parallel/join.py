@@ -23,6 +23,7 @@ from model_zoo.errors import InputError
 from pet.launching.addresses import only_here
 from pet.launching.environment import Job, read_job
 from pet.launching.heartbeat import leaving, waiting
+from pet.launching.msrun import SCHEDULER, end_scheduler, start_guard
 from pet.parallel.meeting import meet
 
 JOIN_LIMIT = 120
@@ -144,7 +145,8 @@ def _said(job: Job) -> Iterator[None]:
 
     While MindSpore waits for its scheduler no Python code of this process runs, so that another one says it.
     """
-    if os.environ.get("MS_ROLE") == "MS_SCHED":
+    if os.environ.get("MS_ROLE") == SCHEDULER:
+        start_guard()
         yield
         return
     place = scheduler()
@@ -208,6 +210,7 @@ def leave(code: int = 0) -> bool:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
+        end_scheduler()
         os._exit(code or 1)
     goodbye = threading.Thread(target=_goodbye, daemon=True)
     goodbye.start()

@@ -22,6 +22,7 @@ import time
 
 from model_zoo.errors import InputError
 from pet.launching.environment import Job, split_address
+from pet.launching.msrun import end_scheduler
 from pet.parallel import collectives, join
 from pet.train.stop import signalled
 
@@ -157,6 +158,7 @@ class Peers(threading.Thread):
         if not self.leaving:
             with contextlib.suppress(Exception):
                 print(f"\n{text}: this process ends, too; --resume goes on", file=sys.stderr, flush=True)
+            end_scheduler()
             os._exit(1)
 
     def leave(self) -> None:

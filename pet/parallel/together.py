@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from model_zoo.errors import InputError
 from pet.launching.environment import Job, read_job
+from pet.launching.msrun import all_here, end_scheduler
 from pet.train.agreement import raise_everywhere
 
 TELL_LIMIT = 60
@@ -21,7 +22,8 @@ def come_together(problem: InputError | None = None) -> Job:
     """Joins the job. What one process has found wrong in its input before ends all of them, with its message.
 
     ``pet launch`` sees to that by itself. Under msrun and others a process that ended before the job has come together
-    would leave the others waiting for it for minutes. So it is said at once, and the job comes together in any case.
+    would leave the others waiting for it for minutes. So it is said at once, and the job comes together in any case;
+    but where all are on this machine, msrun ends the others.
 
     Args:
         problem: what this process has found; None joins it to work.
@@ -39,6 +41,9 @@ def come_together(problem: InputError | None = None) -> Job:
 
         print(f"rank {job.rank}: {hide(str(problem))}", file=sys.stderr, flush=True)
         problem.said = True
+        if job.launcher == "msrun" and all_here():
+            end_scheduler()
+            raise problem
     from pet.parallel import collectives, join, peers
 
     try:

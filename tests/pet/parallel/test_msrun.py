@@ -1,0 +1,76 @@
+"""Jobs of msrun that fail end soon: its scheduler, which it waits for, is ended by who has failed, or by a guard."""
+
+import subprocess
+import sys
+
+import pytest
+
+from model_zoo.errors import InputError
+from pet.launching.environment import Job
+from pet.parallel import join, together
+
+MSRUN = """
+import os, subprocess, sys
+def start(role, code, number=None):
+    environment = {"MS_ROLE": role, "MS_WORKER_NUM": "2", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": "1"}
+    environment |= {} if number is None else {"MS_NODE_ID": str(number)}
+    code = "from pet.launching import msrun\\n" + code
+    command = [sys.executable, "-c", code, str(os.getpid())]
+    return subprocess.Popen(command, env={**os.environ, **environment}, stdin=subprocess.PIPE)
+"""
+WAIT = "import sys; sys.stdin.read()"
+
+
+def said(code: str) -> str:
+    """By a program that starts processes as msrun does."""
+    done = subprocess.run([sys.executable, "-c", MSRUN + code], capture_output=True, text=True, timeout=300, check=True)
+    return done.stdout
+
+
+def test_who_fails_ends_the_scheduler_of_its_own_job():
+    code = f"""
+schedulers = [start("MS_SCHED", "{WAIT}")]
+os.environ["MS_OTHER"] = "1"
+start("MS_WORKER", "print(msrun.all_here())", 0).wait()
+other = start("MS_WORKER", "{WAIT}", 1)
+start("MS_WORKER", "print(msrun.all_here()); msrun.end_scheduler()", 0).wait()
+print(schedulers[0].wait(), other.poll())
+other.kill()
+"""
+    assert said(code).splitlines() == ["False", "True", "-9 None"]
+
+
+def test_a_guard_ends_the_scheduler_when_all_its_workers_are_gone():
+    guard = "msrun.GONE = 0.0; msrun.guard(int(sys.argv[1]))"
+    serve = "import subprocess, sys; command = [sys.executable, '-c', 'import sys; from pet.launching import msrun; "
+    serve += f"{guard}', sys.argv[1]]; subprocess.Popen(command).wait()"
+    code = f"""
+scheduler = start("MS_SCHED", {serve!r})
+workers = [start("MS_WORKER", "{WAIT}", number) for number in (0, 1)]
+try:
+    scheduler.wait(3)
+except subprocess.TimeoutExpired:
+    print("serves")
+for worker in workers:
+    worker.kill(), worker.wait()
+print(scheduler.wait())
+"""
+    assert said(code).splitlines() == ["serves", "-9"]
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_what_is_wrong_where_all_workers_are_is_said_without_joining(monkeypatch, capsys, here):
+    ended = []
+    monkeypatch.setattr(together, "_came", False)
+    monkeypatch.setattr(together, "read_job", lambda: Job(1, 2, 0, 0, "msrun"))
+    monkeypatch.setattr(together, "all_here", lambda: here)
+    monkeypatch.setattr(together, "end_scheduler", lambda: ended.append("scheduler"))
+    monkeypatch.setattr(join, "join", lambda limit: ended.append("joined") or join_fails())
+
+    def join_fails():
+        raise InputError("nobody came")
+
+    with pytest.raises(InputError, match="no such key") as error:
+        together.come_together(InputError("train.stepz: no such key"))
+    assert ended == (["scheduler"] if here else ["joined"])
+    assert error.value.said and capsys.readouterr().err == "rank 1: train.stepz: no such key\n"
