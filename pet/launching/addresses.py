@@ -79,9 +79,10 @@ def only_here(place: str) -> str:
 def reserve(host: str = "127.0.0.1") -> socket.socket:
     """Holds a free port of this machine until the socket is closed: nobody gets it by chance, but who is told its
     number may listen there, as MindSpore's store does."""
-    held = socket.socket()
+    six = ":" in host
+    held = socket.socket(socket.AF_INET6 if six else socket.AF_INET)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind((resolve(host), 0))
+    held.bind((host if six else resolve(host), 0))
     return held
 
 

@@ -24,6 +24,8 @@ import time
 from collections.abc import Hashable, Iterator
 
 from model_zoo import progress
+from model_zoo.errors import InputError
+from pet.launching.environment import read_job
 from pet.launching.stacks import answering
 
 BEAT_FILE = "PET_BEAT_FILE"
@@ -56,20 +58,32 @@ def rest() -> None:
     _write(SILENT)
 
 
+def repeat() -> None:
+    """Writes the last line once more: the file is named only now."""
+    _write(*_now)
+
+
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
     """Within, the library's own work is watched; it counts from the first `tick` on."""
     global _watched
-    if _watched or BEAT_FILE not in os.environ:
+    if _watched or not (BEAT_FILE in os.environ or _has_peers()):
         yield
         return
-    with answering(os.environ[BEAT_FILE]):
+    with answering(lambda: os.environ.get(BEAT_FILE)):
         _watched, progress.watcher = True, sys.modules[__name__]
         try:
             yield
         finally:
             _watched, progress.watcher = False, None
             rest()
+
+
+def _has_peers() -> bool:
+    """Whether a sentinel will watch this process, as soon as the job has come together."""
+    with contextlib.suppress(InputError):
+        return read_job().distributed
+    return False
 
 
 def tick(place: Hashable | None = None) -> None:

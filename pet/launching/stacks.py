@@ -14,7 +14,7 @@ import os
 import signal
 import sysconfig
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 QUESTION = getattr(signal, "SIGWINCH", None)
@@ -29,19 +29,25 @@ def file_of(beat_file: str | os.PathLike) -> Path:
 
 
 @contextlib.contextmanager
-def answering(beat_file: str | os.PathLike) -> Iterator[None]:
-    """Within, this process answers, where this is the main thread."""
+def answering(beat_file: Callable[[], str | None]) -> Iterator[None]:
+    """Within, this process answers, where this is the main thread.
+
+    Args:
+        beat_file: names the file of its lines; None where nobody watches yet.
+    """
     if QUESTION is None or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def answer(number, frame) -> None:
-        frames = []
-        while frame is not None:
+        place, frames = beat_file(), []
+        while place and frame is not None:
             frames.append((frame.f_code.co_filename, frame.f_code.co_name))
             frame = frame.f_back
+        if not place:
+            return
         with contextlib.suppress(OSError):
-            file_of(beat_file).write_text(json.dumps(frames))
+            file_of(place).write_text(json.dumps(frames))
 
     before = signal.signal(QUESTION, answer)
     signal.siginterrupt(QUESTION, False)

@@ -4,9 +4,10 @@ A collective of MindSpore waits for a process that is gone, as it does for one t
 connection to rank 0. It ends when a process does, however that was, and soon after its machine or its network is gone,
 which the kernels find out by themselves: Python may be busy. Then rank 0 tells the others, and all end.
 
-A process that hangs is msrun's business: its scheduler misses the process's sign of life and ends. msrun looks at the
-workers alone, and would wait for ever; so each of them keeps a connection to the scheduler, too. Where a scheduler
-sends SIGTERM, they end after the step, and where that does not end either, after `NOTICE` seconds.
+A process that hangs is ended by its sentinel (`pet.launching.sentinel`). One that is stopped is missed by msrun's
+scheduler, too, which ends. msrun looks at the workers alone, and would wait for ever; so each of them keeps a connection
+to the scheduler. Where a cluster's system sends SIGTERM, they end after the step, and where that does not end either,
+after `NOTICE` seconds.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import threading
 import time
 
 from model_zoo.errors import InputError
+from pet.launching import sentinel
+from pet.launching.addresses import reserve
 from pet.launching.environment import Job, split_address
 from pet.launching.msrun import end_scheduler
 from pet.parallel import collectives, join
@@ -47,6 +50,7 @@ def watch() -> None:
     if _peers is not None or not job.distributed or job.launcher == "pet":
         return
     _peers = Peers(job, job.master or join.scheduler())
+    sentinel.start(job, _peers.sentinels, _peers.token)
     join.on_leaving(_peers.leave)
 
 
@@ -60,6 +64,7 @@ class Peers(threading.Thread):
     Attributes:
         links: connections by rank.
         hosts: names of the machines, as far as rank 0 knows them.
+        sentinels: where that of rank 0 listens.
         left: ranks that said that they are through.
         leaving: whether this process is.
         step_began, signalled: when the step began that runs, and when a signal was first seen; else None.
@@ -72,8 +77,13 @@ class Peers(threading.Thread):
         self.step_began = self.signalled = None
         self.scheduler = to_scheduler() if job.launcher == "msrun" else None
         self.server = serve(own_address(place)) if job.rank == 0 else None
-        own = (*self.server.getsockname()[:2], secrets.token_hex(16)) if self.server is not None else None
-        *address, self.token = collectives.all_gather_object(own, collectives.world())[0]
+        own = None
+        if self.server is not None:
+            address = self.server.getsockname()[:2]
+            self.held = reserve(address[0])  # for rank 0's sentinel
+            own = (*address, self.held.getsockname()[1], secrets.token_hex(16))
+        *address, port, self.token = collectives.all_gather_object(own, collectives.world())[0]
+        self.sentinels = address[0], port
         if self.server is None:
             try:
                 link = socket.create_connection(tuple(address), timeout=10.0)
