@@ -5,9 +5,9 @@ connection to rank 0. It ends when a process does, however that was, and soon af
 which the kernels find out by themselves: Python may be busy. Then rank 0 tells the others, and all end.
 
 A process that hangs is ended by its sentinel (`pet.launching.sentinel`). One that is stopped is missed by msrun's
-scheduler, too, which ends. msrun looks at the workers alone, and would wait for ever; so each of them keeps a connection
-to the scheduler. Where a cluster's system sends SIGTERM, they end after the step, and where that does not end either,
-after `NOTICE` seconds.
+scheduler, too, which ends. msrun looks at the workers alone, and would wait for ever; so each of them keeps a
+connection to the scheduler. Where a cluster's system sends SIGTERM, they end after the step, and where that does not
+end either, after `NOTICE` seconds.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 RECIPE = ["gpt_lora", "train.epochs=null", "train.steps=6", "train.save_every=3", "eval.every_epochs=null"]
@@ -198,7 +199,8 @@ def run(options, words: list[str]) -> int:
 def saves(options, words: list[str]) -> int:
     """Disturbs the second of three checkpoints of one run again and again; gives how many jobs went wrong."""
     words, failures = ["train.save_every=2", *words], 0
-    expected, directory = finished(options.directory / "whole", words), options.directory / "disturbed"
+    directory, beside = options.directory / "disturbed", ThreadPoolExecutor()
+    expected = beside.submit(finished, options.directory / "whole", words)
     place = "part"
     for fault, rank in itertools.product(("kill", "full"), (0, 1)):
         if options.half is not None and (rank == (fault == "full")) != (options.half == 0):
@@ -215,7 +217,7 @@ def saves(options, words: list[str]) -> int:
             print(said[:1500], flush=True)
         if place == "part":  # from here on, a job begins behind the first checkpoint
             place, words = "next part", [*words, "--resume"]
-    if finished(directory, words) != expected:
+    if finished(directory, words) != expected.result():
         failures += 1
         print("resumed to another adapter", flush=True)
     if left := [str(each) for each in (directory / "run").rglob("*unfinished*")]:
