@@ -16,6 +16,8 @@ import sys
 import time
 from collections.abc import Iterator
 
+import psutil
+
 JOB = ("MS_WORKER_NUM", "MS_SCHED_HOST", "MS_SCHED_PORT")
 """Variables that all processes of a job have alike."""
 WORKER, SCHEDULER = "MS_WORKER", "MS_SCHED"
@@ -24,22 +26,20 @@ GONE = 30.0
 """Seconds after the end of all workers in which their scheduler ends by itself, where all is well."""
 
 
-def of_job(role: str, parent: int | None = None) -> Iterator[tuple[int, str | None]]:
-    """(id, number among the job's workers) of each process of this job's in a role that was started beside this one. A
+def of_job(role: str, parent: int | None = None) -> Iterator[tuple[psutil.Process, str | None]]:
+    """Each process of this job's in a role that was started beside this one, and its number among the job's workers. A
     program that shows a worker's log counts as that worker.
 
     Args:
         role: `WORKER` or `SCHEDULER`.
         parent: msrun's id; by default that of this process's parent.
     """
-    import psutil
-
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process(parent or os.getppid()).children():
             with contextlib.suppress(psutil.Error):
                 found = process.environ()
                 if found.get("MS_ROLE") == role and all(found.get(name) == os.environ.get(name) for name in JOB):
-                    yield process.pid, found.get("MS_NODE_ID")
+                    yield process, found.get("MS_NODE_ID")
 
 
 def all_here(parent: int | None = None) -> bool:
@@ -48,12 +48,24 @@ def all_here(parent: int | None = None) -> bool:
     return str(len(found)) == os.environ.get("MS_WORKER_NUM")
 
 
+def waiting_launcher() -> int | None:
+    """The id of the msrun that has started this process and waits for it; None where it does not wait (``--join``)."""
+    with contextlib.suppress(psutil.Error):
+        parent = psutil.Process(os.getppid())
+        words = parent.cmdline()
+        joined = next((words[index:] for index, word in enumerate(words) if word.partition("=")[0] == "--join"), None)
+        if joined and "msrun" in " ".join(words[:2]):
+            value = joined[0].partition("=")[2] or "".join(joined[1:2])
+            return parent.pid if value == "True" else None
+    return None
+
+
 def end_scheduler() -> None:
     """Ends the scheduler of this worker's job, where it is on this machine: the job has failed."""
     if os.environ.get("MS_ROLE") == WORKER:
-        for pid, _ in of_job(SCHEDULER):
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        for process, _ in of_job(SCHEDULER):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
 
 def start_guard() -> None:
@@ -62,20 +74,43 @@ def start_guard() -> None:
 
 
 def guard(launcher: int) -> None:
-    """Ends the scheduler, this process's parent, when all its workers were here and are gone.
+    """Ends the scheduler, this process's parent, when all its workers were here and are gone; and what shows their logs
+    where msrun, which would, is gone as well.
 
     Args:
         launcher: id of msrun.
     """
-    scheduler, seen, last = os.getppid(), False, time.monotonic()
+    scheduler, last, workers, shown = os.getppid(), time.monotonic(), [], []
     while os.getppid() == scheduler:
-        seen = seen or all_here(launcher)
-        if not seen or [*of_job(WORKER, launcher)]:
+        if not workers and all_here(launcher):
+            here = [process for process, _ in of_job(WORKER, launcher)]
+            shown = [process for process in here if named(process, "tail")]
+            workers = [process for process in here if process not in shown]
+        if not workers or any(map(runs, workers)):
             last = time.monotonic()
         elif time.monotonic() - last > GONE:
             print("all workers are gone, and did not say that they are through: the scheduler ends", file=sys.stderr)
             os.kill(scheduler, signal.SIGKILL)
+            break
         time.sleep(1.0)
+    if not psutil.pid_exists(launcher):
+        for process in shown:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+
+def named(process: psutil.Process, name: str) -> bool:
+    """Whether a process runs that program."""
+    with contextlib.suppress(psutil.Error):
+        return process.name() == name
+    return False
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether a process has not ended."""
+    with contextlib.suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from model_zoo.errors import InputError
 from pet.launching import sentinel
 from pet.launching.addresses import reserve
 from pet.launching.environment import Job, split_address
-from pet.launching.msrun import end_scheduler
+from pet.launching.msrun import end_scheduler, waiting_launcher
 from pet.parallel import collectives, join
 from pet.train.stop import signalled
 
@@ -65,6 +65,7 @@ class Peers(threading.Thread):
         links: connections by rank.
         hosts: names of the machines, as far as rank 0 knows them.
         sentinels: where that of rank 0 listens.
+        launcher: id of the msrun that waits for this process.
         left: ranks that said that they are through.
         leaving: whether this process is.
         step_began, signalled: when the step began that runs, and when a signal was first seen; else None.
@@ -76,6 +77,7 @@ class Peers(threading.Thread):
         self.hosts: dict[int, str] = {}
         self.step_began = self.signalled = None
         self.scheduler = to_scheduler() if job.launcher == "msrun" else None
+        self.launcher = waiting_launcher() if job.launcher == "msrun" else None
         self.server = serve(own_address(place)) if job.rank == 0 else None
         own = None
         if self.server is not None:
@@ -109,6 +111,9 @@ class Peers(threading.Thread):
             listened = [*sources, *(one for one in others if one is not None)]
             for ready in select.select(listened, [], [], 1.0)[0]:
                 self.hear(sources[ready]) if ready in sources else others[ready]()
+            if self.launcher is not None and os.getppid() != self.launcher:
+                self.launcher = None
+                self.end(f"rank {self.job.rank}: msrun, which waited for it, is gone")
             if self.overdue():
                 self.end(f"rank {self.job.rank}: the step did not end within {NOTICE:.0f} s of the signal")
 

@@ -40,6 +40,15 @@ other.kill()
     assert said(code).splitlines() == ["False", "True", "-9 None"]
 
 
+def test_a_worker_knows_an_msrun_that_waits_for_it(tmp_path):
+    script = tmp_path / "msrun"
+    script.write_text(MSRUN + "start('MS_WORKER', 'print(msrun.waiting_launcher())').wait()\nprint(os.getpid())\n")
+    for words, waits in (["--join=True"], True), (["--join", "True"], True), (["--join=False"], False), ([], False):
+        done = subprocess.run([sys.executable, script, *words], capture_output=True, text=True, timeout=300, check=True)
+        found, pid = done.stdout.split()
+        assert found == (pid if waits else "None")
+
+
 def test_a_guard_ends_the_scheduler_when_all_its_workers_are_gone():
     guard = "msrun.GONE = 0.0; msrun.guard(int(sys.argv[1]))"
     serve = "import subprocess, sys; command = [sys.executable, '-c', 'import sys; from pet.launching import msrun; "

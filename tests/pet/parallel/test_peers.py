@@ -69,6 +69,13 @@ def test_the_end_of_msruns_scheduler_is_the_end_of_all(together, monkeypatch, un
     assert "msrun's scheduler is gone" in capsys.readouterr().err
 
 
+def test_the_end_of_an_msrun_that_waits_is_the_end_of_all(together, until, capsys):
+    (member, *_), ended = together
+    member.launcher = -1  # no parent of this process
+    until(lambda: len(ended) >= 3)
+    assert "msrun, which waited for it, is gone" in capsys.readouterr().err
+
+
 def test_who_is_through_may_go(together, until):
     members, ended = together
     members[1].leave()
