@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 
@@ -88,8 +89,8 @@ def guard(launcher: int) -> None:
             workers = [process for process in here if process not in shown]
         if not workers or any(map(runs, workers)):
             last = time.monotonic()
-        elif time.monotonic() - last > GONE:
-            print("all workers are gone, and did not say that they are through: the scheduler ends", file=sys.stderr)
+        elif any(map(has_failed, workers)) or time.monotonic() - last > GONE:
+            print("all workers are gone, and not all were through: the scheduler ends", file=sys.stderr)
             os.kill(scheduler, signal.SIGKILL)
             break
         time.sleep(1.0)
@@ -103,6 +104,16 @@ def named(process: psutil.Process, name: str) -> bool:
     """Whether a process runs that program."""
     with contextlib.suppress(psutil.Error):
         return process.name() == name
+    return False
+
+
+def has_failed(process: psutil.Process) -> bool:
+    """Whether a process has ended, otherwise than well. That is known until msrun asks, which it does not for those
+    that it has killed itself."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        # behind the name, which may have spaces: the state, and 49 fields on the exit code
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        return fields[0] == "Z" and int(fields[49]) != 0
     return False
 
 

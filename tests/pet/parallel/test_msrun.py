@@ -49,8 +49,10 @@ def test_a_worker_knows_an_msrun_that_waits_for_it(tmp_path):
         assert found == (pid if waits else "None")
 
 
-def test_a_guard_ends_the_scheduler_when_all_its_workers_are_gone():
-    guard = "msrun.GONE = 0.0; msrun.guard(int(sys.argv[1]))"
+@pytest.mark.parametrize(("limit", "end"), [(0.0, "worker.kill(), worker.wait()"), (1e9, "worker.kill()")])
+def test_a_guard_ends_the_scheduler_when_all_its_workers_are_gone(limit, end):
+    """Some time after, or at once where one is known to have failed: msrun has killed it, and does not ask."""
+    guard = f"msrun.GONE = {limit}; msrun.guard(int(sys.argv[1]))"
     serve = "import subprocess, sys; command = [sys.executable, '-c', 'import sys; from pet.launching import msrun; "
     serve += f"{guard}', sys.argv[1]]; subprocess.Popen(command).wait()"
     code = f"""
@@ -61,7 +63,7 @@ try:
 except subprocess.TimeoutExpired:
     print("serves")
 for worker in workers:
-    worker.kill(), worker.wait()
+    {end}
 print(scheduler.wait())
 """
     assert said(code).splitlines() == ["serves", "-9"]
