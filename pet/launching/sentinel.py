@@ -35,6 +35,8 @@ VARIABLE = "PET_HANG_TIMEOUT"
 LIMIT = 30.0
 """Seconds without any sign of life after which a worker counts as hanging. Nobody who starts it is asked, so that they
 are more than the launcher's."""
+DIRECTORY = "pet-sentinel-"
+"""How directories begin in which a worker and its sentinel have their files; its id follows."""
 PAUSE = 0.2
 """Seconds between two looks."""
 HANGS = 124
@@ -67,15 +69,32 @@ def start(job: Job, address: tuple[str, int], secret: str) -> None:
     """
     if BEAT_FILE in os.environ or not limit():
         return
-    directory = tempfile.mkdtemp(prefix="pet-sentinel-")
+    try:
+        remove_left()
+        directory = tempfile.mkdtemp(prefix=f"{DIRECTORY}{os.getpid()}-")
+    except OSError as error:  # a full disk
+        print(
+            f"rank {job.rank}: nobody will notice if it hangs: {error.strerror}: {tempfile.gettempdir()}",
+            file=sys.stderr,
+        )
+        return
     os.environ[BEAT_FILE] = str(Path(directory, "beat"))
     repeat()
     if not faulthandler.is_enabled():
         faulthandler.enable()  # where it hangs stands in the log then
     said = {"pid": os.getpid(), "rank": job.rank, "size": job.size, "address": address, "secret": secret}
-    said |= {"directory": directory, "limit": limit()}
+    # msrun kills its workers by their groups, which no terminal stops; elsewhere Ctrl-Z stops both
+    said |= {"directory": directory, "limit": limit(), "apart": job.launcher == "msrun"}
     command = [sys.executable, "-I", "-c", START, str(Path(__file__).parents[2])]
     subprocess.run(command, input=json.dumps(said), text=True, stdout=subprocess.DEVNULL, check=False)
+
+
+def remove_left() -> None:
+    """Removes what sentinels have left that were killed themselves, their workers with them."""
+    for place in Path(tempfile.gettempdir()).glob(f"{DIRECTORY}*-*"):
+        pid = place.name.removeprefix(DIRECTORY).partition("-")[0]
+        if pid.isdigit() and not Path("/proc", pid).exists() and Path("/proc").exists():
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def main() -> None:
@@ -83,6 +102,8 @@ def main() -> None:
     said = json.loads(sys.stdin.read())
     if os.fork():
         return
+    if said["apart"]:
+        os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends when its worker does
     log = os.dup(2)

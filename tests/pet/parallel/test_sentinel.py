@@ -69,6 +69,18 @@ def test_who_works_or_says_nothing_does_not_hang(ended):
     assert ended == ([0, 0], ["", ""])
 
 
+def test_what_killed_sentinels_have_left_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(sentinel.tempfile, "gettempdir", lambda: str(tmp_path))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    for pid in (ended.pid, os.getpid(), "mine"):
+        (tmp_path / f"{sentinel.DIRECTORY}{pid}-x").mkdir()
+    sentinel.remove_left()
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(
+        f"{sentinel.DIRECTORY}{pid}-x" for pid in (os.getpid(), "mine")
+    )
+
+
 def test_a_launcher_watches_by_itself_and_nobody_need_be_watched(monkeypatch):
     monkeypatch.setattr(subprocess, "run", None)
     monkeypatch.setenv(BEAT_FILE, "that of a launcher")
