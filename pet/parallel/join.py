@@ -46,6 +46,8 @@ if not select.select([sys.stdin], [], [], float(sys.argv[1]))[0]:
 LEAVE_LIMIT = 20.0
 """Seconds that a worker which is through waits for the others. One that ends while its last message is under way may
 leave the others without it."""
+PART_LIMIT = 5.0
+"""The same where all have found out that something is wrong."""
 RANKS = ("RANK_ID", "OMPI_COMM_WORLD_RANK", "MS_ROLE")
 """One of them is set in every worker."""
 
@@ -212,10 +214,23 @@ def leave(code: int = 0) -> bool:
             sys.stderr.flush()
         end_scheduler()
         os._exit(code or 1)
+    _wait_for_all(LEAVE_LIMIT)
+    return _job.launcher != "msrun"
+
+
+def part() -> None:
+    """Waits for the others, all of which end now for a reason that each knows: who ended at once might leave another
+    one without the message that says it."""
+    if _job is not None and _job.distributed and not _left:
+        for tell in _told:
+            tell()
+        _wait_for_all(PART_LIMIT)
+
+
+def _wait_for_all(seconds: float) -> None:
     goodbye = threading.Thread(target=_goodbye, daemon=True)
     goodbye.start()
-    goodbye.join(LEAVE_LIMIT)
-    return _job.launcher != "msrun"
+    goodbye.join(seconds)
 
 
 def _goodbye() -> None:

@@ -85,7 +85,16 @@ def compare(facts: dict[str, Any], distributed: DistributedContext) -> None:
     for rank, (host, other) in enumerate(everybody):
         for text in apart(everybody[0][1], other):
             problems.setdefault(text, f"rank {rank} on {host} differs from rank 0 on {everybody[0][0]}: {text}")
+    if problems:
+        _part()
     InputError.raise_any(problems.values())
+
+
+def _part() -> None:
+    """All processes end now."""
+    job = sys.modules.get("pet.parallel.join")
+    if job is not None:
+        job.part()
 
 
 def raise_everywhere(error: InputError | None, objects: Callable[[Any], list]) -> None:
@@ -97,6 +106,8 @@ def raise_everywhere(error: InputError | None, objects: Callable[[Any], list]) -
     """
     found = objects(error and (str(error), socket.gethostname()))
     texts = {each and each[0] for each in found}
+    if any(texts):
+        _part()
     if error is not None and len(texts) == 1:
         raise error
     if any(texts):

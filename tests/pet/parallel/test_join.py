@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from datetime import timedelta
+from threading import Event
 from types import SimpleNamespace
 
 import mindspore as ms
@@ -236,6 +237,7 @@ def test_what_is_wrong_on_one_machine_is_said_on_all(monkeypatch, capsys, launch
     monkeypatch.setattr(
         collectives, "all_gather_object", lambda value, group: [("data.train: no such file", "a"), value]
     )
+    monkeypatch.setattr(join, "part", lambda: joined.append("parted"))
     expected = {"pet": mine, "msrun": "rank 0 on a: data.train: no such file"}[launcher]
 
     def read():
@@ -248,4 +250,17 @@ def test_what_is_wrong_on_one_machine_is_said_on_all(monkeypatch, capsys, launch
     with pytest.raises(InputError) as error:
         read()
     assert expected in str(error.value) and (mine or "") in str(error.value)
-    assert joined == ([] if launcher == "pet" else [f"rank 1: {mine}\n" if mine else ""])
+    # who ended at once might leave another one without the message
+    assert joined == ([] if launcher == "pet" else [f"rank 1: {mine}\n" if mine else "", "parted"])
+
+
+def test_who_parts_tells_the_others_and_waits_for_them(monkeypatch):
+    done = []
+    monkeypatch.setattr(join, "_job", Job(0, 2, launcher="environment"))
+    monkeypatch.setattr(join, "_told", [lambda: done.append("told")])
+    monkeypatch.setattr(join, "_meet_all", lambda: done.append("met"))
+    join.part()
+    assert done == ["told", "met"]
+    monkeypatch.setattr(join, "PART_LIMIT", 0.01)
+    monkeypatch.setattr(join, "_meet_all", Event().wait)  # who is gone does not come
+    join.part()
