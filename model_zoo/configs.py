@@ -226,6 +226,21 @@ class Config:
         """The window of each layer: how many keys a query sees, itself among them; 0 for all."""
         return (0,) * self.dims.layers
 
+    @property
+    def reads_window(self) -> bool:
+        """Whether the layers of transformers' model heed ``sliding_window`` where it counts."""
+        return True
+
+    @property
+    def cached_window(self) -> int:
+        """How many columns an answer over a cache sees, itself among them; 0 for as many as its layers do.
+
+        transformers' cache heeds ``sliding_window`` in every family, also where the layers pass over it.
+        """
+        kinds = self.extra.get("layer_types")
+        listed = kinds is None or {*kinds} == {"sliding_attention"}
+        return self.extra.get("sliding_window") or 0 if listed and not self.reads_window else 0
+
     def tensors(self) -> dict[str, CellSpec]:
         """{path: cell} of all cells with weights, ``*`` for a layer's number; a tied head is not among them."""
         raise NotImplementedError

@@ -61,7 +61,7 @@ class TokenTracer(CachedTracer):
     def attention(self, query, keys, values, numbers, low=""):
         cache = self.cache
         given = query, keys, values, cache.keys, cache.values, self.end, self.key_mask
-        return self.emit("token_attention", *given, **numbers, pinned=cache.pinned)
+        return self.emit("token_attention", *given, **cache.numbers)
 
 
 class WholeTracer(CachedTracer):

@@ -16,6 +16,7 @@ class GlmConfig(RotaryConfig):
     family = rotary_family("glm4", ("gate_up_proj",), fused={"gate_up_proj": "gate_up"})
     architectures: ClassVar = {"glm": "GlmForCausalLM", "glm4": "Glm4ForCausalLM"}
     rotary = "interleaved"
+    reads_window = False
 
     vocab_size: int = 151552
     intermediate_size: int = 13696

@@ -40,6 +40,10 @@ class LlamaConfig(RotaryConfig):
     def from_dict(cls, values: Mapping[str, Any]):
         return super().from_dict({**ASSUMED.get(values.get("model_type"), {}), **values})
 
+    @property
+    def reads_window(self) -> bool:
+        return self.model_type != "llama"
+
     def slides(self, layer: int) -> bool:
         return self.model_type == "mistral" or (self.model_type == "qwen2" and self.slides_as_qwen(layer))
 

@@ -31,22 +31,37 @@ class LayerCache(nn.Cell):
         pinned: how many columns are in front of all tokens.
         cursor: the column that is written next.
         native: whether C kernels attend over it (`engine.token_attention`); otherwise `AttentionCore` does.
+        window: of the model's answers, where the core has none: `Config.cached_window`.
+
+    Attributes:
+        numbers: of the attention of a token over it; see `engine.token_attention`.
     """
 
     def __init__(
-        self, name: str, core: AttentionCore, batch: int, columns: int, pinned: int, cursor: Parameter, dtype, native
+        self,
+        name: str,
+        core: AttentionCore,
+        batch: int,
+        columns: int,
+        pinned: int,
+        cursor: Parameter,
+        dtype,
+        native,
+        window: int = 0,
     ):
         super().__init__()
         self.batch, self.heads, self.head_dim = batch, core.kv_heads, core.head_dim
-        self.pinned = pinned if core.window else 0
-        self.length = rows_kept(columns, pinned, core.window)
+        window = core.window or window
+        self.pinned = pinned if window else 0
+        self.length = rows_kept(columns, pinned, window)
         self.wraps = self.length < columns
         shape = batch * self.heads * self.length, self.head_dim
         self.keys = Parameter(ops.zeros(shape, dtype), name=f"cache.{name}.keys", requires_grad=False)
         self.values = Parameter(ops.zeros(shape, dtype), name=f"cache.{name}.values", requires_grad=False)
         self.cursor = cursor
         self.prefilling = True
-        self.token = token_attention(**core.numbers, pinned=self.pinned) if native else None
+        self.numbers = {**core.numbers, "window": window, "pinned": self.pinned}
+        self.token = token_attention(**self.numbers) if native else None
         self.gather, self.modulo = ops.Gather(), ops.FloorMod()
         # Ascend's documentation has bfloat16 for the second alone
         self.by_point = on_ascend()
@@ -104,8 +119,8 @@ class Cache:
         self.cores = [(path, cell) for path, cell in model.cells_and_names() if isinstance(cell, AttentionCore)]
         self.layers = []
         for path, core in self.cores:
-            sizes = batch, length, model.virtual_tokens
-            self.layers.append(LayerCache(path, core, *sizes, self.cursor, model.dtype, native))
+            sizes, window = (batch, length, model.virtual_tokens), model.config.cached_window
+            self.layers.append(LayerCache(path, core, *sizes, self.cursor, model.dtype, native, window))
 
     def attach(self, prefilling: bool) -> None:
         """Makes the model's attention use this cache. Set past `Cell.__setattr__`: it is no part of the model."""

@@ -33,6 +33,24 @@ UNKNOWN = {
 _said: set[str] = set()
 
 
+def say_window(source: Any, window: int, length: int) -> None:
+    """Warns, once for each model, of an answer beyond a window that only caches heed.
+
+    Args:
+        window: `Config.cached_window`.
+        length: tokens of the prompt and of the answer, at most.
+    """
+    if 0 < window < length and (key := f"{source} window") not in _said:
+        _said.add(key)
+        log.warning(
+            "%s: config.json says sliding_window=%d: tokens of an answer see the last %d only, as in transformers, and "
+            "those of a prompt and in training all before them; without sliding_window (or use_cache=False) all do",
+            source,
+            window,
+            window,
+        )
+
+
 def say_unheeded(source: Any, config: Mapping[str, Any], given: Collection[str]) -> None:
     """Warns, once for each model, of settings that take no effect.
 

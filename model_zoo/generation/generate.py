@@ -10,7 +10,7 @@ from model_zoo.errors import InputError
 from model_zoo.generation.beams import beam_search
 from model_zoo.generation.choose import Choice
 from model_zoo.generation.decoders import decoder_for
-from model_zoo.generation.defaults import say_unheeded
+from model_zoo.generation.defaults import say_unheeded, say_window
 from model_zoo.graph import evaluating
 from model_zoo.inputs import as_array, as_int_tensor
 
@@ -121,6 +121,8 @@ def generate(
         "stop_strings": stop_strings,
     }
     source = getattr(model, "loaded_from", "the model")
+    if use_cache:
+        say_window(source, model.config.cached_window, longest + new_tokens)
     say_unheeded(source, model.generation_config, [name for name, value in given.items() if value])
     if pad_token_id is not None:
         end_ids([pad_token_id], model.config.dims.vocab, "pad_token_id")

@@ -18,6 +18,7 @@ import pet
 from model_zoo.auto import AutoModel
 from model_zoo.engine import available
 from model_zoo.families import CONFIGS, config_class
+from model_zoo.generation import decoders
 from model_zoo.rope_config import rope_settings
 from model_zoo.tokenizers import AutoTokenizer
 from pet.data.packing import collate
@@ -253,6 +254,36 @@ def test_greedy_ids(case, prompts):
     settings = {"max_new_tokens": NEW, "eos_token_id": None}
     assert np.array_equal(model.generate(ids, mask, **settings), expected)
     assert np.array_equal(model.generate(ids, mask, use_cache=False, **settings), expected)
+
+
+@pytest.mark.parametrize("kind", ["llama", "glm"])
+def test_a_window_that_only_caches_heed(kind, prompts, tmp_path, caplog, monkeypatch):
+    """transformers' layers of these families pass over ``sliding_window``, its cache does not."""
+    architecture = {"llama": "LlamaForCausalLM", "glm": "GlmForCausalLM"}[kind]
+    values = {
+        **SIZES,
+        "head_dim": 8,
+        "hidden_act": "silu",
+        "model_type": kind,
+        "architectures": [architecture],
+        "pad_token_id": 0,
+    }
+    peer = random_model({**values, "sliding_window": 6, "use_sliding_window": False}, tmp_path)
+    ids, mask = prompts
+    rows, settings = (torch.tensor(ids), torch.tensor(mask)), {"max_new_tokens": NEW, "eos_token_id": None}
+    with torch.no_grad():
+        expected = {
+            cached: peer.generate(rows[0], attention_mask=rows[1], use_cache=cached, pad_token_id=0, **settings).numpy()
+            for cached in (True, False)
+        }
+    assert not np.array_equal(*expected.values())
+    model = AutoModel.from_pretrained(tmp_path)
+    for cached, answer in expected.items():
+        assert np.array_equal(model.generate(ids, mask, use_cache=cached, **settings), answer)
+    assert [record.name for record in caplog.records if "sliding_window=6" in record.getMessage()] == ["pet"]
+    monkeypatch.setattr(decoders, "available", lambda: False)
+    model = AutoModel.from_pretrained(tmp_path)
+    assert np.array_equal(model.generate(ids, mask, **settings), expected[True])
 
 
 @pytest.fixture
