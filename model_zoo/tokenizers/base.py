@@ -14,6 +14,7 @@ from model_zoo.arguments import misfit
 from model_zoo.atomic import atomic_write
 from model_zoo.errors import InputError, nearest
 from model_zoo.tokenizers.chat_template import ChatTemplate
+from model_zoo.tokenizers.conversations import with_texts
 from model_zoo.tokenizers.files import TokenizerFiles
 from model_zoo.tokenizers.pieces import InPieces
 from model_zoo.tokenizers.prompts import STYLES, TRAIN_ON, Part, check_messages, check_style, labels, recognise_style
@@ -207,19 +208,18 @@ class Tokenizer(InPieces, ABC):
         """Ids of a conversation, ready for the model to answer.
 
         Args:
-            messages: ``[{"role": "system"|"user"|"assistant", "content": str}, …]``, ending with the user. A chat
-                template may take other roles (``tool``) and more in a message (``tool_calls``).
+            messages: ``[{"role": "system"|"user"|"assistant", "content": str}, …]``, ending with the user; a content
+                may be a list of ``{"type": "text", "text": str}``. A chat template decides on the order, and may take
+                other roles (``tool``) and more in a message (``tool_calls``).
             tools: JSON schemas of functions, for a chat template that has a place for them.
             enable_thinking: For a chat template with such a switch; None leaves it as the template has it.
 
         Raises:
-            InputError: On empty messages, an unknown role or a wrong order, or a chat template that cannot be rendered.
+            InputError: On empty messages, an unknown role or a wrong order, or what a chat template refuses.
         """
-        options = {"tools": tools, "enable_thinking": enable_thinking}
-        if self.template is not None:
-            parts = self.template.prompt(messages, options)
-        else:
-            parts = STYLES[self.prompt_style].render(self._checked(messages, options, answered=False))
+        options, style = {"tools": tools, "enable_thinking": enable_thinking}, STYLES[self.prompt_style]
+        own = self.template
+        parts = own.prompt(messages, options) if own else style.render(self._checked(messages, options, answered=False))
         return [number for part in parts for number, _ in self._part_ids(part)]
 
     def _checked(self, messages, options: dict, answered: bool):
@@ -228,7 +228,7 @@ class Tokenizer(InPieces, ABC):
                 raise InputError(
                     f"{self.source}: the prompt style {self.prompt_style!r} has no place for {name}; templates have"
                 )
-        return check_messages(messages, answered)
+        return check_messages(with_texts(messages), answered)
 
     def example(
         self, messages, train_on: str = "answers", tools: list | None = None, enable_thinking: bool | None = None

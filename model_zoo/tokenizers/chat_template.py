@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
+from model_zoo.tokenizers.conversations import CALL_FORMS, as_called, check_told, check_turns
 from model_zoo.tokenizers.prompts import Part
-from model_zoo.tokenizers.thoughts import continued, lacks_thought, why_not
+from model_zoo.tokenizers.thoughts import alike, continued, lacks_thought, why_not
 
 LARGEST = 1 << 20
 """Characters of a template; published ones have a few thousand."""
@@ -39,10 +40,10 @@ _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}(.*?)\{%-?\s*endgeneration\
 
 SAID = "content", "reasoning_content"
 """What an answer says besides calls of tools."""
-CALL_FORMS = ((None, False), ("", False), (None, True), ("", True))
-"""How templates read a call: the content of a message without words, and whether arguments are JSON in a text (R1)."""
 PROBE = "asked_for_a_call", "name_of_a_call", "key_of_a_call", "callcall1"
 """A question, a function's name and argument for a trial, and an id as long as Mistral's templates want it."""
+MARKED = "\u25a0 by which an answer is found \u25a0"
+"""In place of an answer, for a trial."""
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -71,13 +72,7 @@ class Renderer:
         Raises:
             InputError: the template is wrong, refuses the conversation, or goes beyond a limit.
         """
-        try:
-            answers = self.worker.ask(values)
-        except (OSError, ValueError):
-            raise InputError(
-                f"{self.source}: the chat template was ended: it needs more than {self.seconds:g} s of processor time "
-                "for one conversation, or breaks its process otherwise"
-            ) from None
+        answers = self.answers(values)
         for answer, given in zip(answers, values, strict=True):
             if "error" in answer:
                 lacks = given.get("tools", ()) is None and "NoneType" in answer["error"] and "tools" in self.text
@@ -86,6 +81,20 @@ class Renderer:
                     f"{self.source}: the chat template cannot render this conversation: {answer['error']}{hint}"
                 )
         return [answer["text"] for answer in answers]
+
+    def where_it_can(self, *values: Mapping[str, Any]) -> list[str | None]:
+        """The same, None for each that the template refuses."""
+        return [answer.get("text") for answer in self.answers(values)]
+
+    def answers(self, values: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+        """For each of these variables its ``text``, or the ``error``."""
+        try:
+            return self.worker.ask(values)
+        except (OSError, ValueError):
+            raise InputError(
+                f"{self.source}: the chat template was ended: it needs more than {self.seconds:g} s of processor time "
+                "for one conversation, or breaks its process otherwise"
+            ) from None
 
 
 class _Worker:
@@ -186,8 +195,10 @@ class ChatTemplate:
             messages: role and content each; ``tool_calls`` and whatever else the template reads.
             options: further variables: ``tools``, ``enable_thinking``.
         """
-        check_turns(messages, answered=False)
-        return self._parts(self.renderer(self._values(messages, options, True))[0], [])
+        messages = check_turns(messages, answered=False)
+        (text,) = self.renderer(self._values(messages, options, True))
+        check_told(messages, text, self.source)
+        return self._parts(text, [])
 
     def example(self, messages: Messages, options: Mapping[str, Any], train_on: str) -> Iterator[Part]:
         """The parts of a finished conversation, with the numbers of its answers.
@@ -195,11 +206,14 @@ class ChatTemplate:
         Raises:
             InputError: the template does not show which part of the text is an answer.
         """
-        check_turns(messages, answered=True)
+        messages = check_turns(messages, answered=True)
         if self.marks_answers:
             text, spans = _marked(self.renderer(self._values(messages, options, False))[0])
+        else:
+            text, spans = self._compared(messages, options, train_on)
+        check_told(messages, text, self.source)
+        if self.marks_answers:
             return self._parts(text, spans)
-        text, spans = self._compared(messages, options, train_on)
         start, end = spans[-1]
         if not self.stops or text[end:].strip() or text[start:end].endswith(tuple(self.stops)):
             return self._parts(text, spans)
@@ -218,10 +232,13 @@ class ChatTemplate:
             values.append(self._values(messages[:place], options, True))
             if place + 1 < len(messages):
                 values.append(self._values(messages[: place + 1], options, False))
-        text, *others = self.renderer(*values)
+        (text,), others = self.renderer(values[0]), self.renderer.where_it_can(*values[1:])
         others = others if len(others) % 2 == 0 else [*others, text]  # up to the last answer it is all of it
         spans: list[tuple[int, int]] = [(0, 0)] * (len(places) - len(wanted))
         for place, before, after in zip(wanted, others[::2], others[1::2], strict=True):
+            if before is None or after is None:  # a beginning that is no conversation by itself
+                spans.append(self._framed(messages, options, place, text))
+                continue
             start, end = len(before), len(after.rstrip())
             if text.startswith(before) and not text.startswith(after.rstrip()):
                 # Qwen3's writes an empty thought only into the last answer: the answer itself is there all the same
@@ -245,6 +262,21 @@ class ChatTemplate:
                 )
             spans.append((start, self._end_of(text, start, end)))
         return text, spans
+
+    def _framed(self, messages: Messages, options: Mapping[str, Any], place: int, text: str) -> tuple[int, int]:
+        """Where an answer is by what changes in the text with its content."""
+        said = messages[place]
+        start, end = 0, len(text)
+        if not said.get("tool_calls") and not said.get("reasoning_content"):
+            changed = [*messages[:place], {**said, "content": MARKED}, *messages[place + 1 :]]
+            (other,) = self.renderer(self._values(changed, options, False))
+            start, end = alike(text, other), len(text) - alike(text[::-1], other[::-1])
+        if text[start:end].strip() != self._guarded(said.get("content") or "").strip():
+            raise InputError(
+                f"{self.source}: the chat template refuses the conversation up to message {place + 1}, so that it does "
+                "not show where this answer is; use train_on: last"
+            )
+        return start, self._end_of(text, start, end)
 
     def _end_of(self, text: str, start: int, end: int) -> int:
         """Where an answer ends: behind the token that ends it, which may open the next turn (GLM-4)."""
@@ -339,25 +371,6 @@ class ChatTemplate:
                 yield before, before + len(MARKS.sub("", text[start:end])), number
 
 
-def as_called(message: Mapping[str, Any], content: str | None, as_text: bool) -> Mapping[str, Any]:
-    """A message with its calls in one of `CALL_FORMS`; one without calls is returned as it is."""
-    if not message.get("tool_calls"):
-        return message
-
-    def written(call: Mapping[str, Any]) -> Mapping[str, Any]:
-        function = call.get("function") or {}
-        given = function.get("arguments")
-        if not as_text or given is None or isinstance(given, str):
-            return call
-        return {**call, "function": {**function, "arguments": json.dumps(given, ensure_ascii=False)}}
-
-    return {
-        **message,
-        "content": message.get("content") or content,
-        "tool_calls": [written(call) for call in message["tool_calls"]],
-    }
-
-
 def _answer_at(place: int, spans: Sequence[tuple[int, int]]) -> int | None:
     return next((number for number, (start, end) in enumerate(spans) if start <= place < end), None)
 
@@ -379,20 +392,3 @@ def _marked(text: str) -> tuple[str, list[tuple[int, int]]]:
             pieces.append(piece)
             length += len(piece)
     return "".join(pieces), spans
-
-
-def check_turns(messages: Any, answered: bool) -> None:
-    """Raises InputError for what no template could take. The order of roles is the template's own matter."""
-    if not isinstance(messages, (list, tuple)) or not messages:
-        raise InputError("messages: expected a non-empty list of {'role', 'content'} objects")
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise InputError(f"messages[{index}]: expected an object with 'role' and 'content', found {message!r:.80}")
-        if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
-            found = type(message.get("content")).__name__
-            raise InputError(f"messages[{index}]: 'content' must be text, found {found}")
-    last = messages[-1]["role"]
-    if answered and last != "assistant":
-        raise InputError(f"messages: an example must end with the assistant's answer, this one ends with the {last}")
-    if not answered and last == "assistant":
-        raise InputError("messages: a prompt must end with a user message, this one ends with the assistant")

@@ -39,13 +39,18 @@ HAS_THOUGHT = (
 )
 
 
+def alike(text: str, other: str) -> int:
+    """How many characters two texts begin with together."""
+    pairs = enumerate(zip(text, other, strict=False))
+    return next((number for number, (one, two) in pairs if one != two), min(len(text), len(other)))
+
+
 def turn_begins(text: str, before: str, control: re.Pattern[str]) -> int:
     """Where the turn of an answer begins that a finished conversation and its prompt write differently.
 
     Behind a control token or a line's end: first characters of the two may be the same by chance.
     """
-    pairs = enumerate(zip(text, before, strict=False))
-    common = next((number for number, (one, other) in pairs if one != other), min(len(text), len(before)))
+    common = alike(text, before)
     behind = max((end for name, end in _controls(control, before, common) if name not in THOUGHTS), default=0)
     thoughts = [place for name in THOUGHTS if (place := before.find(name, behind)) >= 0]
     return max(behind, before.rfind("\n", 0, min([common, *thoughts])) + 1)

@@ -17,6 +17,7 @@ import numpy as np
 from model_zoo import progress
 from model_zoo.cores import available_cores
 from model_zoo.errors import InputError, located
+from pet.recipe.fields import is_template_file
 
 from .dataset import Counts
 from .formats import Row
@@ -68,6 +69,9 @@ class Encoder:
 
     tokenizer: Any
     settings: DataSettings
+    any_order: bool = field(init=False, default=False)
+    """Whether the order of roles is the matter of a chat template: the tokenizer's own, or a file's. One that stands in
+    a recipe, as those of other programs do, is for questions and answers in turn."""
 
     def __post_init__(self) -> None:
         """A chat template becomes the tokenizer's own.
@@ -76,12 +80,19 @@ class Encoder:
             InputError: it cannot be read, or the text of a template is wrong.
         """
         template = self.settings.template
+        own = template is None and getattr(self.tokenizer, "template", None) is not None
+        self.any_order = own or is_template_file(template)
         if (jinja := chat_template(template)) is not None:
             self.tokenizer = self.tokenizer.with_chat_template(*jinja)
             self.settings = replace(self.settings, template=None)
         else:
             for text in filter(None, (template, self.settings.template_without_input)):
                 fill_template(text, {})
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """What :func:`pet.data.formats.read_file` takes."""
+        return {**self.settings.reading, "any_order": self.any_order}
 
     def options(self, row: Row) -> dict[str, Any]:
         """What of a row and of the settings goes to the tokenizer's ``prompt`` and ``example`` beside messages."""

@@ -15,8 +15,8 @@ tokens               input_ids [labels] [attention_mask] [completion_mask] [assi
 A plain text file holds texts separated by blank lines, or, where it has no blank line, a text on each line.
 ``history`` is a list of pairs [question, answer]. A prompt or a completion may be a list of messages; answers within
 the prompt are context only. Every row becomes either messages (an optional system message, then user and assistant in
-turn, with calls of tools and their results between: :mod:`pet.data.messages`), a text, or tokens. Of a column
-``chat_template_kwargs`` enable_thinking is read.
+turn, with calls of tools and their results between, or in the order that a chat template takes:
+:mod:`pet.data.messages`), a text, or tokens. Of a column ``chat_template_kwargs`` enable_thinking is read.
 In CSV and MindRecord a list is written as JSON in a string.
 """
 
@@ -38,6 +38,7 @@ from .messages import (
     check_turns,
     checked_text,
     conversation,
+    last_question,
     listed,
     messages_of,
     messages_of_history,
@@ -160,6 +161,7 @@ def read_file(
     roles: Mapping[str, str] | None = None,
     system: str | None = None,
     answers: bool = True,
+    any_order: bool = False,
     place: Place = BEGINNING,
     conversations: Callable[[dict[str, Any]], list] | None = None,
     documents: int = 1,
@@ -172,27 +174,28 @@ def read_file(
         roles: the file's words for who says a message → the usual ones.
         system: a system message for conversations that bring none.
         answers: the last message must be an answer. Without (for prediction) it may be missing.
+        any_order: whether the order of roles is a chat template's matter.
         conversations, documents: of an objective that reads rows itself; ``format`` is not used then.
     """
     convert: Callable[[Record], Row] | None = None
     named = {role: name for role, name in (columns or {}).items() if role in ROLE_COLUMNS}
     columns = {role: name for role, name in (columns or {}).items() if role not in ROLE_COLUMNS}
     if conversations is not None:
-        convert = _documents_of(path, conversations, documents, answers, columns)
+        convert = _documents_of(path, conversations, documents, answers, columns, any_order)
     elif place != BEGINNING:  # the first row of the file decides, not the first one that is wanted
         first = next(read_records(path, Problems()))
-        convert = _converter(path, list(first.columns), format, columns, answers)
+        convert = _converter(path, list(first.columns), format, columns, answers, any_order)
     for record in read_records(path, problems, place):
         try:
             if named or roles:
                 given = {name: usual(value, named, roles or {}) for name, value in record.columns.items()}
                 record = replace(record, columns=given)
             if convert is None:
-                convert = _converter(path, list(record.columns), format, columns, answers)
+                convert = _converter(path, list(record.columns), format, columns, answers, any_order)
             row = convert(record)
             if system is not None and row.messages is not None:
                 for messages in (row.messages, *row.others):
-                    if messages[0]["role"] != "system":
+                    if messages[0]["role"] not in ("system", "developer"):
                         messages.insert(0, {"role": "system", "content": system})
         except Wrong as error:
             problems.add(path, record.line, str(error))
@@ -203,7 +206,7 @@ def read_file(
 
 
 def _documents_of(
-    path: Path, conversations: Callable, documents: int, answers: bool, columns: Mapping[str, str]
+    path: Path, conversations: Callable, documents: int, answers: bool, columns: Mapping[str, str], any_order: bool
 ) -> Callable[[Record], Row]:
     """Rows by a function of the objective's, which sees the roles of ``columns`` as columns, and nothing that says the
     same by another name."""
@@ -225,8 +228,8 @@ def _documents_of(
             raise Wrong(f"{len(found)} documents; the objective compares {documents}")
         every = [messages_of(messages) for messages in found]
         for messages in every:
-            check_turns(messages, answers)
-        prompt = next(message["content"] for message in reversed(every[0]) if message["role"] == "user")
+            check_turns(messages, answers, any_order)
+        prompt = last_question(every[0])
         row = Row(path, record.line, every[0], prompt=prompt, others=every[1:], place=record.place, row=record.row)
         row.desirable = found[0][-1].get("desirable", True)
         row.tools, row.thinking = tools_of(own.get("tools")), thinking_of(own.get(KWARGS))
@@ -260,7 +263,7 @@ def of_this_file(columns: Mapping[str, str], names: Iterable[str]) -> dict[str, 
 
 
 def _converter(
-    path: Path, names: list[str], format: str, columns: Mapping[str, str], answers: bool
+    path: Path, names: list[str], format: str, columns: Mapping[str, str], answers: bool, any_order: bool
 ) -> Callable[[Record], Row]:
     """Decide once for a file which column plays which role."""
     columns = of_this_file(columns, names) if format == "auto" else columns
@@ -271,7 +274,7 @@ def _converter(
         if columns:
             roles = {role: (name,) for role, name in columns.items()}
             _check_roles(roles, answers)
-            return _build(path, roles, None, answers)
+            return _build(path, roles, None, answers, any_order)
         found = recognise(names, answers)
         if found is None:
             known = "; ".join(
@@ -290,7 +293,7 @@ def _converter(
             raise InputError(f"data.columns: the {format} format has no {role}{nearest(role, COLUMNS[format])}")
     given, taken = {role: (name,) for role, name in columns.items()}, set(columns.values())
     free = {role: options for role, options in COLUMNS[format].items() if role in REQUIRED or not taken & set(options)}
-    return _build(path, {**free, **given}, format, answers)
+    return _build(path, {**free, **given}, format, answers, any_order)
 
 
 def _check_roles(roles: Mapping[str, Any], answers: bool) -> None:
@@ -303,7 +306,7 @@ def _check_roles(roles: Mapping[str, Any], answers: bool) -> None:
 
 
 def _build(
-    path: Path, roles: Mapping[str, tuple[str, ...]], format: str | None, answers: bool
+    path: Path, roles: Mapping[str, tuple[str, ...]], format: str | None, answers: bool, any_order: bool
 ) -> Callable[[Record], Row]:
     expected = f"the {format} format" if format else "data.columns"
 
@@ -352,10 +355,10 @@ def _build(
                     messages += replies
                 elif (reply := text(record, "answer", required=answers)) or answers:
                     messages.append({"role": "assistant", "content": reply})
-            check_turns(messages, answers)
+            check_turns(messages, answers, any_order)
             row.messages, row.tools = messages, tools_of(value(record, "tools", False))
             row.thinking = thinking_of(record.columns.get(KWARGS))
-            row.prompt = row.prompt or next(m["content"] for m in reversed(messages) if m["role"] == "user")
+            row.prompt = row.prompt or last_question(messages)
         return row
 
     return convert

@@ -17,6 +17,7 @@ from .dataset import TokenDataset
 from .encode import Encoder, tell
 from .finding import find_files
 from .formats import read_rows
+from .messages import last_question
 from .settings import DataSettings
 from .streaming import StreamDataset
 
@@ -50,7 +51,7 @@ def load_dataset(
             if getattr(settings, name):
                 raise InputError(f"data.{name}: streaming {why}; leave out data.streaming")
         return StreamDataset(files, encoder)
-    rows = read_rows(paths, limit=settings.max_samples, parts=settings.rows, **settings.reading)
+    rows = read_rows(paths, limit=settings.max_samples, parts=settings.rows, **encoder.reading)
     dataset = cached(rows, encoder, files, progress=progress)
     dataset.end = tokenizer.eos_token_id
     if settings.deduplicate:
@@ -166,7 +167,7 @@ def load_questions(
     else:
         files = find_files(source)
     questions: list[Question] = []
-    for row in read_rows(files, limit=settings.max_samples, answers=wanted is not None, **settings.reading):
+    for row in read_rows(files, limit=settings.max_samples, answers=wanted is not None, **encoder.reading):
         if len(questions) == limit:
             if wanted is not None:
                 break
@@ -177,6 +178,6 @@ def load_questions(
             continue
         last = row.messages[-1]
         reference = last["content"] if last["role"] == "assistant" else ""
-        asked = next(message["content"] for message in reversed(row.messages) if message["role"] == "user")
+        asked = last_question(row.messages)
         questions.append(Question(encoder.prompt(row), asked, reference, row.where))
     return questions

@@ -19,6 +19,7 @@ from .records import type_name
 
 ROLE_NAMES = {
     "system": "system",
+    "developer": "developer",
     "user": "user",
     "human": "user",
     "assistant": "assistant",
@@ -30,6 +31,7 @@ ROLE_NAMES = {
     "tool": "tool",
     "observation": "tool",
     "function": "tool",
+    "ipython": "tool",
 }
 # from the kind of a message to the roles that may follow
 NEXT = {
@@ -233,12 +235,22 @@ def checked_text(text: str) -> str:
     return text
 
 
-def check_turns(messages: list[dict[str, Any]], answers: bool) -> None:
-    """An optional system message, then user and assistant in turn, the assistant last; tools answer to their calls."""
+def check_turns(messages: list[dict[str, Any]], answers: bool, any_order: bool = False) -> None:
+    """An optional system message, then user and assistant in turn, the assistant last; tools answer to their calls.
+
+    Args:
+        answers: the last message must be an answer.
+        any_order: whether all else is the chat template's matter.
+    """
     start = 1 if messages and messages[0]["role"] == "system" else 0
     before = "the beginning"
-    for number, message in enumerate(messages[start:], start=start + 1):
+    for number, message in enumerate(() if any_order else messages[start:], start=start + 1):
         role, wanted = message["role"], NEXT[before]
+        if role == "developer":
+            raise Wrong(
+                f"message {number} is from 'developer', for which the tokenizer's chat template would have to have a "
+                "place, and it has none; data.roles: {developer: system} makes system messages of these"
+            )
         if role not in wanted:
             shown = before if before == "the beginning" else repr(before)
             expected = " or ".join(map(repr, wanted))
@@ -250,3 +262,8 @@ def check_turns(messages: list[dict[str, Any]], answers: bool) -> None:
         raise Wrong(
             f"the conversation ends with a message from {messages[-1]['role']!r}; expected an answer to learn from"
         )
+
+
+def last_question(messages: list[dict[str, Any]]) -> str:
+    """What a user said last; empty where no message is a user's."""
+    return next((message["content"] for message in reversed(messages) if message["role"] == "user"), "")

@@ -101,8 +101,7 @@ class StreamDataset:
             return {}
 
     def _read(self, file: int, place: Place, problems: Problems) -> Iterator[Any]:
-        settings = self.settings
-        return read_file(Path(self.files[file]), problems, place=place, **settings.reading)
+        return read_file(Path(self.files[file]), problems, place=place, **self.encoder.reading)
 
     def _index(self) -> Iterator[list[Span]]:
         problems = Problems()

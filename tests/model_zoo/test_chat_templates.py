@@ -117,6 +117,71 @@ def test_prompts_have_the_ids_of_transformers(made, template, options):
         assert ours.prompt(messages, **options) == expected
 
 
+def told(*roles):
+    return [{"role": role, "content": f"{role} said {number}."} for number, role in enumerate(roles)]
+
+
+LOOKS_AT_THE_FIRST = "{%- if messages[0]['role'] == 'tool' %}{{ raise_exception('no') }}{% endif %}\n" + CHATML
+ORDERS = [
+    ("assistant", "user", "assistant"),
+    ("system", "assistant", "user", "user", "assistant", "assistant"),
+    ("user", "system", "assistant", "developer", "user", "assistant"),
+]
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED, LOOKS_AT_THE_FIRST], ids=["chatml", "marked", "first"])
+@pytest.mark.parametrize("roles", ORDERS, ids=" ".join)
+def test_the_order_of_roles_is_the_template_s_own_matter(made, template, roles):
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(made(template))
+    ours, messages = AutoTokenizer.from_pretrained(made(template)), told(*roles)
+    ids, _ = ours.example(messages)
+    assert ids == theirs.apply_chat_template(messages, return_dict=False)[: len(ids)]
+    said = [one["content"] + "<|im_end|>" for one in messages if one["role"] == "assistant"]
+    assert learnt(ours, messages).strip("|") == "|".join(said)
+    assert learnt(ours, messages, train_on="last").strip("|") == said[-1]
+    for count in range(1, len(messages)):
+        if messages[count]["role"] == "assistant" and messages[count - 1]["role"] != "assistant":
+            asked = messages[:count]
+            expected = theirs.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
+            assert ours.prompt(asked) == expected
+
+
+def test_a_beginning_that_is_no_conversation_by_itself(made):
+    """A greeting that only shows where it is by its content; with its thought it does not."""
+    ours = AutoTokenizer.from_pretrained(
+        made(LOOKS_AT_THE_FIRST.replace("message['content'] +", "'- ' + message.content +"))
+    )
+    messages = told("assistant", "user", "assistant")
+    assert learnt(ours, messages) == "|assistant said 0.<|im_end|>|- assistant said 2.<|im_end|>|"
+    with pytest.raises(InputError, match=r"refuses the conversation up to message 1, .* train_on: last"):
+        ours.example([{**messages[0], "reasoning_content": "a"}, *messages[1:]])
+
+
+def test_messages_that_a_template_leaves_out_are_an_error(made):
+    template = (
+        "{%- for message in messages if message.role != 'developer' %}"
+        + CHATML.split("{%- for message in messages %}")[1]
+    )
+    ours = AutoTokenizer.from_pretrained(made(template))
+    for call, roles in ((ours.prompt, ("developer", "user")), (ours.example, ("developer", "user", "assistant"))):
+        with pytest.raises(
+            InputError, match=r"leaves messages from 'developer' out; .*data.roles: \{developer: system\}"
+        ):
+            call(told(*roles))
+    assert ours.prompt([{"role": "developer", "content": " "}, *told("user")]) == ours.prompt(told("user"))
+
+
+def test_contents_in_parts_are_one_text(made):
+    ours = AutoTokenizer.from_pretrained(made(CHATML))
+    apart = [{"role": "user", "content": [{"type": "text", "text": "Where is"}, {"text": " it?"}]}]
+    assert ours.prompt(apart) == ours.prompt([{"role": "user", "content": "Where is it?"}])
+    plain = AutoTokenizer.from_pretrained(made(CHATML), "chatml")
+    assert plain.prompt(apart) == ours.prompt(apart)
+    for part, found in (({"type": "image", "url": "a.png"}, "image"), ("a", "str"), ({"type": "text"}, "text")):
+        with pytest.raises(InputError, match=rf"messages\[0\]: 'content' must be text or parts .* found '{found}'"):
+            ours.prompt([{"role": "user", "content": [part]}])
+
+
 def test_examples_have_the_ids_and_the_labels_of_transformers(made):
     theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(made(MARKED))
     expected = theirs.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)

@@ -117,6 +117,25 @@ def test_answers_without_the_thought_of_their_prompt_are_said(write, tmp_path, s
     assert [text.count("</think>") for text in learnt] == [1, 1, 1]
 
 
+def test_the_order_of_roles_is_a_chat_template_s_matter(write, fixtures, letters, settings):
+    """Of a file, and of the tokenizer itself; not of one in a recipe, as those of other programs are."""
+    template = "{% for one in messages %}{{ one.role }}: {{ one.content }}{% endfor %}"
+    marked = template.replace("{{ one.content }}", "{% generation %}{{ one.content }}{% endgeneration %}")
+    turns = [{"role": role, "content": role[0]} for role in ("developer", "assistant", "user", "user", "assistant")]
+    path, file = write("a.jsonl", [{"messages": turns}]), write("own.jinja", marked)
+    base = AutoTokenizer.from_pretrained(fixtures / "tok_gpt2")
+    tokenizer = base.with_chat_template(marked, "own")
+    for given, own in ((tokenizer, {}), (base, {"template": str(file)}), (tokenizer, {"streaming": True})):
+        dataset = load_dataset(path, given, settings=settings(train_on="answers", **own), progress=False)
+        ids, _ = (dataset.window(0) if own.get("streaming") else dataset)[0]
+        assert base.decode(ids) == "developer: dassistant: auser: uuser: uassistant: a"
+    for given, own in ((letters, {}), (base, {"template": f"{marked} "})):
+        with pytest.raises(
+            InputError, match=r"message 1 is from 'developer', for which .* data.roles: \{developer: system\}"
+        ):
+            load_dataset(path, given, settings=settings(**own), progress=False)
+
+
 def test_rows_without_an_input_have_a_template_of_their_own(write, letters, settings):
     path = write("rows.jsonl", [{"instruction": "q", "input": more, "output": "a"} for more in ("i", "")])
     dataset = load_dataset(
