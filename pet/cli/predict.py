@@ -35,13 +35,13 @@ def _questions(options: Any, session: ChatSession) -> list[Any]:
     for name in options.file or []:
         if name == "-":
             try:
-                lines = sys.stdin.read().splitlines()
+                lines = sys.stdin.read().split("\n")
             except UnicodeDecodeError as error:
                 raise not_text(error) from None
             found += [question(line, f"stdin:{number}") for number, line in enumerate(lines, 1) if line.strip()]
         elif name.endswith(".txt") and Path(name).is_file():
             try:
-                lines = Path(name).read_text("utf-8-sig").splitlines()
+                lines = Path(name).read_text("utf-8-sig").split("\n")
             except UnicodeDecodeError:
                 raise InputError(f"--file {name}: not UTF-8 text") from None
             found += [question(line, f"{name}:{number}") for number, line in enumerate(lines, 1) if line.strip()]

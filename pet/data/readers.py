@@ -9,7 +9,8 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from model_zoo.atomic import LFS_POINTER, NOT_FETCHED
@@ -36,6 +37,9 @@ OTHERS = {
 }
 """How files begin that are no text in UTF-8, whatever their names say, and what is said of them."""
 NULS = "holds a NUL byte: no text, or another encoding than UTF-8 (UTF-16, for one)"
+LINE = re.compile(rb"[^\r\n]*(?:\r*\n|\r)|[^\r\n]+")
+"""A line with its end: LF, CR, or some CR and LF, which a program that takes LF for the end makes of CR LF."""
+BLANK_LINE = re.compile(rb"(?:\n|\r(?!\r*\n))[ \t]*(?:\r*\n|\r)")
 # A text longer than this many characters is handed on in pieces, so that a book without a blank line fits in memory.
 LONGEST_TEXT = 1 << 20
 
@@ -99,10 +103,11 @@ def _first_character(path: Path) -> str:
 
 
 def _lines(path: Path, problems: Problems, place: Place) -> Iterator[tuple[int, str, int]]:
-    """``(line number, line without its end, byte after it)``; a line that is not UTF-8 is noted and left out."""
+    """``(line number, line without its end, byte after it)``; a line that is not UTF-8 is noted and left out. CR alone
+    ends a line, too."""
     offset, line = place
     with open_bytes(path, offset) as stream:
-        for raw in stream:
+        for raw in chain.from_iterable(map(_cut, stream)):
             line += 1
             offset += len(raw)
             if b"\x00" in raw:  # every line may have some
@@ -114,6 +119,11 @@ def _lines(path: Path, problems: Problems, place: Place) -> Iterator[tuple[int, 
             except UnicodeDecodeError as error:
                 wrong = f"not UTF-8: byte {raw[error.start]:#04x} at column {error.start + 1}"
                 problems.add(path, line, f"{wrong}; save the file as UTF-8")
+
+
+def _cut(raw: bytes) -> Sequence[bytes]:
+    """What ends with LF as the lines that it is, of which those before the last end with CR."""
+    return LINE.findall(raw) if b"\r" in raw.rstrip(b"\r\n") else (raw,)
 
 
 def _read_jsonl(path: Path, problems: Problems, place: Place) -> Iterator[Record]:
@@ -289,7 +299,7 @@ def _csv_records(path: Path, problems: Problems, header: list[str], place: Place
 def _read_text(path: Path, problems: Problems, place: Place) -> Iterator[Record]:
     """Texts are separated by blank lines; where there are none, each line is a text."""
     with open_bytes(path) as stream:
-        by_line = re.search(rb"\n[ \t\r]*\n", stream.read(READ_AT_ONCE).strip()) is None
+        by_line = BLANK_LINE.search(stream.read(READ_AT_ONCE).strip()) is None
     lines: list[str] = []
     size, begins, after = 0, 0, place
     for line, text, offset in _lines(path, problems, place):

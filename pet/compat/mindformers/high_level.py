@@ -135,7 +135,7 @@ class Trainer(Request):
         if input_data is None:
             raise InputError("Trainer.predict: input_data is missing; run_mindformer.py takes it by --predict_data")
         if isinstance(input_data, (str, os.PathLike)) and Path(str(input_data)[:255]).is_file():
-            lines = Path(input_data).read_text("utf-8-sig").splitlines()
+            lines = Path(input_data).read_text("utf-8-sig").split("\n")
             input_data = [line for line in lines if line.strip()]
         model, tokenizer = self._model_and_tokenizer(predict_checkpoint)
         together = {"batch_size": generation.pop("batch_size")} if "batch_size" in generation else {}

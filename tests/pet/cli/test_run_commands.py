@@ -413,6 +413,10 @@ def test_predict_a_file(here, capsys):
     printed = [json.loads(line) for line in _lines(capsys)]
     assert [row["where"] for row in printed] == ["questions.txt:1", "questions.txt:3"]
     assert printed[0]["answer"] == rows[5]["answer"], "in a batch or not, the answer is the same"
+    (here / "questions.txt").write_text("What is\u20285?\rWhat is 6?\r")
+    assert main(["predict", "--run", "output/job", "--file", "questions.txt", "--json"]) == 0
+    printed = capsys.readouterr().out.rstrip("\n").split("\n")
+    assert [json.loads(line)["prompt"] for line in printed] == ["What is\u20285?", "What is 6?"]
 
 
 def test_chat_keeps_turns_and_switches(here, capsys, monkeypatch):

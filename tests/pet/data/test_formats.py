@@ -18,6 +18,7 @@ from hypothesis import given, strategies as st
 from model_zoo.errors import InputError
 from pet.data import read_rows, readers as readers_module
 from pet.data.binary import without_nulls
+from pet.data.formats import read_file
 from pet.data.preferences import pairs
 from pet.data.readers import read_records
 from pet.data.records import Problems
@@ -163,6 +164,20 @@ def test_plain_text_is_divided_at_blank_lines(write):
     # without blank lines between texts each line is one
     rows = list(read_rows(write("b.txt", "one\ntwo\n\n")))
     assert [(row.text, row.line) for row in rows] == [("one", 1), ("two", 2)]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\r\r\n"], ids=ascii)
+def test_lines_end_as_python_s_do(write, end):
+    """And as a program writes CR LF that takes LF for the end."""
+    by_blank = write("a.txt", "one\ntwo\n\nthree\n".replace("\n", end).encode())
+    by_line = write("b.txt", "one\u2028\x0btwo\nthree".replace("\n", end).encode())
+    objects = write("c.jsonl", '{"text": "one"}\n\n{"text": "two"}\n'.replace("\n", end).encode())
+    expected = {by_blank: [("one\ntwo", 1), ("three", 4)], by_line: [("one\u2028\x0btwo", 1), ("three", 2)]}
+    for path, rows in {**expected, objects: [("one", 1), ("two", 3)]}.items():
+        found = list(read_rows(path))
+        assert [(row.text, row.line) for row in found] == rows
+        later = list(read_file(path, Problems(), place=found[0].place))
+        assert [(row.text, row.line) for row in later] == rows[1:]
 
 
 def test_a_column_map_names_the_columns(write):
