@@ -20,6 +20,9 @@ BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _USUAL_BOS = ("<|begin_of_text|>", "<s>")
 _USUAL_EOS = ("<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "</s>")
 _USUAL_PAD = ("<|finetune_right_pad_id|>", "<|pad|>", "<pad>", "<|endoftext|>")
+FLAGGED = "Llama", "CodeLlama", "Gemma", "Cohere"
+"""How the classes of transformers 4 begin that heed add_bos_token and add_eos_token. The others, and all of
+transformers 5, go by tokenizer.json."""
 
 
 class FastTokenizer(Tokenizer):
@@ -59,6 +62,8 @@ class FastTokenizer(Tokenizer):
                     f"{source}: {name!r} is id {controls[name]} here, but tokenizer_config.json says {number}; "
                     "the two files are of different models"
                 )
+        known = {*description["model"]["vocab"], *(token["content"] for token in added)}
+        controls |= {name: number for name, number in (files.added if files else {}).items() if name not in known}
         self.added = added
         self._byte_level, self.leading_spaces = _decoding(description, source)
         self.adds_space = self.leading_spaces > 0
@@ -82,9 +87,9 @@ class FastTokenizer(Tokenizer):
         if eos is None:
             eos = stops[0] if stops else first(_USUAL_EOS, "eos_token")
         pad = first(_USUAL_PAD, "pad_token")
-        if bos is not None and "add_bos_token" in settings:
-            before = [number for number in before if number != bos]
-            before = [bos, *before] if settings["add_bos_token"] else before
+        if str(settings.get("tokenizer_class", "Llama")).startswith(FLAGGED):
+            before = _with_token(before, bos, settings.get("add_bos_token"), first=True)
+            after = _with_token(after, eos, settings.get("add_eos_token"), first=False)
         top = max([*self._engine.get_vocab(with_added_tokens=True).values(), *controls.values()], default=-1) + 1
         super().__init__(
             source,
@@ -138,6 +143,14 @@ class FastTokenizer(Tokenizer):
         if byte:
             return bytes([int(byte.group(1), 16)]), 0
         return piece.replace(SPACE, " ").encode("utf-8"), len(piece) - len(piece.lstrip(SPACE))
+
+
+def _with_token(around: list[int], token: int | None, wanted: bool | None, first: bool) -> list[int]:
+    """The tokens on one side of a text with this one outermost, or without it; None leaves them as they are."""
+    if wanted is None or token is None:
+        return around
+    others = [number for number in around if number != token]
+    return [token] * (wanted and first) + others + [token] * (wanted and not first)
 
 
 def parse_description(data: bytes, source) -> dict:

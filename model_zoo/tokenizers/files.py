@@ -15,8 +15,9 @@ from model_zoo.protobuf import fields, varint
 COMPANIONS = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "tokenization_chatglm.py")
 
 CONFIG = {"model_type": str, "padded_vocab_size": int, "position_encoding_2d": bool}
+NAMED = "bos_token", "eos_token", "unk_token", "pad_token"
 SETTINGS = {
-    **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), str | dict),
+    **dict.fromkeys(NAMED, str | dict),
     **dict.fromkeys(("add_bos_token", "add_eos_token", "legacy"), bool),
     "added_tokens_decoder": dict,
     "backend": str,
@@ -36,6 +37,11 @@ class TokenizerFiles:
     Args:
         path: The directory, or any file in it.
 
+    Attributes:
+        config, generation_config, settings: config.json, generation_config.json and tokenizer_config.json. In the
+            latter are the tokens of special_tokens_map.json, where it is of the time before ``added_tokens_decoder``.
+        added: {text: id} of added_tokens.json of that time.
+
     Raises:
         InputError: If the directory does not exist, or if one of its JSON files cannot be read.
     """
@@ -48,8 +54,27 @@ class TokenizerFiles:
         self.config = self.json("config.json")
         self.generation_config = self.json("generation_config.json")
         self.settings = self.json("tokenizer_config.json")
+        older = "added_tokens_decoder" not in self.settings  # whose other files say the rest, and are heeded then alone
+        if older:
+            self.settings |= self._named_tokens()
+        self.added = self._added_tokens() if older else {}
         check_types(f"{self.path('config.json')}", self.config, CONFIG)
         check_types(f"{self.path('tokenizer_config.json')}", self.settings, SETTINGS)
+
+    def _named_tokens(self) -> dict[str, str | dict]:
+        """The tokens that special_tokens_map.json names; it counts before tokenizer_config.json."""
+        named = self.json("special_tokens_map.json")
+        return {key: named[key] for key in NAMED if isinstance(named.get(key), (str, dict))}
+
+    def _added_tokens(self) -> dict[str, int]:
+        """The tokens of added_tokens.json, which stand behind a vocabulary: {text: id}."""
+        found = self.json("added_tokens.json")
+        for name, number in found.items():
+            if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+                raise InputError(
+                    f"{self.path('added_tokens.json')}: {name!r}: an id was expected, found {shown(number)}"
+                )
+        return found
 
     def has(self, *names: str) -> bool:
         paths = [self.directory / name for name in names]

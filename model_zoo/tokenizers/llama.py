@@ -51,7 +51,7 @@ class LlamaTokenizer(SentencePieceTokenizer):
         if processor.piece_to_id("[gMASK]") != processor.unk_id():
             raise InputError(f"{vocab_file}: found the sentencepiece model of ChatGLM-6B, expected one of LLaMA")
         own = control_pieces(processor)
-        controls = {**own, **extra_tokens(settings)}
+        controls = {**own, **(files.added if files else {}), **extra_tokens(settings)}
         ids = {}
         for key, fallback in (("bos_token", processor.bos_id()), ("eos_token", processor.eos_id())):
             ids[key] = controls.get(named_token(settings, key), fallback)

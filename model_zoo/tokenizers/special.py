@@ -9,6 +9,8 @@ from model_zoo.ends import listed_ends
 from model_zoo.errors import InputError, shown
 from model_zoo.tokenizers.files import TokenizerFiles
 
+LISTED = "added_tokens_decoder"
+
 
 def named_token(settings: dict, key: str) -> str | None:
     """The text of ``bos_token``, ``eos_token`` … in tokenizer_config.json, where it is a string or an object."""
@@ -37,13 +39,17 @@ def json_alone(files: TokenizerFiles, count: int) -> bool:
     Args:
         files: the directory.
         count: pieces of the older files' vocabulary. Control tokens beyond it that tokenizer_config.json lists, as
-            transformers 4 writes them, are known without tokenizer.json; other tokens are not.
+            transformers 4 writes them, or before that added_tokens.json, are known without tokenizer.json; others are
+            not.
     """
     if not files.has("tokenizer.json"):
         return False
-    known, listed = {*extra_tokens(files.settings).values()}, files.settings.get("added_tokens_decoder") or {}
-    beyond = {int(number) for number in listed if int(number) >= count}
-    return "backend" in files.settings or not beyond <= known
+    if "backend" in files.settings:
+        return True
+    known, listed = {*extra_tokens(files.settings).values(), *files.added.values()}, files.settings.get(LISTED)
+    if listed is None:
+        listed = (token.get("id", 0) for token in files.json("tokenizer.json").get("added_tokens") or [])
+    return not {number for number in map(int, listed) if number >= count} <= known
 
 
 NEEDS = re.compile(r"\{#-?\s*needs (.*?)\s*-?#\}")

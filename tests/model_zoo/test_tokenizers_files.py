@@ -267,6 +267,61 @@ def test_a_list_of_added_tokens_says_whether_tokenizer_json_has_more(make, fixtu
     assert kinds == [LlamaTokenizer, FastTokenizer]
 
 
+def test_older_directories_say_the_rest_in_files_of_their_own(make, fixtures):
+    """Before ``added_tokens_decoder``: special_tokens_map.json counts, and added_tokens.json. With it they do not."""
+    named = {"eos_token": {"content": "<|im_end|>"}, "pad_token": "<unk>", "additional_special_tokens": ["<|im_end|>"]}
+    files = {"special_tokens_map": named, "added_tokens": {"<|im_start|>": 601, "<|im_end|>": 600}}
+    template = "{% for one in messages %}<|im_start|>{{ one.content }}<|im_end|>{% endfor %}"
+    settings = {"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>", "chat_template": template}
+    older = make(LLAMA, **files, tokenizer_config=settings, config={"model_type": "llama"})
+    tokenizer = AutoTokenizer.from_pretrained(older)
+    assert type(tokenizer) is LlamaTokenizer and tokenizer.vocab_size == 602
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (600, 0)
+    ids = tokenizer.prompt([{"role": "user", "content": "<|im_end|>"}])
+    assert (ids[0], ids[-1]) == (601, 600) and 600 not in ids[:-1]
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(older)
+    assert (theirs.eos_token_id, theirs.convert_tokens_to_ids("<|im_start|>")) == (600, 601)
+    tokenizer.save_pretrained(older.parent / "saved")
+    again = AutoTokenizer.from_pretrained(older.parent / "saved")
+    assert (again.eos_token_id, again.prompt([{"role": "user", "content": "a"}])[0]) == (600, 601)
+    newer = make(LLAMA, **files, tokenizer_config={**settings, "added_tokens_decoder": {}, "chat_template": ""})
+    assert AutoTokenizer.from_pretrained(newer).eos_token_id == 2
+    both = make(VOCABULARY, MERGES, added_tokens={"[PAD]": 700}, special_tokens_map={"pad_token": "[PAD]"})
+    assert AutoTokenizer.from_pretrained(both).pad_token_id == 700
+    alone = make(tokenizer=sentencepiece_like_json(fixtures), added_tokens={"[PAD]": 700, "</s>": 3})
+    tokenizer = AutoTokenizer.from_pretrained(alone)
+    assert (tokenizer.token_to_id("[PAD]"), tokenizer.token_to_id("</s>"), tokenizer.vocab_size) == (700, 2, 701)
+    with pytest.raises(InputError, match=r"added_tokens.json: '\[PAD\]': an id was expected, found 'x'"):
+        AutoTokenizer.from_pretrained(make(VOCABULARY, MERGES, added_tokens={"[PAD]": "x"}))
+
+
+def test_tokens_that_only_tokenizer_json_has_and_nothing_lists(make, fixtures):
+    description = with_added(sentencepiece_like_json(fixtures))
+    assert AutoTokenizer.from_pretrained(make(LLAMA, tokenizer=description)).token_to_id("<|end|>") == 600
+    listed = make(LLAMA, tokenizer=description, added_tokens={"<|end|>": 600, "<think>": 601})
+    assert type(AutoTokenizer.from_pretrained(listed)) is LlamaTokenizer
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "expected"),
+    [
+        ("LlamaTokenizerFast", {"add_bos_token": False}, ([], [])),
+        ("LlamaTokenizerFast", {"add_eos_token": True}, ([1], [2])),
+        ("PreTrainedTokenizerFast", {"add_bos_token": False, "add_eos_token": True}, ([1], [])),
+        ("PreTrainedTokenizerFast", {"add_bos_token": False, "add_eos_token": True, "bare": True}, ([], [])),
+    ],
+)
+def test_what_stands_around_a_text_is_the_class_s_matter_or_tokenizer_json_s(make, fixtures, kind, flags, expected):
+    description = sentencepiece_like_json(fixtures)
+    described = {**description, "post_processor": None} if flags.pop("bare", False) else description
+    settings = {"tokenizer_class": kind, "bos_token": "<s>", "eos_token": "</s>", **flags}
+    directory = make(tokenizer=described, tokenizer_config=settings)
+    assert AutoTokenizer.from_pretrained(directory).around == expected
+    if kind.startswith("PreTrained"):
+        theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(directory)
+        assert theirs("")["input_ids"] == expected[0] + expected[1]
+
+
 def test_plain_added_tokens_stay_text(make, fixtures):
     description = _describe(parse_ranks((fixtures / RANKS).read_bytes(), "ranks"))
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
