@@ -48,7 +48,8 @@ def json_alone(files: TokenizerFiles, count: int) -> bool:
         return True
     known, listed = {*extra_tokens(files.settings).values(), *files.added.values()}, files.settings.get(LISTED)
     if listed is None:
-        listed = (token.get("id", 0) for token in files.json("tokenizer.json").get("added_tokens") or [])
+        added = files.json("tokenizer.json").get("added_tokens") or []
+        listed = [token["id"] for token in added if isinstance(token, dict) and isinstance(token.get("id"), int)]
     return not {number for number in map(int, listed) if number >= count} <= known
 
 
