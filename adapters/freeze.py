@@ -216,6 +216,7 @@ class TrainableParamsCheckPoint(TrainerHooks, Callback):
         InputError: a prefix that is no file name, or settings out of range.
     """
 
+    @checked
     def __init__(self, directory: str | os.PathLike, prefix: str = "trainable", config=None):
         super().__init__()
         if not isinstance(prefix, str) or not prefix or "/" in prefix or os.sep in prefix:

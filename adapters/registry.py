@@ -22,7 +22,8 @@ from adapters.naming import name_module, trained_in
 from adapters.peft_config import SCORE
 from adapters.restart import base_loading
 from adapters.sites import Site, activate, attach, check_vacant, detach
-from model_zoo.errors import InputError, nearest, shown
+from model_zoo.arguments import misfit
+from model_zoo.errors import InputError, nearest
 
 BASE = "__base__"
 """Stands for no adapter where rows of a batch are given one each."""
@@ -362,8 +363,8 @@ class Registry:
 
 def check_model(model: Any) -> None:
     """Raises InputError for what is no network: a name in its place, say."""
-    if not isinstance(model, nn.Cell):
-        raise InputError(f"a model was expected, got {shown(model)}; pet.AutoModel.from_pretrained opens one")
+    if (wrong := misfit("model", "nn.Cell", model)) is not None:
+        raise InputError(wrong)
 
 
 def registry(model: nn.Cell) -> Registry:

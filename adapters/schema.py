@@ -100,6 +100,15 @@ def faults(name: str, hint: Any, facts: Mapping[str, Any], value: Any) -> Iterat
         yield wrong
 
 
+def plain(value: Any) -> Any:
+    """A value as files hold it: NumPy's numbers and arrays as Python's, and what can be read but once as a list."""
+    if isinstance(value, Mapping):
+        return {key: plain(entry) for key, entry in value.items()}
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return list(value) if hasattr(value, "__next__") else value
+
+
 def require(owner: str, name: str, value: Any, hint: Any, **facts: Any) -> None:
     """Raises InputError unless a single value is of the type and within the bounds (`setting`)."""
     InputError.raise_any(f"{owner}: {problem}" for problem in faults(name, hint, facts, value))
@@ -149,6 +158,10 @@ class Settings:
             f"{cls.method}: there is no setting {key!r}{nearest(key, known)}" for key in settings if key not in known
         )
         return super().__new__(cls)
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            setattr(self, field.name, plain(getattr(self, field.name)))
 
     @property
     def virtual_tokens(self) -> int:

@@ -80,7 +80,7 @@ class LoRA(Settings):
         gt=0,
         recipe=False,
     )
-    seed: int = setting(0, "Of A.", recipe=False)
+    seed: int = setting(0, "Of A.", ge=0, recipe=False)
 
     method = "lora"
     variants: ClassVar[dict[str, dict[str, Any]]] = {"dora": {"use_dora": True}}
@@ -114,7 +114,7 @@ class Prefix(Settings):
     init_ids: list[int] | None = setting(
         None, "The text's token ids, repeated or cut to the length; recipes take them from init_text.", recipe=False
     )
-    seed: int = setting(0, SEED, recipe=False)
+    seed: int = setting(0, SEED, ge=0, recipe=False)
 
     method = "prefix"
     aliases = ("prefixtuning", "prefix_tuning")
@@ -177,7 +177,7 @@ class Prompt(Settings):
     init_ids: list[int] | None = setting(
         None, "The text's token ids, repeated or cut to the length. Left out: drawn from the vocabulary.", recipe=False
     )
-    seed: int = setting(0, SEED, recipe=False)
+    seed: int = setting(0, SEED, ge=0, recipe=False)
 
     method = "prompt"
     aliases = ("prompt_tuning",)
@@ -238,7 +238,7 @@ class Bottleneck(Settings):
     layer_norm: bool = setting(False, "Normalise the bottleneck's input first, with weights of its own.")
     scaling: float = setting(1.0, "Factor on the adapter's output; 4 is common for parallel.", gt=0)
     dropout: float = setting(0.0, "Share of the bottleneck's input dropped while training.", ge=0, lt=1)
-    seed: int = setting(0, SEED, recipe=False)
+    seed: int = setting(0, SEED, ge=0, recipe=False)
 
     method = "adapter"
     config = "adapters.bottleneck.BottleneckConfig"
@@ -259,7 +259,7 @@ class LowRankAdapter(Settings):
     reduction_factor: int = setting(4, "The bottleneck's width is the cell's width divided by this (at least 1).", ge=1)
     rank: int = setting(1, "Rank of each projection (low_rank_size).", ge=1, le=LARGEST)
     non_linearity: str = setting("gelu", "Between the projections.", choices=NON_LINEARITIES)
-    seed: int = setting(0, SEED, recipe=False)
+    seed: int = setting(0, SEED, ge=0, recipe=False)
 
     method = "low_rank_adapter"
     aliases = ("lowrankadapter",)

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+from model_zoo.atomic import check_name
 from model_zoo.errors import InputError, shown
 
 Function = TypeVar("Function", bound=Callable)
@@ -55,6 +56,13 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "str": (lambda value: isinstance(value, str), "a text", "texts"),
     **dict.fromkeys(PATHS, (lambda value: isinstance(value, os.PathLike), "a path", "paths")),
     "Config": (of_class("Config"), "a configuration", "configurations"),
+    **dict.fromkeys(
+        ("nn.Cell", "Model"), (of_class("Cell"), "an opened model (pet.AutoModel.from_pretrained)", "models")
+    ),
+    "Quantization": (of_class("Quantization"), "a Quantization", "quantizations"),
+    "Callable": (callable, "a function", "functions"),
+    "Objective": (of_class("Objective"), "an objective", "objectives"),
+    "DistributedContext": (of_class("DistributedContext"), "a DistributedContext", "contexts"),
     **dict.fromkeys(("dict", "Mapping"), (lambda value: isinstance(value, Mapping), "a dictionary", "dictionaries")),
 }
 """What an annotation asks for -> whether a value is that, and what it is called, alone and in a list."""
@@ -86,11 +94,16 @@ def checked(function: Function) -> Function:
 
 def misfit(name: str, annotation: str, value: Any) -> str | None:
     """What is wrong with a value by an annotation: ``rank is 'x'; a whole number was expected``."""
-    choices = [parted(choice) for choice in top_level(annotation)]
+    choices = alternatives(annotation)
     if any(whole not in KINDS and whole not in SEVERAL for whole, _ in choices):
         return None
-    if isinstance(value, str) and not value and PATHS.intersection(whole for whole, _ in choices):
-        return f"{name} is an empty text; a path was expected"  # it would be the current directory
+    if isinstance(value, str) and PATHS.intersection(whole for whole, _ in choices):
+        if not value:
+            return f"{name} is an empty text; a path was expected"  # it would be the current directory
+        try:
+            check_name(value)
+        except InputError as error:
+            return f"{name} is {error}"
     if any(is_choice(whole, inner, value) for whole, inner in choices):
         return None
     words = [called(whole, inner) for whole, inner in choices if whole != "None"]
@@ -110,8 +123,14 @@ def called(whole: str, inner: str) -> str:
     """What an alternative is called in a message."""
     if whole in KINDS:
         return KINDS[whole][1]
-    names = [KINDS[kind][2] for kind, _ in map(parted, top_level(inner)) if kind in KINDS]
+    names = [KINDS[kind][2] for kind, _ in alternatives(inner) if kind in KINDS]
     return f"a list of {' or '.join(names)}" if names else "a list"
+
+
+@functools.cache
+def alternatives(annotation: str) -> list[tuple[str, str]]:
+    """Those of an annotation, each as `parted` has it."""
+    return [parted(choice) for choice in top_level(annotation)]
 
 
 def parted(choice: str) -> tuple[str, str]:

@@ -36,6 +36,7 @@ REASONS = {
     errno.EEXIST: ("a file is in the way", "write to another place"),
     errno.ENOTDIR: ("a file is in the way", "write to another place"),
     errno.EPERM: ("not permitted", "change the permissions or write to another place"),
+    errno.ENAMETOOLONG: ("the name is too long", "give a shorter one"),
     errno.EIO: ("the disk reports an error", "see the system's log, or write to another place"),
 }
 UNSYNCED = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS)

@@ -10,6 +10,7 @@ from pathlib import Path
 import mindspore as ms
 
 from model_zoo.arguments import checked
+from model_zoo.atomic import check_name
 from model_zoo.causal_lm import CausalLM
 from model_zoo.checkpoint.dtypes import float_name
 from model_zoo.checkpoint.reading import Checkpoint, assignment, load_into, read_config
@@ -55,6 +56,7 @@ class AutoConfig:
         Raises:
             InputError: neither, or a value that the family does not support.
         """
+        check_name(name_or_directory)
         if Path(name_or_directory).is_dir():
             values, where = read_config(name_or_directory), Path(name_or_directory)
         elif str(name_or_directory) in PRESETS:

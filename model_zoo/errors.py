@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import re
 from collections.abc import Iterable, Iterator
 
 LISTED = 16  # problems in one message: they fit on a screen, with what is printed around them
@@ -112,8 +113,8 @@ def similar(name: object, candidates: Iterable[object], limit: int = 3) -> str:
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """A value as an error message shows it: as Python writes it, cut where it is long."""
-    text = repr(value)
+    """A value as an error message shows it: as Python writes it, on one line, cut where it is long."""
+    text = re.sub(r"\s*\n\s*", " ", repr(value))
     return text if len(text) <= limit else text[: limit - 2] + " …"
 
 

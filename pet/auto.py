@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 from model_zoo import auto, tokenizers
+from model_zoo.arguments import checked
 from model_zoo.causal_lm import CausalLM
 from model_zoo.configs import Config
 from model_zoo.quantization import Quantization
@@ -36,9 +37,10 @@ class AutoModel(auto.AutoModel):
     """Models by directory or bundled name; with random weights from a preset or configuration."""
 
     @staticmethod
+    @checked
     def from_pretrained(
         name_or_directory: str | os.PathLike,
-        dtype: str = "float32",
+        dtype: object = "float32",
         quantization: Quantization | dict[str, Any] | None = None,
     ) -> CausalLM:
         """The model of a Hugging Face checkpoint directory or of a bundled tiny base, with its weights.
@@ -54,7 +56,7 @@ class AutoModel(auto.AutoModel):
             InputError: no such model, or a tensor is missing, extra or misshapen.
         """
         if isinstance(quantization, dict):
-            quantization = Quantization(**quantization)
+            quantization = Quantization.named(quantization)
         model = auto.AutoModel.from_pretrained(find_model(name_or_directory), dtype, quantization)
         if str(name_or_directory) in bundled_models() or hub_name(str(name_or_directory)):
             model.base_name = bare(str(name_or_directory))  # an adapter says it, so that it is found on other machines

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from model_zoo.arguments import checked
+from model_zoo.errors import InputError
+
 
 class TextStreamer:
     """Prints the answer while it is generated; for one row at a time.
@@ -18,7 +21,11 @@ class TextStreamer:
         file: where to; default the standard output.
     """
 
+    @checked
     def __init__(self, tokenizer, skip_prompt: bool = True, file=None):
+        for name, value, method in (("tokenizer", tokenizer, "stream_decoder"), ("file", file or sys.stdout, "write")):
+            if not hasattr(value, method):
+                raise InputError(f"{name} is of the type {type(value).__name__}, which has no {method}()")
         self.tokenizer, self.skip_prompt, self.file = tokenizer, skip_prompt, file
         self.decoder = tokenizer.stream_decoder()
         self.at_prompt = True
@@ -66,6 +73,7 @@ class TextIteratorStreamer(TextStreamer):
 
     _END = object()
 
+    @checked
     def __init__(self, tokenizer, skip_prompt: bool = True, timeout: float | None = None):
         super().__init__(tokenizer, skip_prompt)
         self.pieces: queue.Queue = queue.Queue()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
+from typing import Any
 
+from model_zoo.arguments import misfit
 from model_zoo.configs import Config
 from model_zoo.errors import InputError, nearest, shown
 from model_zoo.quantization.storage import BLOCKS, KINDS, Storage
@@ -34,7 +37,23 @@ class Quantization:
     skip: tuple[str, ...] | None = None
     found: dataclasses.InitVar[bool] = False
 
+    @classmethod
+    def named(cls, values: Mapping[str, Any]) -> Quantization:
+        """Of its fields, by name.
+
+        Raises:
+            InputError: one that there is not.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        InputError.raise_any(
+            f"quantization: there is no setting {name!r}{nearest(name, known)}" for name in values if name not in known
+        )
+        return cls(**values)
+
     def __post_init__(self, found: bool):
+        kinds = {"type": "str", "block": "int", "double": "bool", "skip": "list[str] | None"}
+        wrong = (misfit(name, annotation, getattr(self, name)) for name, annotation in kinds.items())
+        InputError.raise_any(f"quantization {fault}" for fault in wrong if fault is not None)
         if self.type not in KINDS:
             raise InputError(f"quantization type {self.type!r} is unknown{nearest(self.type, KINDS)}")
         allowed = () if found else BLOCKS[self.type]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from model_zoo.arguments import misfit
+from model_zoo.arguments import checked
 from model_zoo.atomic import atomic_write
 from model_zoo.errors import InputError, nearest
 from model_zoo.tokenizers.chat_template import ChatTemplate
@@ -204,6 +204,7 @@ class Tokenizer(InPieces, ABC):
         other._set_template(text, source)
         return other
 
+    @checked
     def prompt(self, messages, tools: list | None = None, enable_thinking: bool | None = None) -> list[int]:
         """Ids of a conversation, ready for the model to answer.
 
@@ -268,9 +269,10 @@ class Tokenizer(InPieces, ABC):
             found += self._part_ids(part)
         return [number for number, _ in found], labels([answer for _, answer in found], messages, train_on, ended)
 
+    @checked
     def __call__(
         self,
-        text,
+        text: str | list,
         add_special_tokens: bool = True,
         padding: bool | str = False,
         padding_side: str = "left",
@@ -299,8 +301,6 @@ class Tokenizer(InPieces, ABC):
         _one_of("padding_side", padding_side, ("left", "right"))
         _one_of("return_tensors", return_tensors, (None, "np", "ms"))
         single = isinstance(text, str)
-        if (wrong := misfit("text", "str | list", text)) is not None:
-            raise InputError(f"{self.source}: {wrong}")
         texts = [text] if single else list(text)
         before, after = self.call_tokens() if add_special_tokens else ([], [])
         if (truncation or padding == "max_length") and max_length is None:
@@ -324,8 +324,7 @@ class Tokenizer(InPieces, ABC):
             rows = [_padded(row, width, self.pad_token_id, padding_side) for row in rows]
             masks = [_padded(mask, width, 0, padding_side) for mask in masks]
         result = {"input_ids": rows}
-        if self.has_token_types:
-            result["token_type_ids"] = [[0] * len(row) for row in rows]
+        result |= {"token_type_ids": [[0] * len(row) for row in rows]} if self.has_token_types else {}
         result["attention_mask"] = masks
         if return_tensors is None:
             return {key: value[0] for key, value in result.items()} if single else result
@@ -339,7 +338,8 @@ class Tokenizer(InPieces, ABC):
 
         return {key: Tensor(value) for key, value in arrays.items()}
 
-    def save_pretrained(self, directory) -> list[Path]:
+    @checked
+    def save_pretrained(self, directory: str | Path) -> list[Path]:
         """Writes the tokenizer in its family's own files, each one atomically; returns their paths."""
         directory = Path(directory)
         settings = {"tokenizer_class": self.class_name, **self._settings, **self.own_settings()}

@@ -58,7 +58,10 @@ class StreamDecoder:
 
 def whole_ids(ids) -> list[int]:
     """A list, array or Tensor of ids, or one id, as numbers. Raises InputError for what is none."""
-    numbers = np.asarray(ids.asnumpy() if hasattr(ids, "asnumpy") else ids).reshape(-1)
+    try:
+        numbers = np.asarray(ids.asnumpy() if hasattr(ids, "asnumpy") else ids).reshape(-1)
+    except ValueError:  # lists of different lengths
+        numbers = np.asarray([None])
     if numbers.size and not np.issubdtype(numbers.dtype, np.integer):
         raise InputError(f"decode: token ids are whole numbers, found {shown(numbers.tolist())}")
     return numbers.tolist()

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from model_zoo.atomic import files_below, read_json, special_kind
+from model_zoo.atomic import check_name, files_below, read_json, special_kind
 from model_zoo.errors import InputError
 from pet.files import absent, literal, matching
 
@@ -58,6 +58,7 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
         if path == "":
             problems.add("data", None, "an empty text is no path; it would be the current directory")
             continue
+        check_name(path)
         path = Path(path).expanduser()
         matched = matching(path)
         if path.is_dir() or matched:

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from model_zoo.errors import shown
+
 
 class Section(BaseModel):
     """A group of settings. Unknown keys are refused and types are not guessed: ``"8"`` is no number."""
@@ -108,6 +110,13 @@ Layers = Annotated[
     AfterValidator(_check_layers),
     WithJsonSchema(_one_or_many(_LAYER_SCHEMA)),
 ]
+
+
+def every(value: Any) -> Any:
+    """True is every one, 2 every second one. pydantic would name the alternatives as if they were keys."""
+    if not isinstance(value, int) or (value < 2 and not isinstance(value, bool)):
+        raise ValueError(f"expected true, false or a whole number of at least 2; got {shown(value)}")
+    return value
 
 
 def _steps_or_share(value: float) -> float | int:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from model_zoo.errors import InputError, nearest, similar
+from model_zoo.errors import InputError, nearest, shown, similar
 from pet.recipe.keys import known_keys, sections_in
 from pet.recipe.schema import Recipe
 from pet.recipe.source import KeyPath, Source, dotted
@@ -54,7 +54,7 @@ def show_value(value: Any) -> str:
     if value is None or isinstance(value, (dict, list)):
         return _KINDS[type(value)]
     text = repr(value) if isinstance(value, str) else ("true" if value is True else "false" if value is False else None)
-    text = text if text is not None else str(value)
+    text = text if text is not None else shown(value)
     if len(text) > 60:
         text = text[:57] + "…" + text[0] * isinstance(value, str)
     return f"{text} ({_KINDS[type(value)]})" if type(value) in _KINDS else text

@@ -7,7 +7,7 @@ bad as a wrong one, because the user believes that it works.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from adapters.schema import Settings
@@ -15,13 +15,12 @@ from adapters.settings import method_and_settings, named
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError
 from pet.launching.environment import read_job
-from pet.recipe import preference_rules
+from pet.recipe import evaluation_rules, preference_rules
 from pet.recipe.adapter import MANAGEMENT
 from pet.recipe.classes import OPTIONS
 from pet.recipe.fields import is_jinja
 from pet.recipe.schema import Recipe
 from pet.recipe.source import KeyPath
-from pet.recipe.training import GENERATED
 
 Finding = tuple[KeyPath, tuple[KeyPath, ...], str]
 
@@ -151,11 +150,13 @@ USERS = {
 """Settings of training -> who uses them, and the setting that chooses between these."""
 
 
-def without_effect(train: Any, names: Iterable[str] = USERS) -> Iterator[tuple[str, str, str]]:
+def without_effect(train: Any) -> Iterator[tuple[str, str, str]]:
     """(setting, the one that chooses, what is wrong) of each that was given to a ``train`` section in vain."""
-    for name, (users, chooser) in ((name, USERS[name]) for name in names):
+    for name, (users, chooser) in USERS.items():
         if (chosen := getattr(train, chooser)) not in users and _given(train, name):
             yield name, chooser, f"has no effect with train.{chooser}: {chosen}; it belongs to {', '.join(users)}"
+    if train.warmup_most is not None and (train.warmup >= 1 or train.warmup == 0):
+        yield "warmup_most", "warmup", f"has no effect with train.warmup: {train.warmup}"
 
 
 def optimizer(recipe: Recipe) -> Iterator[Finding]:
@@ -164,8 +165,6 @@ def optimizer(recipe: Recipe) -> Iterator[Finding]:
     for name, chooser, message in without_effect(train):
         yield _find(f"train.{name}", f"train.{chooser}", message)
     method, fields = recipe.adapter.method, getattr(named(recipe.adapter.method), "__dataclass_fields__", ())
-    if train.warmup_most is not None and (train.warmup >= 1 or train.warmup == 0):
-        yield _find("train.warmup_most", "train.warmup", f"has no effect with train.warmup: {train.warmup}")
     if train.lora_plus_ratio is not None and "learning_rate_ratio" not in fields:
         yield _find("train.lora_plus_ratio", "adapter.method", f"has no effect with adapter.method: {method}")
     dropout = getattr(recipe.adapter, "dropout", None)
@@ -191,34 +190,8 @@ def evaluation(recipe: Recipe) -> Iterator[Finding]:
             yield _find(f"data.{name}", "data.eval", "is about the files of data.eval and data.test, which are missing")
         elif name != "eval_rows" and getattr(data, name) is not None and data.eval_fraction:
             yield _find(f"data.{name}", "data.eval_fraction", "rows held out of data.train are in its format")
-    schedule = evaluation.every_steps or evaluation.every_epochs
-    if evaluation.every_steps and evaluation.every_epochs:
-        yield _find("eval.every_steps", "eval.every_epochs", "give every_steps or every_epochs, not both")
-    if schedule and not (data.eval or data.eval_fraction):
-        name = "eval.every_steps" if evaluation.every_steps else "eval.every_epochs"
-        yield _find(name, "data.eval data.eval_fraction", "there is nothing to evaluate on; set data.eval")
-    along = {
-        "patience": evaluation.patience,
-        "load_best_model_at_end": evaluation.load_best_model_at_end,
-        "generate": evaluation.generate == "ends",
-    }
-    for name in () if schedule else (name for name, given in along.items() if given):
-        message = "needs evaluations along the way; set eval.every_steps or eval.every_epochs"
-        yield _find(f"eval.{name}", "eval.every_steps eval.every_epochs", message)
-    if evaluation.generate == "ends" and evaluation.best_metric in GENERATED:
-        yield _find(
-            "eval.generate",
-            "eval.best_metric",
-            f"eval.best_metric is {evaluation.best_metric}, which has to be measured along the way; set always",
-        )
-    if evaluation.best_metric not in evaluation.metrics:
-        yield _find(
-            "eval.best_metric",
-            "eval.metrics",
-            f"{evaluation.best_metric} is not measured; expected one of {', '.join(evaluation.metrics)}",
-        )
-    if len(set(evaluation.metrics)) < len(evaluation.metrics):
-        yield _find("eval.metrics", "", "names a metric twice")
+    for finding in evaluation_rules.problems(evaluation, bool(data.eval or data.eval_fraction)):
+        yield _find(*finding)
 
 
 def generation(recipe: Recipe) -> Iterator[Finding]:

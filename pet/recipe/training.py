@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator
 
-from pet.recipe.fields import HerePath, Names, ReferencePath, Section, StepsOrShare
+from pet.recipe.fields import HerePath, Names, ReferencePath, Section, StepsOrShare, every
 
 
 class LossScale(Section):
@@ -33,7 +33,9 @@ class Train(Section):
     """Length of the run, batches, optimizer, schedule, precision, checkpoints."""
 
     steps: int | None = Field(None, ge=1, description="Number of optimizer steps. Set steps or epochs, not both.")
-    epochs: float | None = Field(None, gt=0, description="Number of epochs. Default: 3 where steps is not set either.")
+    epochs: float | None = Field(
+        None, gt=0, le=1 << 20, description="Number of epochs. Default: 3 where steps is not set either."
+    )
     max_seconds: float | None = Field(None, gt=0, description="Stop after this wall-clock time and save a checkpoint.")
     batch_size: int = Field(
         8,
@@ -172,6 +174,8 @@ class Train(Section):
     max_loss_ratio: float | None = Field(
         10.0, gt=1, description="Stop when the loss exceeds this multiple of its recent median; null: only on NaN."
     )
+
+    _recompute = field_validator("recompute", mode="before")(every)
 
 
 Metric = Literal["loss", "perplexity", "accuracy", "rouge_1", "rouge_2", "rouge_l", "bleu", "exact_match"]

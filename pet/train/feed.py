@@ -10,14 +10,16 @@ import dataclasses
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from adapters.registry import registry
+from model_zoo.arguments import is_several
+from model_zoo.atomic import check_name
 from model_zoo.engine import available
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, first_line, shown
 from pet.auto import AutoTokenizer
 from pet.data import DataSettings, load_dataset, make_loader
 from pet.data.dataset import IGNORED
@@ -27,6 +29,10 @@ from pet.recipe.training import Train
 from pet.train.distributed import DistributedContext
 
 log = logging.getLogger("pet")
+
+INTERVAL = ("start", "end")
+PLACES = ("position_ids", *INTERVAL)
+"""Arrays of a batch that say where its tokens stand and what they see, given all or none; positions also alone."""
 
 
 class BatchList:
@@ -66,6 +72,12 @@ class BatchList:
             log.warning(
                 "%d of %d rows are not learnt: they lack %s; the first is %s", len(without), rows, lacking, without[0]
             )
+
+    def check_rows(self, settings, distributed: DistributedContext | None) -> None:
+        """Refuses a ``batch_size`` of another number of rows than the batches have, which would take no effect."""
+        rows = max(len(batch["input_ids"]) for batch in self.list) * (distributed.data_size if distributed else 1)
+        if settings and "batch_size" in settings.model_fields_set and settings.batch_size != rows:
+            raise InputError(f"batch_size: {settings.batch_size}, but the batches have {rows} rows; leave it out")
 
     def steps_per_epoch(self, epoch: int = 0) -> int:
         """Whole optimizer steps in the list."""
@@ -139,26 +151,42 @@ def placing(settings: DataSettings, model) -> dict[str, Any]:
 
 def complete(batch: dict[str, Any], model=None, index: int = 0) -> dict[str, Any]:
     """A batch with all the arrays that a step needs, from those that it has."""
+    if not isinstance(batch, Mapping):
+        raise InputError(f"batch {index} is of the type {type(batch).__name__}; a dictionary was expected")
     if "input_ids" not in batch:
         raise InputError(
             f"batch {index} has no input_ids; it has {', '.join(map(str, batch)) or 'nothing'}. Rows of text go into a "
             "file, one JSON object per line"
         )
     ids = _integers(batch["input_ids"], f"batch {index}: input_ids")
-    if ids.ndim != 2:
+    if ids.ndim != 2 or not ids.size:
         raise InputError(f"batch {index}: input_ids has shape {ids.shape}; (batch, length) expected")
     count, length = ids.shape
     mask = batch.get("attention_mask")
-    mask = np.ones_like(ids) if mask is None else _integers(mask, f"batch {index}: attention_mask")
+    mask = np.ones_like(ids) if mask is None else _integers(mask, f"batch {index}: attention_mask", truths=True)
+    if mask.size and not 0 <= mask.min() <= mask.max() <= 1:
+        raise InputError(
+            f"batch {index}: attention_mask holds {mask[mask > 1].max(initial=mask.min())}; 0 or 1 expected"
+        )
     labels = batch.get("labels")
     labels = np.where(mask != 0, ids, IGNORED) if labels is None else _integers(labels, f"batch {index}: labels")
     for name, value in (("attention_mask", mask), ("labels", labels)):
         if value.shape != ids.shape:
             raise InputError(f"batch {index}: {name} has shape {value.shape}, input_ids {ids.shape}")
     whole = {"input_ids": ids, "labels": labels.astype(np.int32)}
-    whole["sample_ids"] = batch.get("sample_ids") or [f"batch {index}, row {row}" for row in range(count)]
-    if all(key in batch for key in ("position_ids", "start", "end")):
-        return {**whole, **{key: _integers(batch[key], key) for key in ("position_ids", "start", "end")}}
+    names = batch.get("sample_ids", [f"batch {index}, row {row}" for row in range(count)])
+    whole["sample_ids"] = list(names) if is_several(names) else []
+    if len(whole["sample_ids"]) != count:
+        raise InputError(f"batch {index}: sample_ids is {shown(names)}; a list of {count} was expected")
+    placed = {key: _integers(batch[key], f"batch {index}: {key}") for key in PLACES if key in batch}
+    for key, value in placed.items():
+        if value.shape[:1] + value.shape[-1:] != ids.shape or (key in INTERVAL and value.ndim != 2):
+            raise InputError(f"batch {index}: {key} has shape {value.shape}, input_ids {ids.shape}")
+    if len(placed) == len(PLACES):
+        return {**whole, **placed}
+    if given := [key for key in INTERVAL if key in placed]:
+        lacking = ", ".join(key for key in PLACES if key not in placed)
+        raise InputError(f"batch {index}: {given[0]} takes no effect without {lacking}")
     context = getattr(model, "room", None)
     if context is not None and (longest := int((mask != 0).sum(1).max())) > context:
         raise InputError(f"batch {index}: a row of {longest} tokens is longer than the model's context of {context}")
@@ -180,16 +208,21 @@ def complete(batch: dict[str, Any], model=None, index: int = 0) -> dict[str, Any
         start[row, first:last], end[row, first:last] = first, np.asarray(ends) + first
     if positions is None:
         raise InputError(f"batch {index}: attention_mask is 0 everywhere")
-    if "position_ids" in batch:
-        positions = _integers(batch["position_ids"], "position_ids")
-    return {**whole, "position_ids": positions, "start": start, "end": end}
+    return {**whole, "position_ids": placed.get("position_ids", positions), "start": start, "end": end}
 
 
-def _integers(value, name: str) -> np.ndarray:
-    array = np.asarray(value.asnumpy() if hasattr(value, "asnumpy") else value)
-    if not (np.issubdtype(array.dtype, np.integer) or array.dtype == bool):
+def _integers(value, name: str, truths: bool = False) -> np.ndarray:
+    """An array of whole numbers, in 32 bits; of truth values where these are allowed, too."""
+    try:
+        array = np.asarray(value.asnumpy() if hasattr(value, "asnumpy") else value)
+    except (ValueError, TypeError, RuntimeError) as error:  # rows of different lengths; what torch does not hand on
+        raise InputError(f"{name} is no array of integers: {first_line(error)}") from None
+    if not (np.issubdtype(array.dtype, np.integer) or (truths and array.dtype == bool)):
         raise InputError(f"{name} holds {array.dtype}; integers expected")
-    return array.astype(np.int32)
+    short = array.astype(np.int32)
+    if not np.array_equal(short, array):
+        raise InputError(f"{name} holds {array[short != array][0]}, which no token's number can be")
+    return short
 
 
 def as_feed(
@@ -210,6 +243,7 @@ def as_feed(
         InputError: it is none of these, its steps are of another number of batches, or what is wrong with the files.
     """
     if isinstance(data, (str, os.PathLike)):
+        check_name(data)
         return file_feed(data, model, accumulation or 1, settings or Train(), distributed or DistributedContext())
     if hasattr(data, "batches") and hasattr(data, "steps_per_epoch"):
         if getattr(data, "layout", None) is causal_layout:  # none was given
@@ -221,7 +255,9 @@ def as_feed(
             )
         return data
     if isinstance(data, (list, tuple)) and data and isinstance(data[0], dict):
-        return BatchList(data, accumulation or 1, model)
+        feed = BatchList(data, accumulation or 1, model)
+        feed.check_rows(accumulation is not None and settings, distributed)
+        return feed
     found, what = type(data).__name__, "evaluation data" if accumulation is None else "training data"
     if isinstance(data, (list, tuple)):
         found = f"a {found} of {type(data[0]).__name__}" if data else f"an empty {found}"

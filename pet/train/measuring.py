@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from adapters.apply import disable_adapters
 from adapters.registry import started_from_file
+from model_zoo.arguments import misfit
+from model_zoo.errors import InputError, shown
 from model_zoo.graph import evaluating
 from pet.train.evaluate import Answer
 from pet.train.state import Best
@@ -37,11 +40,22 @@ class Measuring:
     def measure_before(self) -> None:
         """Measures the model before its first step, to have a before and after."""
         if self.before is None and self.evaluation is not None and self.eval_settings.before:
-            self.before = self.evaluation()
+            self.before = self.measured()
             self.before_samples = list(getattr(self.evaluation, "samples", []))
             if self.before_samples and started_from_file(self.model):
                 with disable_adapters(self.model):
                     self.base_samples = self.evaluation.answers(len(self.before_samples))
+
+    def measured(self) -> dict[str, float]:
+        """What the evaluation gives.
+
+        Raises:
+            InputError: something else than numbers by their names.
+        """
+        found = self.evaluation()
+        if not isinstance(found, Mapping) or any(misfit("", "float", value) for value in found.values()):
+            raise InputError(f"evaluation gave {shown(found)}; numbers by their names were expected")
+        return {name: float(value) for name, value in found.items()}
 
     def measured_in_step(self, result) -> dict[str, float]:
         """What the objective measures beside the loss, of a step's own batch."""
@@ -59,7 +73,7 @@ class Measuring:
             if brief:
                 measured = self.evaluation.from_logits()
             else:
-                measured = self.evaluation()
+                measured = self.measured()
                 self.last_measured = (self.measured_state(), measured)
         record.update({f"eval_{name}": value for name, value in measured.items()})
         self.note_best(measured)
@@ -76,7 +90,7 @@ class Measuring:
         now = self.measured_state()
         if self.last_measured is None or self.last_measured[0] != now:
             with self.fast():
-                self.last_measured = (now, self.evaluation())
+                self.last_measured = (now, self.measured())
         return self.last_measured[1]
 
     def measured_state(self) -> tuple:
@@ -104,7 +118,7 @@ class Measuring:
         """Remembers the best evaluation; ends the run where ``patience`` is at its end."""
         settings = self.eval_settings
         value = measured.get(settings.best_metric)
-        if value is None:
+        if value is None or math.isnan(value):
             return
         sign = -1.0 if settings.direction() == "min" else 1.0
         if self.best.value is None or sign * (value - self.best.value) > settings.min_delta:

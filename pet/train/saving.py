@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from model_zoo.errors import InputError, shown
+from model_zoo.arguments import checked
+from model_zoo.errors import InputError
 from pet.train import checkpoint as files, state
 from pet.train.callbacks.records import read_metrics
 
@@ -25,13 +26,7 @@ class Saving:
     """
 
     def begin_saving(self, directory: str | Path | None, save_extra: Callable[[Path], str | None] | None) -> None:
-        """Nothing has been saved yet.
-
-        Raises:
-            InputError: `directory` is no path.
-        """
-        if not isinstance(directory, str | os.PathLike | None):
-            raise InputError(f"directory: a path was expected, got {shown(directory)}")
+        """Nothing has been saved yet."""
         self.directory = Path(directory) if directory is not None else None
         self.save_extra, self.whole_weights = save_extra, {}
         self.weights_step: int | None = None
@@ -67,13 +62,16 @@ class Saving:
             self.notify("save", path)
         self.distributed.barrier()
 
+    @checked
     def resume(self, source: bool | str | Path = True) -> None:
         """Goes on from a checkpoint: every number is what it was, and so is every number that follows.
 
         Raises:
             InputError: no whole checkpoint, or one of another model or other settings.
         """
-        if source is True:
+        if not source:
+            return
+        if last := not isinstance(source, (str, os.PathLike)):
             if self.directory is None:
                 raise InputError("resume needs a run directory, or a checkpoint's path")
             found = files.load_last(self.checkpoint_directory, self.distributed)
@@ -86,7 +84,7 @@ class Saving:
             except files.Damaged as error:
                 raise InputError(f"checkpoint {source}: damaged: {error}") from error
         state.restore(self, found)
-        if source is True:
+        if last:
             lines = read_metrics(self.directory / "metrics.jsonl")
             self.history = [line for line in lines if line["step"] <= self.position.step]
             if self.distributed.is_main:

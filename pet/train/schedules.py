@@ -16,7 +16,8 @@ import logging
 import math
 from collections.abc import Callable
 
-from model_zoo.errors import InputError, nearest
+from model_zoo.arguments import misfit
+from model_zoo.errors import InputError, nearest, shown
 
 log = logging.getLogger("pet")
 
@@ -148,3 +149,15 @@ class Schedule:
     def __call__(self, step: int) -> float:
         """The learning rate at ``step``, counted from 0."""
         return self.peak * self.factor(step)
+
+
+def given(rates: Callable[[int], float]) -> Callable[[int], float]:
+    """A user's own rates; one that is no number of at least 0, which would ruin the weights, raises InputError."""
+
+    def rate(step: int) -> float:
+        value = rates(step)
+        if misfit("", "float", value) or not 0 <= value < math.inf:
+            raise InputError(f"rates({step}) is {shown(value)}; a number of at least 0 was expected")
+        return float(value)
+
+    return rate

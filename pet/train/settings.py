@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from model_zoo.errors import InputError, nearest
+
+ELSEWHERE = {"resume": "call train(resume=True)", "profile": "give callbacks=['profiler']"}
+"""Settings of a recipe's run that a trainer gets in another way."""
+OF_ANSWERS = ("generated_samples", "shown_samples", "generate")
 
 
 def with_settings(train, settings: dict[str, Any]):
@@ -15,9 +20,10 @@ def with_settings(train, settings: dict[str, Any]):
     Raises:
         InputError: an unknown field, a value that it cannot have, or one that belongs to another objective.
     """
-    from pet.recipe.classes import OPTIONS
     from pet.recipe.problems import checked, elsewhere
-    from pet.recipe.rules import without_effect
+    from pet.recipe.rules import length, without_effect
+    from pet.recipe.schema import Recipe
+    from pet.recipe.source import dotted
     from pet.recipe.training import Train
     from pet.recipe.trl_names import hint
 
@@ -31,20 +37,48 @@ def with_settings(train, settings: dict[str, Any]):
         )
     given = train.model_dump(exclude_unset=True) if isinstance(train, Train) else section("train", train)
     found = checked(Train, "train", {**given, **settings})
-    InputError.raise_any(f"train.{name}: {message}" for name, _, message in without_effect(found, OPTIONS))
+    if not isinstance(train, Train):
+        settings = {**given, **settings}
+    InputError.raise_any(
+        f"train.{name}: takes no effect here; {way}" for name, way in ELSEWHERE.items() if settings.get(name)
+    )
+    together = [(dotted(at), message) for at, _, message in length(Recipe.model_construct(train=found))]
+    alone = [(f"train.{name}", message) for name, _, message in without_effect(found)]
+    InputError.raise_any(f"{name}: {message}" for name, message in together + alone)
     return found
 
 
-def eval_settings(eval):
+def eval_settings(eval, evaluation, data, directory):
     """An ``eval`` section as it is, or of its fields.
 
+    Args:
+        evaluation, data, directory: what measures, what it measures on, and where the best checkpoint is kept; or None.
+
     Raises:
-        InputError: it is neither; an unknown field, or a value that it cannot have.
+        InputError: it is neither; an unknown field, a value that it cannot have, or a setting that takes no effect.
     """
+    from pet.recipe.evaluation_rules import problems
     from pet.recipe.problems import checked
     from pet.recipe.training import Eval
 
-    return eval if isinstance(eval, Eval) else checked(Eval, "eval", section("eval", eval))
+    found, faults = eval, []
+    if not isinstance(eval, Eval):
+        found = checked(Eval, "eval", section("eval", eval))
+        held_out = evaluation is not None or data is not None
+        faults = [f"{name}: {message}" for name, _, message in problems(found, held_out, "give eval_data")]
+        said = [name for name in OF_ANSWERS if name in found.model_fields_set] + ["metrics"] * bool(found.written)
+        faults += [f"eval.{name}: is about answers to questions; batches hold none" for name in said if not evaluation]
+        if found.batch_size is not None and data is not None and not isinstance(data, (str, os.PathLike)):
+            faults.append("eval.batch_size: takes no effect on batches, which have their rows already")
+    if found.load_best_model_at_end and directory is None:
+        faults.append("eval.load_best_model_at_end: needs a directory, where the best checkpoint is kept")
+    InputError.raise_any(faults)
+    return found
+
+
+def in_rows(train, eval):
+    """A ``train`` section whose batches have as many rows as those of evaluations."""
+    return train.model_copy(update={"batch_size": eval.batch_size or train.batch_size})
 
 
 def section(name: str, given) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from adapters.apply import trainable_parameters
 from adapters.registry import registry
 from model_zoo import progress
+from model_zoo.arguments import checked
 from model_zoo.errors import InputError, first_line
 from pet.launching.heartbeat import watched
 from pet.train.callbacks import Callback, make_callbacks
@@ -29,9 +30,9 @@ from pet.train.objectives.base import Objective
 from pet.train.optimizers import make_optimizer
 from pet.train.precision import prepare_model
 from pet.train.saving import Saving
-from pet.train.schedules import Schedule
+from pet.train.schedules import Schedule, given
 from pet.train.segments import check_unchanged, make_segments
-from pet.train.settings import eval_settings, total_steps, with_settings
+from pet.train.settings import eval_settings, in_rows, total_steps, with_settings
 from pet.train.state import Position
 from pet.train.step import StepResult, TrainStep
 from pet.train.stop import (
@@ -93,6 +94,7 @@ class Trainer(Measuring, Saving):
             return import_module("pet.compat.mindformers").Trainer(model, *more, **arguments)
         return super().__new__(cls)
 
+    @checked
     def __init__(
         self,
         model,
@@ -102,7 +104,7 @@ class Trainer(Measuring, Saving):
         train=None,
         eval=None,
         directory: str | Path | None = None,
-        callbacks: Iterable[Callback | str] = (),
+        callbacks: Iterable[Callback | str] | Callback | str | None = None,
         forward_step: Callable | None = None,
         objective: Objective | str | None = None,
         evaluation: Callable[[], dict[str, float]] | None = None,
@@ -119,18 +121,14 @@ class Trainer(Measuring, Saving):
             settings["objective"], objective = objective, None
         self.settings = with_settings(train, settings)
         self.objective = make_objective(self.settings, forward_step, objective)
-        self.begin_measuring(evaluation, eval_settings(eval))
+        self.begin_measuring(evaluation, eval_settings(eval, evaluation, eval_data, directory))
         self.begin_saving(directory, save_extra)
-        if self.eval_settings.load_best_model_at_end and self.directory is None:
-            raise InputError("eval.load_best_model_at_end: needs a directory, where the best checkpoint is kept")
         self.model, self.distributed, self.title = model, distributed or DistributedContext(), title
         registry(model)  # anything else is no model
-        share = model, self.settings, self.distributed
-        self.feed = as_feed(train_data, self.settings.accumulation, *share)
+        self.feed = as_feed(train_data, self.settings.accumulation, model, self.settings, self.distributed)
         self.total_steps = total_steps(self.feed, self.settings)
-        self.schedule = rates or Schedule.from_settings(self.settings, self.total_steps)
-        self.loss_scale = LossScale.from_settings(self.settings)
-        self.watch = LossWatch(self.settings.max_loss_ratio)
+        self.schedule = given(rates) if rates else Schedule.from_settings(self.settings, self.total_steps)
+        self.loss_scale, self.watch = LossScale.from_settings(self.settings), LossWatch(self.settings.max_loss_ratio)
         self.history: list[dict[str, Any]] = []
         self.origins, self.stop_reason = origins, None
         self.unfinished: dict[str, Any] | None = None  # the record of a step whose evaluation was left
@@ -158,7 +156,8 @@ class Trainer(Measuring, Saving):
         self.train_step = self.distributed.wrap_step(step, model)
         if evaluation is None and eval_data is not None:
             how = {"distributed": self.distributed, "compiled": self.compiled}
-            losses = LossEvaluation(model, as_feed(eval_data, None, *share), self.objective, **how)
+            held_out = as_feed(eval_data, None, model, in_rows(self.settings, self.eval_settings), self.distributed)
+            losses = LossEvaluation(model, held_out, self.objective, **how)
             self.evaluation = Evaluation(losses, None, self.eval_settings)
         self.objective.begin(model, self.feed, True, self.distributed, self.compiled)
         if (losses := getattr(self.evaluation, "losses", None)) is not None:
@@ -169,7 +168,8 @@ class Trainer(Measuring, Saving):
     # The loop --------------------------------------------------------------------------------------------------------
 
     @watched()
-    def train(self, resume: bool | str | Path = False) -> dict[str, Any]:
+    @checked
+    def train(self, resume: bool | str | Path | None = False) -> dict[str, Any]:
         """Trains until the last step, or until something stops it.
 
         Args:

@@ -131,6 +131,14 @@ def test_saved_and_loaded_again(llama, tmp_path, settings):
     assert (tmp_path / "twice" / NAMES[1]).read_bytes() == (tmp_path / NAMES[1]).read_bytes()
 
 
+def test_settings_that_are_numpys_or_read_but_once_are_saved_as_they_were_meant(llama, tmp_path):
+    settings = {"rank": np.int16(2), "targets": np.array(["q_proj"]), "rank_pattern": {"q_proj": np.int64(3)}}
+    pet.apply_lora(llama, **settings, layers=iter([0]), modules_to_save=iter(["lm_head"]))
+    pet.save_adapter(llama, tmp_path)
+    saved = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert saved["r"] == 2 and saved["modules_to_save"] == ["lm_head"]
+
+
 def test_pissa_is_written_as_plain_lora_of_twice_the_rank(llama, tmp_path):
     pet.apply_lora(llama, rank=2, alpha=6, targets=["q_proj"], init="pissa")
     randomise(llama)

@@ -43,6 +43,13 @@ def test_what_an_annotation_says_fits(annotation):
         ("list[str]", ["x", 3], "name is ['x', 3]; a list of texts was expected"),
         ("list[int | str]", {"a": 1}, "name is {'a': 1}; a list of whole numbers or texts was expected"),
         ("Iterable[str]", np.ones((2, 2)), "name is of the type ndarray; a list of texts was expected"),
+        ("Callable[[Any], int | None] | None", 3, "name is 3; a function was expected"),
+        ("str | Path", "a\0b", "name is 'a\\x00b': no file can have this name (embedded null byte)"),
+        (
+            "nn.Cell",
+            np.ones((2, 2)),
+            "name is of the type ndarray; an opened model (pet.AutoModel.from_pretrained) was expected",
+        ),
         ("Config | dict | str", 3, "name is 3; a configuration or a dictionary or a text was expected"),
     ],
 )
@@ -72,14 +79,21 @@ def test_public_functions_are_checked():
 
     calls = {
         "rank is 'x'; a whole number": functools.partial(pet.apply_lora, None, rank="x"),
-        "a model was expected, got None; pet.AutoModel": functools.partial(pet.trainable_parameters, None),
+        "model is None; an opened model (pet.AutoModel": functools.partial(pet.trainable_parameters, None),
         "directory is 3; a text or a path": functools.partial(pet.save_adapter, None, 3),
         "names is 2.5; a text or a list": functools.partial(pet.set_adapter, None, 2.5),
         "weights is 3; a list of numbers": functools.partial(pet.combine_adapters, None, ["a"], weights=3),
         "output is an empty text": functools.partial(pet.merge_checkpoint, "a", "b", ""),
         "an adapter's configuration was expected, as": functools.partial(pet.plan, None, 3),
         "config is 3; a configuration": functools.partial(pet.AutoModel.from_config, 3),
-        "a name or a path was expected, got ''": functools.partial(pet.AutoModel.from_pretrained, ""),
+        "name_or_directory is an empty text": functools.partial(pet.AutoModel.from_pretrained, ""),
+        "quantization is 3; a Quantization or a dict": functools.partial(
+            pet.AutoModel.from_pretrained, "x", quantization=3
+        ),
+        "tokenizer is of the type int, which has no stream": functools.partial(pet.TextStreamer, 3),
+        "directory is 3; a text or a path was": functools.partial(pet.TrainableParamsCheckPoint, 3),
+        "model is 3; an opened model": functools.partial(pet.freeze_modules, 3, ["*"]),
+        "lora: seed is -1; a whole number of at least 0": pet.LoRAConfig(seed=-1).validate,
         "lora: targets is an empty list": pet.LoRAConfig(targets=[]).validate,
         "lora: targets is 2.5; a list of texts": pet.LoRAConfig(targets=2.5).validate,
         "lora: modules_to_save is 'lm_head'; a list": pet.LoRAConfig(modules_to_save="lm_head").validate,

@@ -78,5 +78,5 @@ def test_the_package_front_defines_nothing():
 
 @pytest.mark.parametrize("call", [pet.apply_lora, pet.list_adapters, lambda name: pet.Trainer(name, "rows.jsonl")])
 def test_a_name_in_the_place_of_a_model(call):
-    with pytest.raises(pet.InputError, match="a model was expected, got 'llama_tiny'"):
+    with pytest.raises(pet.InputError, match="model is 'llama_tiny'; an opened model"):
         call("llama_tiny")

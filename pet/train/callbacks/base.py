@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from model_zoo.arguments import is_several
 from model_zoo.errors import InputError
 from pet.recipe.classes import MOMENTS, find_callback
 
@@ -45,7 +45,7 @@ def make_callback(name: str, args: dict[str, Any] | None = None) -> Callback:
     return find_callback(name, args)(**args)
 
 
-def make_callbacks(wanted: Iterable | str | Callback, directory: bool = True) -> list[Callback]:
+def make_callbacks(wanted: Any, directory: bool = True) -> list[Callback]:
     """From callbacks, names, and a recipe's entries with ``name`` and ``args``.
 
     Args:
@@ -54,8 +54,8 @@ def make_callbacks(wanted: Iterable | str | Callback, directory: bool = True) ->
     Raises:
         InputError: one is no callback, or writes into a directory that there is not.
     """
-    made = []
-    for entry in [wanted] if isinstance(wanted, str | Callback) else wanted:
+    made: list[Any] = []
+    for entry in () if wanted is None else wanted if is_several(wanted) else [wanted]:
         if isinstance(entry, str):
             made.append(make_callback(entry))
         elif hasattr(entry, "name") and hasattr(entry, "args"):

@@ -82,8 +82,10 @@ class CustomForward(Objective):
             data = {name: array for name, array in zip(self.names, arrays)}  # noqa: B905, C416 (graph code)
             output = forward_step(data, model)
             count = arrays[-1].sum()
-            if not isinstance(output, dict):
+            if isinstance(output, ms.Tensor):
                 return from_total(output.astype(ms.float32) * count)
+            if not isinstance(output, dict) or ("loss" not in output and "logits" not in output):
+                raise ValueError("forward_step gave neither a loss nor a dictionary with loss or logits")
             chosen = prefer[0] if prefer[0] in output else prefer[1]
             if chosen == "logits":
                 return from_logits(output["logits"], *arrays[own])

@@ -31,7 +31,7 @@ from pet.train.trainer import Trainer
 
 def make(model, data, *arguments, **settings):
     """A trainer that runs operator by operator: the loop is the same, and compiling takes longer than these steps."""
-    chosen = {"learning_rate": 0.01, "schedule": "constant", "warmup": 0, "steps": 6, "batch_size": 4}
+    chosen = {"learning_rate": 0.01, "schedule": "constant", "warmup": 0, "steps": 6}
     return Trainer(model, data, *arguments, **{**chosen, "compiled": False, **settings})
 
 
@@ -483,19 +483,91 @@ def test_no_training_where_adapters_are_disabled(batch):
         ({"train_data": []}, "training data: .* found an empty list"),
         ({"train_data": ["hi"]}, "training data: .* found a list of str"),
         ({"eval_data": 5}, "evaluation data: .* found int"),
-        ({"model": "llama_tiny"}, "a model was expected, got 'llama_tiny'"),
-        ({"directory": 5}, "directory: a path was expected, got 5"),
+        ({"model": "llama_tiny"}, "model is 'llama_tiny'; an opened model"),
+        ({"directory": 5}, "directory is 5; a text or a path was expected"),
         ({"train": 5}, "Trainer: train: expected a recipe's train section, or its fields; found int"),
         ({"eval": {"every": 1}}, r"eval\.every: the section eval has no such key"),
         ({"callbacks": [print]}, r"callbacks: builtin_function_or_method has no start\(\)"),
         ({"callbacks": "plot"}, "callbacks: LossPlot writes a file; give the trainer a directory"),
         ({"callbacks": [Callback]}, r"callbacks: Callback is a class; give an instance, Callback\(\)"),
+        ({"callbacks": 3}, r"callbacks: int has no start\(\)"),
+        ({"title": 3}, "title is 3; a text"),
+        ({"compiled": "no"}, "compiled is 'no'; True or False"),
+        ({"objective": 3}, "objective is 3; an objective or a text"),
+        ({"distributed": 3}, "distributed is 3; a DistributedContext"),
+        ({"evaluation": 3}, "evaluation is 3; a function"),
+        ({"rates": 3}, "rates is 3; a function"),
+        ({"directory": "a\0b"}, "directory is 'a.x00b': no file can have this name"),
+        ({"train_data": "x" * 5000}, "no file can have this name"),
+        ({"batch_size": 4}, "batch_size: 4, but the batches have 2 rows; leave it out"),
+        ({"resume": True}, r"train\.resume: takes no effect here; call train\(resume=True\)"),
+        ({"profile": True}, r"train\.profile: takes no effect here; give callbacks="),
+        ({"momentum": 0.5}, r"train\.momentum: has no effect with train\.optimizer: adamw"),
+        ({"epochs": 2}, r"train\.steps: give steps or epochs, not both"),
+        ({"steps": None, "epochs": 1e30}, r"train\.epochs: expected at most"),
+        ({"eval": {"every_steps": 1}}, r"eval\.every_steps: there is nothing to evaluate on; give eval_data"),
+        ({"eval": {"patience": 1}}, r"eval\.patience: needs evaluations along the way"),
+        (
+            {"eval": {"metrics": ["loss", "rouge_l"]}},
+            r"eval\.metrics: is about answers to questions; batches hold none",
+        ),
+        ({"eval": {"best_metric": "accuracy"}}, r"eval\.best_metric: accuracy is not measured"),
     ],
 )
 def test_arguments_of_the_wrong_kind_are_named(toy, batch, given, message):
     arguments = {"model": toy(), "train_data": [batch(2, seed=0)], **given}
     with pytest.raises(InputError, match=message):
         make(arguments.pop("model"), arguments.pop("train_data"), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"evaluation": lambda: 3}, "evaluation gave 3; numbers by their names"),
+        ({"evaluation": lambda: {"loss": "x"}}, "evaluation gave {'loss': 'x'}; numbers by their names"),
+        ({"rates": lambda step: -1.0}, r"rates\(0\) is -1.0; a number of at least 0"),
+        ({"rates": lambda step: math.nan}, r"rates\(0\) is nan; a number of at least 0"),
+        ({"forward_step": lambda data, model: None}, "forward_step gave neither a loss nor a dictionary"),
+        ({"save_extra": lambda stage: 3}, "what save_extra returns is 3; a text or a path"),
+    ],
+)
+def test_what_a_user_s_functions_give_is_checked(toy, batch, tmp_path, given, message):
+    with pytest.raises(ValueError, match=message):
+        make(toy(), [batch(2, seed=0)], directory=tmp_path, steps=1, **given).train()
+    assert not checkpoints(tmp_path / "checkpoints")
+
+
+def test_an_evaluation_of_nan_is_never_the_best(toy, batch):
+    losses = iter([math.nan, math.nan, 2.0, math.nan, 1.0])
+    trainer = make(
+        toy(), [batch(2)], evaluation=lambda: {"loss": next(losses)}, eval={"every_steps": 1, "before": False}, steps=5
+    )
+    assert trainer.train()["best"] == {"step": 5, "loss": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"input_ids": np.full((2, 8), 2**32 + 5)},
+            "batch 0: input_ids holds 4294967301, which no token's number can be",
+        ),
+        ({"labels": np.full((2, 8), 2**32 + 5)}, "batch 0: labels holds 4294967301"),
+        ({"input_ids": np.ones((2, 8), bool)}, "batch 0: input_ids holds bool; integers expected"),
+        ({"input_ids": [[1, 2], [3]]}, "batch 0: input_ids is no array of integers"),
+        ({"input_ids": np.ones((0, 8), int)}, r"batch 0: input_ids has shape \(0, 8\)"),
+        ({"attention_mask": np.full((2, 8), -10000)}, "batch 0: attention_mask holds -10000; 0 or 1 expected"),
+        ({"attention_mask": np.full((2, 8), 2)}, "batch 0: attention_mask holds 2; 0 or 1 expected"),
+        ({"start": np.zeros((2, 8), int)}, "batch 0: start takes no effect without position_ids, end"),
+        ({"position_ids": np.zeros(8, int)}, r"batch 0: position_ids has shape \(8,\), input_ids \(2, 8\)"),
+        ({"sample_ids": ["x"]}, r"batch 0: sample_ids is \['x'\]; a list of 2"),
+    ],
+)
+def test_arrays_of_a_batch_that_mean_nothing_are_refused(change, message):
+    with pytest.raises(InputError, match=message):
+        BatchList([{"input_ids": np.ones((2, 8), int), **change}])
+    with pytest.raises(InputError, match="batch 1 is of the type int; a dictionary"):
+        BatchList([{"input_ids": np.ones((2, 8), int)}, 3])
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])

@@ -1,0 +1,40 @@
+"""What must hold between the settings of an ``eval`` section, in a recipe and in `pet.train.trainer.Trainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pet.recipe.training import GENERATED, Eval
+
+SCHEDULE = ("eval.every_steps", "eval.every_epochs")
+
+
+def problems(section: Eval, held_out: bool, give: str = "set data.eval") -> Iterator[tuple[str, str, str]]:
+    """(key, the keys that it is at odds with, what is wrong) of each problem.
+
+    Args:
+        held_out: whether there is anything to measure on.
+        give: what would be measured on.
+    """
+    schedule = section.every_steps or section.every_epochs
+    if section.every_steps and section.every_epochs:
+        yield *SCHEDULE, "give every_steps or every_epochs, not both"
+    if schedule and not held_out:
+        name = SCHEDULE[not section.every_steps]
+        yield name, "data.eval data.eval_fraction", f"there is nothing to evaluate on; {give}"
+    along = {
+        "patience": section.patience,
+        "load_best_model_at_end": section.load_best_model_at_end,
+        "generate": section.generate == "ends",
+    }
+    for name in () if schedule else (name for name, given in along.items() if given):
+        needed = "needs evaluations along the way; set eval.every_steps or eval.every_epochs"
+        yield f"eval.{name}", " ".join(SCHEDULE), needed
+    if section.generate == "ends" and section.best_metric in GENERATED:
+        why = f"eval.best_metric is {section.best_metric}, which has to be measured along the way; set always"
+        yield "eval.generate", "eval.best_metric", why
+    if section.best_metric not in section.metrics:
+        why = f"{section.best_metric} is not measured; expected one of {', '.join(section.metrics)}"
+        yield "eval.best_metric", "eval.metrics", why
+    if len(set(section.metrics)) < len(section.metrics):
+        yield "eval.metrics", "", "names a metric twice"
