@@ -102,8 +102,9 @@ def _files_of(path: Path, found: Iterable[Path], problems: Problems) -> list[Pat
     if len(splits := _splits(entry.relative_to(above) for entry in inside)) > 1:
         shown = ", ".join(f"{split} ({example})" for split, example in splits.items())
         problems.add(path, None, f"holds more than one split: {shown}; name the files or the directory of one")
+    known = set(inside)
     for entry in inside:
-        if is_compressed(entry) and (unpacked := entry.with_suffix("")) in inside:
+        if is_compressed(entry) and (unpacked := entry.with_suffix("")) in known:
             twice = f"{entry.relative_to(above)} and {unpacked.relative_to(above)}"
             problems.add(path, None, f"holds {twice}, which would be the same rows again; name the files that count")
     return inside

@@ -291,7 +291,8 @@ def prepare(recipe, distributed) -> Prepared:
     """
     from pet.train.metrics import check_available
 
-    check_available(recipe.eval.metrics)
+    if recipe.data.eval or recipe.data.eval_fraction:
+        check_available(recipe.eval.metrics)
     tokenizer = load_tokenizer(recipe)
     train, evaluation = load_data(recipe, tokenizer)
     if train is None:

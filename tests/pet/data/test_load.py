@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections import Counter
+from pathlib import PurePath
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from pet.data import (
     split_dataset,
 )
 from pet.data.encode import Encoder
+from pet.data.finding import find_files
 from pet.data.formats import Row
 from pet.data.preferences import pairs
 from pet.data.show import describe
@@ -774,3 +776,13 @@ def test_a_long_text_is_tokenised_in_pieces_or_with_a_warning(settings, monkeypa
     assert [ids.tolist() for ids, _ in again.samples] == [ids.tolist() for ids, _ in whole.samples]
     assert len(encoded) == 1 and (encoded[0] == len(row.text)) is warned and (encoded[0] < 60) is not warned
     assert ("rows.jsonl:1: a text of 0 MB is tokenised as a whole" in caplog.text) is warned
+
+
+def test_many_compressed_files_are_each_looked_up_once(tmp_path, monkeypatch):
+    names = [tmp_path / f"part{number:03}.jsonl.gz" for number in range(200)]
+    for name in names:
+        name.touch()
+    compared, equal = [], PurePath.__eq__
+    monkeypatch.setattr(PurePath, "__eq__", lambda one, other: compared.append(one) or equal(one, other))
+    assert find_files(tmp_path) == names
+    assert len(compared) < 10 * len(names)

@@ -12,7 +12,15 @@ from model_zoo.errors import InputError
 from pet.names import bundled_models
 from pet.recipe.loading import from_dict
 from pet.train.distributed import DistributedContext
-from pet.train.prepare import Prepared, load_asked, load_data, load_tokenizer, make_distributed_context, make_feeds
+from pet.train.prepare import (
+    Prepared,
+    load_asked,
+    load_data,
+    load_tokenizer,
+    make_distributed_context,
+    make_feeds,
+    prepare as whole,
+)
 
 
 def prepare(tmp_path, data, **sections):
@@ -31,6 +39,27 @@ def prepare(tmp_path, data, **sections):
     prepared = Prepared(model, tokenizer, "gpt_tiny", *load_data(recipe, tokenizer))
     make_feeds(recipe, prepared, DistributedContext())
     return recipe, prepared
+
+
+def test_packages_of_metrics_are_needed_only_where_something_is_measured(tmp_path, monkeypatch):
+    class Loading(Exception):
+        """Further than that nothing is looked at."""
+
+    def refuse(metrics):
+        raise InputError(f"{metrics[-1]} needs a package")
+
+    def load(recipe):
+        raise Loading
+
+    monkeypatch.setattr("pet.train.metrics.check_available", refuse)
+    monkeypatch.setattr("pet.train.prepare.load_tokenizer", load)
+    rows = write(tmp_path / "rows.jsonl", [{"prompt": "a", "completion": "b"}])
+    values = {"model": {"path": "gpt_tiny"}, "data": {"train": rows}, "eval": {"metrics": ["loss", "rouge_l"]}}
+    with pytest.raises(Loading):
+        whole(from_dict(values), DistributedContext())
+    values["data"]["eval_fraction"] = 0.5
+    with pytest.raises(InputError, match="rouge_l needs a package"):
+        whole(from_dict(values), DistributedContext())
 
 
 def write(path, rows):
