@@ -39,6 +39,8 @@ REASONS = {
     errno.ENAMETOOLONG: ("the name is too long", "give a shorter one"),
     errno.EIO: ("the disk reports an error", "see the system's log, or write to another place"),
 }
+WRITING = {**REASONS, errno.ENOENT: ("its directory is gone", "make it anew or write to another place")}
+"""The same of a file that is being written."""
 UNSYNCED = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """What the system says of bytes that it had taken and could not put on the disk."""
 
@@ -86,7 +88,7 @@ def _number(error: OSError) -> int | None:
 
 def _reason(number: int, path: Path, size: int | None) -> tuple[str, str]:
     """Why `path` cannot be written, and what helps."""
-    what, remedy = REASONS[number]
+    what, remedy = WRITING[number]
     if number not in (errno.ENOSPC, errno.EDQUOT):
         return what, remedy
     place = next((parent for parent in path.absolute().parents if parent.exists()), Path("/"))
@@ -112,7 +114,8 @@ def explained(path: str | Path, size: int | None = None) -> Iterator[None]:
         raise
     except OSError as error:
         number = _number(error)
-        if number not in REASONS or not _is_about(error, Path(path)):
+        there = number == errno.ENOENT and Path(path).parent.is_dir()  # then what is not there was to be read
+        if number not in WRITING or there or not _is_about(error, Path(path)):
             raise
         what, remedy = _reason(number, Path(path), size)
         raise CannotWrite(number, f"{_final(path)}: cannot be written: {what}; {remedy}") from error

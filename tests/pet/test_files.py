@@ -300,3 +300,10 @@ def test_a_line_is_appended_whole_or_not_at_all(tmp_path, limited):
     assert path.read_text() == "a" * 65530 + "\n"
     files.append_text(path, "é\n")
     assert path.read_text().endswith("a\né\n")
+
+
+def test_a_directory_that_is_gone_is_called_gone_and_a_long_name_long(tmp_path):
+    with pytest.raises(CannotWrite, match=r"run/metrics.jsonl: cannot be written: its directory is gone; make it anew"):
+        files.append_text(tmp_path / "run" / "metrics.jsonl", "{}")
+    with pytest.raises(CannotWrite, match="cannot be written: the name is too long"):
+        files.write_text(tmp_path / "run" / ("x" * 300), "")
