@@ -71,9 +71,14 @@ def machine() -> Iterator[Finding]:
         )
     import psutil
 
+    from pet.planning.room import machine_memory
+
     memory = psutil.virtual_memory()
     kind = "ok" if memory.available > 2 * GB else "note"
     yield kind, "memory", f"{memory.available / GB:.1f} GB free of {memory.total / GB:.1f} GB"
+    if (limit := machine_memory()) < memory.total:
+        kind = "ok" if limit > 2 * GB else "note"
+        yield kind, "limit", f"{limit / GB:.1f} GB of memory for this container or job"
     disk = psutil.disk_usage(os.getcwd())
     yield ("ok" if disk.free > 2 * GB else "note"), "disk", f"{disk.free / GB:.1f} GB free in {os.getcwd()}"
 

@@ -23,7 +23,7 @@ from pet.cli.main import main
 from pet.meta_model import MetaModel
 from pet.parallel.mesh import Mesh
 from pet.parallel.shares import shares, uncut
-from pet.planning import Cluster, Work, parse_bytes, plan, search
+from pet.planning import Cluster, Work, parse_bytes, plan, room, search
 from pet.planning.activations import activation_bytes
 from pet.planning.layer_memory import layer_memory
 from pet.planning.search import flops
@@ -346,3 +346,25 @@ def test_sizes():
     for text in ("64", "GB", "-1GB", "0GB", "64PB"):
         with pytest.raises(InputError, match="a size was expected"):
             parse_bytes(text, "--memory")
+
+
+@pytest.mark.parametrize(
+    ("groups", "limited"),
+    [
+        ("0::/", "memory.max"),
+        ("0::/system.slice/job_7", "system.slice/memory.max"),
+        ("9:name=systemd:/\n4:cpu,memory:/slurm/job_7\n0::/", "memory/slurm/job_7/memory.limit_in_bytes"),
+    ],
+)
+def test_a_job_has_the_memory_of_its_groups(tmp_path, monkeypatch, groups, limited):
+    places = {"": (str(tmp_path), "memory.max"), "memory": (str(tmp_path / "memory"), "memory.limit_in_bytes")}
+    monkeypatch.setattr(room, "LIMITS", places)
+    monkeypatch.setattr(room, "GROUPS", tmp_path / "groups")
+    whole = room.machine_memory()
+    room.GROUPS.write_text(groups + "\n")
+    file = tmp_path / limited
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("max\n")
+    assert room.machine_memory() == whole
+    file.write_text("1000000\n")
+    assert room.machine_memory() == 1000000
