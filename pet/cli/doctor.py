@@ -71,7 +71,7 @@ def machine() -> Iterator[Finding]:
         )
     import psutil
 
-    from pet.planning.room import machine_memory
+    from pet.launching.memory import machine_memory
 
     memory = psutil.virtual_memory()
     kind = "ok" if memory.available > 2 * GB else "note"

@@ -20,10 +20,16 @@ from model_zoo.engine import available
 from model_zoo.errors import InputError
 from model_zoo.presets import preset
 from pet.cli.main import main
+from pet.launching import memory
 from pet.meta_model import MetaModel
 from pet.parallel.mesh import Mesh
+<<<<<<< HEAD
 from pet.parallel.shares import shares, uncut
 from pet.planning import Cluster, Work, parse_bytes, plan, room, search
+=======
+from pet.parallel.shares import shares
+from pet.planning import Cluster, Work, parse_bytes, plan
+>>>>>>> ebdd088 (What limits a job's memory is read without what plans need)
 from pet.planning.activations import activation_bytes
 from pet.planning.layer_memory import layer_memory
 from pet.planning.search import flops
@@ -358,13 +364,13 @@ def test_sizes():
 )
 def test_a_job_has_the_memory_of_its_groups(tmp_path, monkeypatch, groups, limited):
     places = {"": (str(tmp_path), "memory.max"), "memory": (str(tmp_path / "memory"), "memory.limit_in_bytes")}
-    monkeypatch.setattr(room, "LIMITS", places)
-    monkeypatch.setattr(room, "GROUPS", tmp_path / "groups")
-    whole = room.machine_memory()
-    room.GROUPS.write_text(groups + "\n")
+    monkeypatch.setattr(memory, "LIMITS", places)
+    monkeypatch.setattr(memory, "GROUPS", tmp_path / "groups")
+    whole = memory.machine_memory()
+    memory.GROUPS.write_text(groups + "\n")
     file = tmp_path / limited
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("max\n")
-    assert room.machine_memory() == whole
+    assert memory.machine_memory() == whole
     file.write_text("1000000\n")
-    assert room.machine_memory() == 1000000
+    assert memory.machine_memory() == 1000000
