@@ -250,8 +250,9 @@ def compile_to(target: Path, command: list[str], sources: list[str]) -> None:
                 run = functools.partial(compiler_run, [*command, *COMMON, *flags], target.parent, started, failed)
                 list(pool.map(run, each))
                 run([*objects, "-o", str(target), "-lm", "-lpthread"])
-                if not failed:
+                if not failed and target.is_file():
                     return
+                failed = failed or ["error: it ended well and wrote no file"]
         finally:
             for process in started:  # after Ctrl-C, with what a compiler has started itself
                 if process.poll() is None:

@@ -275,6 +275,14 @@ def test_a_compiler_that_is_killed_makes_no_slower_kernels(tmp_path, end):
     assert (tmp_path / "calls").read_text().count("\n") == 1
 
 
+def test_a_compiler_that_writes_nothing_is_named(tmp_path):
+    program = tmp_path / "cc"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o700)
+    with pytest.raises(build.NoCompiler, match="cc cannot compile them: error: it ended well and wrote no file"):
+        build.build([str(program)], ["a.c"], tmp_path, "key")
+
+
 def test_switched_off_or_elsewhere_is_silent(anew, monkeypatch, caplog):
     monkeypatch.setenv(build.SWITCH, "0")
     assert not engine.available()
