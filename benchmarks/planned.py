@@ -151,7 +151,8 @@ def planned(case: int, rank: int) -> dict:
     from pet.meta_model import MetaModel
     from pet.parallel.mesh import Mesh
     from pet.parallel.shares import shares
-    from pet.planning.search import Work, memory
+    from pet.planning.process_memory import memory
+    from pet.planning.search import Work
     from pet.planning.traffic import Steps, step_traffic
 
     told, layout = CASES[case], CASES[case].layout

@@ -139,7 +139,7 @@ def describe(
         InputError: an unknown model, method or setting, a target that matches nothing, a length beyond the context.
     """
     from adapters.methods import method_config
-    from pet.planning.search import OPTIMIZER_STATES
+    from pet.planning.process_memory import OPTIMIZER_STATES
 
     if isinstance(model, Mapping):
         name, config = str(model.get("_name_or_path") or model.get("model_type")), dict(model)

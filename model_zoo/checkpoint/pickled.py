@@ -138,8 +138,8 @@ def read_header(path: Path, size_of: Callable[[str, Iterable[int]], int]) -> Hea
         size_of: the bytes of a tensor of this type and shape.
 
     Raises:
-        InputError: it is another file, cut off, compressed or big-endian, holds something else than tensors by their names, asks for
-            code, or has a tensor that is not stored row by row.
+        InputError: it is another file, cut off, compressed or big-endian, holds something else than tensors by their
+            names, asks for code, or has a tensor that is not stored row by row.
     """
     try:
         with open_file(path) as file:

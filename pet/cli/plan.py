@@ -88,7 +88,8 @@ def look(options, cluster):
     from pet.info import packed_form
     from pet.meta_model import MetaModel
     from pet.names import model_config
-    from pet.planning.search import OPTIMIZER_STATES, Work, plan
+    from pet.planning.process_memory import OPTIMIZER_STATES
+    from pet.planning.search import Work, plan
     from pet.train.precision import choose_precision
 
     settings = settings_of(options.settings)

@@ -22,7 +22,8 @@ from pet.parallel.context import ParallelContext
 from pet.parallel.join import join
 from pet.parallel.mesh import Mesh
 from pet.parallel.shares import shares
-from pet.planning.search import PARTS, Work, memory
+from pet.planning.process_memory import PARTS, memory
+from pet.planning.search import Work
 from pet.planning.traffic import Steps
 from pet.recipe.training import LossScale
 from pet.train.distributed import DistributedContext

@@ -7,7 +7,8 @@ import textwrap
 from collections.abc import Collection
 from typing import Any
 
-from pet.planning.search import PARTS, Candidate, Plan
+from pet.planning.process_memory import PARTS
+from pet.planning.search import Candidate, Plan
 
 SHORT = {"gradients": "grads", "optimizer": "optim", "activations": "activ", "buffers": "buffer"}
 TITLES = ["data", "tensor", "pipe", "ZeRO", "rows", "pieces", *(SHORT.get(part, part) for part in PARTS)]

@@ -23,13 +23,8 @@ from pet.cli.main import main
 from pet.launching import memory
 from pet.meta_model import MetaModel
 from pet.parallel.mesh import Mesh
-<<<<<<< HEAD
 from pet.parallel.shares import shares, uncut
-from pet.planning import Cluster, Work, parse_bytes, plan, room, search
-=======
-from pet.parallel.shares import shares
-from pet.planning import Cluster, Work, parse_bytes, plan
->>>>>>> ebdd088 (What limits a job's memory is read without what plans need)
+from pet.planning import Cluster, Work, parse_bytes, plan, search
 from pet.planning.activations import activation_bytes
 from pet.planning.layer_memory import layer_memory
 from pet.planning.search import flops

@@ -43,7 +43,8 @@ from pet.parallel.mesh import Mesh
 from pet.parallel.shares import shares
 from pet.parallel.specs import balance
 from pet.parallel.split import Division, parts_of
-from pet.planning.search import Work, memory, saving_bytes
+from pet.planning.process_memory import memory, saving_bytes
+from pet.planning.search import Work
 from pet.planning.traffic import Steps, step_traffic
 from pet.train import checkpoint, state
 from pet.train.distributed import DistributedContext
