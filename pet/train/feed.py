@@ -73,12 +73,6 @@ class BatchList:
                 "%d of %d rows are not learnt: they lack %s; the first is %s", len(without), rows, lacking, without[0]
             )
 
-    def check_rows(self, settings, distributed: DistributedContext | None) -> None:
-        """Refuses a ``batch_size`` of another number of rows than the batches have, which would take no effect."""
-        rows = max(len(batch["input_ids"]) for batch in self.list) * (distributed.data_size if distributed else 1)
-        if settings and "batch_size" in settings.model_fields_set and settings.batch_size != rows:
-            raise InputError(f"batch_size: {settings.batch_size}, but the batches have {rows} rows; leave it out")
-
     def steps_per_epoch(self, epoch: int = 0) -> int:
         """Whole optimizer steps in the list."""
         return len(self.list) // self.accumulation
@@ -174,7 +168,8 @@ def complete(batch: dict[str, Any], model=None, index: int = 0) -> dict[str, Any
         if value.shape != ids.shape:
             raise InputError(f"batch {index}: {name} has shape {value.shape}, input_ids {ids.shape}")
     whole = {"input_ids": ids, "labels": labels.astype(np.int32)}
-    names = batch.get("sample_ids", [f"batch {index}, row {row}" for row in range(count)])
+    names = batch.get("sample_ids")
+    names = [f"batch {index}, row {row}" for row in range(count)] if names is None else names
     whole["sample_ids"] = list(names) if is_several(names) else []
     if len(whole["sample_ids"]) != count:
         raise InputError(f"batch {index}: sample_ids is {shown(names)}; a list of {count} was expected")
@@ -255,9 +250,7 @@ def as_feed(
             )
         return data
     if isinstance(data, (list, tuple)) and data and isinstance(data[0], dict):
-        feed = BatchList(data, accumulation or 1, model)
-        feed.check_rows(accumulation is not None and settings, distributed)
-        return feed
+        return BatchList(data, accumulation or 1, model)
     found, what = type(data).__name__, "evaluation data" if accumulation is None else "training data"
     if isinstance(data, (list, tuple)):
         found = f"a {found} of {type(data[0]).__name__}" if data else f"an empty {found}"

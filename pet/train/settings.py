@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from model_zoo.errors import InputError, nearest
+
+log = logging.getLogger("pet")
 
 ELSEWHERE = {"resume": "call train(resume=True)", "profile": "give callbacks=['profiler']"}
 """Settings of a recipe's run that a trainer gets in another way."""
@@ -17,9 +20,13 @@ OF_ANSWERS = ("generated_samples", "shown_samples", "generate")
 def with_settings(train, settings: dict[str, Any]):
     """A ``train`` section with some fields replaced.
 
+    A setting that takes no effect beside the others, which a recipe may not have, is warned of: programs say more than
+    is needed.
+
     Raises:
         InputError: an unknown field, a value that it cannot have, or one that belongs to another objective.
     """
+    from pet.recipe.classes import OPTIONS
     from pet.recipe.problems import checked, elsewhere
     from pet.recipe.rules import length, without_effect
     from pet.recipe.schema import Recipe
@@ -42,9 +49,16 @@ def with_settings(train, settings: dict[str, Any]):
     InputError.raise_any(
         f"train.{name}: takes no effect here; {way}" for name, way in ELSEWHERE.items() if settings.get(name)
     )
-    together = [(dotted(at), message) for at, _, message in length(Recipe.model_construct(train=found))]
-    alone = [(f"train.{name}", message) for name, _, message in without_effect(found)]
-    InputError.raise_any(f"{name}: {message}" for name, message in together + alone)
+    if found.steps is not None and found.epochs is not None:
+        log.warning("Trainer: steps: %d count, and not epochs: %s", found.steps, found.epochs)
+        found = found.model_copy(update={"epochs": None})
+    wrong = [f"{dotted(at)}: {message}" for at, _, message in length(Recipe.model_construct(train=found))]
+    for name, _, message in without_effect(found):
+        if name in OPTIONS:
+            wrong.append(f"train.{name}: {message}")
+        else:
+            log.warning("Trainer: %s %s", name, message)
+    InputError.raise_any(wrong)
     return found
 
 

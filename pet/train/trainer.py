@@ -65,7 +65,7 @@ class Trainer(Measuring, Saving):
 
     Args:
         model: a model with an adapter on it, or one whose weights are all trained: what requires a gradient is.
-        train_data: a file of rows (`pet.train.feed.file_feed`); a `pet.data.Loader`; or a list of batches
+        train_data: a file of rows (`pet.train.feed.file_feed`); a `pet.data.Loader`; or a list of batches, of any size
             (dictionaries with ``input_ids`` and ``labels`` ``(B, S)``, −100 where nothing is learnt).
         eval_data: the same, for evaluation; None measures nothing.
         train: a recipe's ``train`` section (`pet.recipe.training.Train`), or its fields; default: its defaults.

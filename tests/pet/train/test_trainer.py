@@ -31,7 +31,7 @@ from pet.train.trainer import Trainer
 
 def make(model, data, *arguments, **settings):
     """A trainer that runs operator by operator: the loop is the same, and compiling takes longer than these steps."""
-    chosen = {"learning_rate": 0.01, "schedule": "constant", "warmup": 0, "steps": 6}
+    chosen = {"learning_rate": 0.01, "schedule": "constant", "warmup": 0, "steps": 6, "batch_size": 4}
     return Trainer(model, data, *arguments, **{**chosen, "compiled": False, **settings})
 
 
@@ -499,11 +499,8 @@ def test_no_training_where_adapters_are_disabled(batch):
         ({"rates": 3}, "rates is 3; a function"),
         ({"directory": "a\0b"}, "directory is 'a.x00b': no file can have this name"),
         ({"train_data": "x" * 5000}, "no file can have this name"),
-        ({"batch_size": 4}, "batch_size: 4, but the batches have 2 rows; leave it out"),
         ({"resume": True}, r"train\.resume: takes no effect here; call train\(resume=True\)"),
         ({"profile": True}, r"train\.profile: takes no effect here; give callbacks="),
-        ({"momentum": 0.5}, r"train\.momentum: has no effect with train\.optimizer: adamw"),
-        ({"epochs": 2}, r"train\.steps: give steps or epochs, not both"),
         ({"steps": None, "epochs": 1e30}, r"train\.epochs: expected at most"),
         ({"eval": {"every_steps": 1}}, r"eval\.every_steps: there is nothing to evaluate on; give eval_data"),
         ({"eval": {"patience": 1}}, r"eval\.patience: needs evaluations along the way"),
@@ -518,6 +515,19 @@ def test_arguments_of_the_wrong_kind_are_named(toy, batch, given, message):
     arguments = {"model": toy(), "train_data": [batch(2, seed=0)], **given}
     with pytest.raises(InputError, match=message):
         make(arguments.pop("model"), arguments.pop("train_data"), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"momentum": 0.5}, "momentum has no effect with train.optimizer: adamw"),
+        ({"loss_scale": {"initial": 8.0}}, "loss_scale has no effect with train.precision: fp32"),
+        ({"epochs": 2}, "steps: 6 count, and not epochs: 2"),
+    ],
+)
+def test_settings_that_take_no_effect_are_warned_of(toy, batch, caplog, given, message):
+    trainer = make(toy(), [batch(2)], **given)
+    assert message in caplog.text and trainer.settings.steps == 6
 
 
 @pytest.mark.parametrize(
