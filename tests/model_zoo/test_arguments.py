@@ -86,7 +86,7 @@ def test_public_functions_are_checked():
         "output is an empty text": functools.partial(pet.merge_checkpoint, "a", "b", ""),
         "an adapter's configuration was expected, as": functools.partial(pet.plan, None, 3),
         "config is 3; a configuration": functools.partial(pet.AutoModel.from_config, 3),
-        "name_or_directory is an empty text": functools.partial(pet.AutoModel.from_pretrained, ""),
+        "a name or a path was expected, got ''": functools.partial(pet.AutoModel.from_pretrained, ""),
         "quantization is 3; a Quantization or a dict": functools.partial(
             pet.AutoModel.from_pretrained, "x", quantization=3
         ),
