@@ -82,6 +82,19 @@ def test_chatglms_own_prefixes(fixtures, models, tmp_path, family, kind):
     assert all(np.array_equal(written[key], given[key]) for key in given)
 
 
+def test_a_prefix_as_chatglms_script_leaves_it(fixtures, models, tmp_path):
+    torch = pytest.importorskip("torch")
+    model, reference = models("chatglm1"), np.load(fixtures / "chatglm1" / "ptuning_v2_ref.npz")
+    tensors = load_file(fixtures / "chatglm1" / "ptuning_v2.safetensors")
+    torch.save({name: torch.from_numpy(value) for name, value in tensors.items()}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "optimizer.pt").write_bytes(b"of another matter")
+    pet.load_ptuning(model, tmp_path)
+    try:
+        assert differ(model(reference["input_ids"]), reference["logits"]) < LIMIT
+    finally:
+        pet.delete_adapter(model, "default")
+
+
 def set_encoder(adapter, reference) -> None:
     """PEFT's encoder, as the reference file names its parts, into the layers' shares."""
     parts = {key[4:]: reference[key] for key in reference.files if key.startswith("enc/")}
