@@ -29,7 +29,6 @@ log = logging.getLogger("pet")
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTER_WEIGHTS = (WEIGHTS, "adapter_model.bin")
 """What the tensor file is called now, and what PEFT before 0.7 called it."""
-"""What PEFT before 0.7 wrote in the place of the second."""
 VALUE_HEADS = ("value_head.safetensors", "value_head.bin")
 """What LLaMA-Factory writes beside the adapter of a model with TRL's value head."""
 PREFIX = "base_model.model."

@@ -92,6 +92,12 @@ def checked(function: Function) -> Function:
     return checking  # type: ignore[return-value]
 
 
+def require(name: str, annotation: str, value: Any) -> None:
+    """Raises InputError for what `misfit` finds."""
+    if (wrong := misfit(name, annotation, value)) is not None:
+        raise InputError(wrong)
+
+
 def misfit(name: str, annotation: str, value: Any) -> str | None:
     """What is wrong with a value by an annotation: ``rank is 'x'; a whole number was expected``."""
     choices = alternatives(annotation)

@@ -10,10 +10,9 @@ import os
 from typing import Any
 
 from model_zoo import auto, tokenizers
-from model_zoo.arguments import misfit
+from model_zoo.arguments import require
 from model_zoo.causal_lm import CausalLM
 from model_zoo.configs import Config
-from model_zoo.errors import InputError
 from model_zoo.quantization import Quantization
 from pet.hub import bare, hub_name
 from pet.names import bundled_models, find_model, find_tokenizer, preset_names
@@ -55,8 +54,7 @@ class AutoModel(auto.AutoModel):
         Raises:
             InputError: no such model, or a tensor is missing, extra or misshapen.
         """
-        if wrong := misfit("quantization", "Quantization | dict | None", quantization):
-            raise InputError(wrong)
+        require("quantization", "Quantization | dict | None", quantization)
         if isinstance(quantization, dict):
             quantization = Quantization.named(quantization)
         model = auto.AutoModel.from_pretrained(find_model(name_or_directory), dtype, quantization)

@@ -12,16 +12,18 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from model_zoo.checkpoint.directory import FORMS, find_weights, holds_weights
 from model_zoo.errors import InputError, first_line
 from pet.installation import needed
 
 TEMPLATES = "additional_chat_templates"
 FILES = (
-    *("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json"),
+    *(*FORMS[0][1:], "config.json", "generation_config.json"),
     *("tokenizer*", "vocab.json", "merges.txt", "*.model", "special_tokens_map.json", "added_tokens.json"),
     *("chat_template*", f"{TEMPLATES}/*.jinja", "*LICENSE*", "NOTICE*"),
 )
-OLDER = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
+OLDER = (*FILES, *FORMS[1][1:])
+"""The same of a model that has no safetensors."""
 BELOW = tuple(f"{TEMPLATES[:place]}[!{letter}]*/*" for place, letter in enumerate(TEMPLATES))
 """Directories in a repository hold other formats. What is ignored wins over what is allowed: so all whose names differ
 from that of the further chat templates in some place."""
@@ -72,8 +74,6 @@ def fetch(name: HubName, only_config: bool = False, fresh: bool = False) -> tupl
     Raises:
         InputError: the package is missing; there is no such model, or no network; or it has no weights.
     """
-    from model_zoo.checkpoint.directory import find_weights, holds_weights
-
     package = needed(PACKAGES[name.hub], name.hub, f"model {name.model!r}: is no directory here; fetching it")
     options = {"ignore_patterns": list(BELOW)}
 
@@ -81,7 +81,7 @@ def fetch(name: HubName, only_config: bool = False, fresh: bool = False) -> tupl
     logging.getLogger("modelscope_hub").setLevel(logging.ERROR)
 
     def ask(local: bool) -> Path:
-        for files in [["config.json"]] if only_config else [[*FILES], [*FILES, *OLDER]]:
+        for files in [["config.json"]] if only_config else [[*FILES], [*OLDER]]:
             options.update(revision=name.revision, local_files_only=local, allow_patterns=files)
             found = Path(package.snapshot_download(name.model, **options))
             if holds_weights(found):

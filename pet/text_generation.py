@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from model_zoo.arguments import misfit
+from model_zoo.arguments import require
 from model_zoo.errors import InputError, similar
 from pet.names import own_tokenizer
 
@@ -37,8 +37,7 @@ class TextGeneration:
 
         if isinstance(model, (str, os.PathLike)):
             model = AutoModel.from_pretrained(model)
-        if (wrong := misfit("adapter", "str | os.PathLike | None", adapter)) is not None:
-            raise InputError(f"pipeline: {wrong}")
+        require("pipeline: adapter", "str | os.PathLike | None", adapter)
         if tokenizer is None:
             tokenizer = own_tokenizer(adapter) or getattr(model, "loaded_from", None)
         if isinstance(tokenizer, (str, os.PathLike)):

@@ -24,6 +24,7 @@ from model_zoo.errors import InputError
 
 ARCHIVE, STREAM = b"PK\x03\x04", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """How the two forms begin: a zip archive's first entry, and PyTorch's own number as a pickle."""
+LONGEST = max(len(ARCHIVE), len(STREAM))
 MAX_PICKLE = 100_000_000  # bytes, as for a safetensors header: the numbers are not among them
 WORDS = {
     "Double": "float64",
@@ -130,6 +131,11 @@ Header = dict[str, tuple[str, tuple[int, ...], int]]
 """{tensor: (type, shape, byte at which it begins)}"""
 
 
+def begins(start: bytes) -> bool:
+    """Whether a file of ``torch.save`` begins so, by its first `LONGEST` bytes."""
+    return start.startswith((ARCHIVE, STREAM))
+
+
 def read_header(path: Path, size_of: Callable[[str, Iterable[int]], int]) -> Header:
     """Where the tensors of a file lie.
 
@@ -143,11 +149,11 @@ def read_header(path: Path, size_of: Callable[[str, Iterable[int]], int]) -> Hea
     """
     try:
         with open_file(path) as file:
-            start = file.read(len(STREAM))
+            start = file.read(LONGEST)
             file.seek(0)
-            if start != STREAM and not start.startswith(ARCHIVE):
+            if not begins(start):
                 raise InputError(f"{path}: is not a file of torch.save, nor of safetensors")
-            held, places = _stream(file, size_of) if start == STREAM else _archive(file)
+            held, places = _archive(file) if start.startswith(ARCHIVE) else _stream(file, size_of)
             return {name: _placed(name, value, places, size_of) for name, value in _named(held)}
     except InputError:
         raise

@@ -97,8 +97,7 @@ class SafetensorsFile:
         self.path = Path(path)
         try:
             self._bytes = FileBytes(self.path)
-            start = self._bytes[0 : len(pickled.STREAM)]
-            if self.path.suffix == ".bin" or start == pickled.STREAM or start.startswith(pickled.ARCHIVE):
+            if self.path.suffix == ".bin" or pickled.begins(self._bytes[0 : pickled.LONGEST]):
                 self.tensors, self.metadata = _pickled_header(self.path), {}
             else:
                 self.tensors, self.metadata = _read_header(self._bytes, self.path)

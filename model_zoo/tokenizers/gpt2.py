@@ -46,11 +46,10 @@ class GPT2Tokenizer(FastTokenizer):
             merges = read_bytes(merges_file)
             sources = {"vocab.json": data, "merges.txt": merges}
             vocabulary, description = description, _describe(description, merges, vocab_file, merges_file, settings)
-            further = {
-                name: number for name, number in (files.added if files else {}).items() if name not in vocabulary
-            }
             description["added_tokens"] += [
-                {"id": number, "content": name, "special": True} for name, number in further.items()
+                {"id": number, "content": name, "special": True}
+                for name, number in (files.added if files else {}).items()
+                if name not in vocabulary
             ]
         names = [token["content"] for token in description.get("added_tokens") or [] if token.get("special")]
         if END not in names and named_token(settings, "eos_token") not in names:

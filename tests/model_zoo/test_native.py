@@ -557,7 +557,10 @@ def behind_operators():
         took += seconds() - begin
     return took
 
-before = max(behind_operators() for _ in range(2))  # a busy machine lets them turn less
+rounds = [behind_operators()]
+while max(rounds) < 0.2 and len(rounds) < 12:  # a busy machine lets them turn less
+    rounds.append(behind_operators())
+before = max(rounds)
 with Eagerly():
     pass
 print(before, min(behind_operators() for _ in range(2)))
@@ -568,7 +571,7 @@ print(before, min(behind_operators() for _ in range(2)))
 def test_other_threads_rest_while_kernels_compute():
     done = subprocess.run([sys.executable, "-c", AT_REST], capture_output=True, text=True, timeout=120)
     before, after = map(float, done.stdout.split())
-    assert after <= max(before / 5, 0.01), done.stdout  # of half a second; where others work they hardly turn before
+    assert after <= before / 5, done.stdout
 
 
 def test_products_are_swapped_and_brought_back(path):
