@@ -6,6 +6,7 @@ import fcntl
 import io
 import os
 import pty
+import select
 import struct
 import sys
 import termios
@@ -112,7 +113,10 @@ def test_a_terminal_without_a_width_gets_lines(monkeypatch, columns, newline):
         progress.start(run)
         progress.step(run, record(1235))
         progress.end(run, {})
-        text = os.read(read.fileno(), 1 << 16)
+        text = b""
+        # A terminal passes on what was written in pieces, and later.
+        while b"step 1235/12000" not in text and select.select([read], [], [], 60)[0]:
+            text += os.read(read.fileno(), 1 << 16)
     assert b"step 1235/12000" in text and text.startswith(b"step ") == newline
 
 
