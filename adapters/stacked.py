@@ -16,11 +16,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from adapters.patterns import pattern_value
-from model_zoo.checkpoint.dtypes import convert
-from model_zoo.checkpoint.safetensors_io import SafetensorsFile, Slices, TensorInfo
+from model_zoo.checkpoint.made import MadeTensor
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile, TensorInfo
 from model_zoo.errors import InputError
 
 STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
@@ -51,7 +49,6 @@ class UnstackedFile(SafetensorsFile):
         given = values["target_parameters"]
         if odd := [one for one in given if one.rpartition(".")[2] not in (*STACKS, "weight")]:
             raise InputError(f"target_parameters: {', '.join(odd)}: only experts' {' and '.join(STACKS)} can be opened")
-        self.arrays: dict[str, np.ndarray] = {}
         named_by, cells = {}, set()
         for name in list(self.tensors):
             if match := FACTOR.fullmatch(name):
@@ -86,23 +83,18 @@ class UnstackedFile(SafetensorsFile):
         if stacked % rank or (not first and other % len(matrices)):
             raise InputError(f"{name} has shape {info.shape}: no LoRA of rank {rank} on experts' {stack}")
         self.tensors[name] = info
-        array, count = super().read(name), stacked // rank
+        array, count = self.read(name), stacked // rank
         del self.tensors[name]
         array = array.reshape((count, rank, other) if first else (len(matrices), -1, rank, count))
         names = []
         for expert in range(count):
             for index, matrix in enumerate(matrices):
                 shown = f"{match['experts']}.{expert}.{matrix}.lora_{match['factor']}.weight"
-                self.arrays[shown] = array[expert] if first else array[index, ..., expert]
-                self.tensors[shown] = TensorInfo(info.dtype, self.arrays[shown].shape, info.start, info.end)
+                own = array[expert] if first else array[index, ..., expert]
+                self.tensors[shown] = TensorInfo(info.dtype, own.shape, info.start, info.end)
+                self.made[shown] = MadeTensor(self.tensors[shown], lambda slices, own=own: own[slices or ...].copy())
                 names.append(f"{expert}.{matrix}")
         return names
-
-    def read(self, name: str, slices: Slices | None = None, dtype: str | None = None) -> np.ndarray:
-        if name not in self.arrays:
-            return super().read(name, slices, dtype)
-        stored = self.tensors[name].dtype
-        return convert(self.arrays[name][slices or ...].copy(), stored, dtype or stored)
 
 
 def settings(keys: dict[str, str], values: dict[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import numpy as np
 
 from model_zoo.atomic import atomic_write
 from model_zoo.checkpoint.dtypes import as_storage, convert
-from model_zoo.checkpoint.file_bytes import FileBytes
-from model_zoo.checkpoint.safetensors_io import CHUNK, Slices, storage
+from model_zoo.checkpoint.file_bytes import CHUNK, FileBytes
+from model_zoo.checkpoint.safetensors_io import storage
 from model_zoo.errors import InputError, nearest
 from model_zoo.protobuf import fields, varint
 
@@ -141,11 +141,6 @@ class CkptFile:
                 self._bytes.read_into(start, flat[done : done + end - start])
                 done += end - start
         return array
-
-
-def part(array: np.ndarray, slices: Slices | None) -> np.ndarray:
-    """The block of an array that slices cut out of it."""
-    return array if slices is None else array[slices if isinstance(slices, tuple) else (slices,)]
 
 
 def write_ckpt(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from model_zoo.atomic import no_directory, read_json
+from model_zoo.atomic import no_directory, open_file, read_json
+from model_zoo.checkpoint.pickled import LONGEST, begins
 from model_zoo.errors import InputError
 
 SINGLE = "model.safetensors"
@@ -13,12 +14,42 @@ INDEX = "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
 FORMS = ((SINGLE, INDEX, "*.safetensors"), (PICKLED, f"{PICKLED}.index.json", "pytorch_model*.bin"))
 """(one file, the index of several, what these are called): the first form that is there counts."""
-OTHERS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5")
+ADAPTED = "adapter_model"
+STATES = (".bin", ".pt", ".pth", ".ckpt")
+"""How training states are called whose model opens: Lightning's, DeepSpeed's, those of a user's own ``torch.save``."""
+NO_MODEL = re.compile(
+    rf"({ADAPTED}|training_args|optimizer|scheduler|scaler|rng_state|random_states|zero_pp_rank|consolidated)|.*optim_states"
+)
+"""How what lies beside them is called, and what is a part of a model."""
+_WRITE = "write it once with transformers: AutoModelForCausalLM.from_pretrained(directory{}).save_pretrained(output)"
+OTHERS = {
+    "zero_pp_rank_*_model_states.pt": "in parts by ZeRO 3; join them with DeepSpeed's zero_to_fp32.py from beside them",
+    "consolidated.*.pth": f"in Meta's own format; get {SINGLE} of this model, which Meta publishes as well",
+    "*.gguf": "in llama.cpp's own format; " + _WRITE.format(', gguf_file="NAME"'),
+    "*.distcp": "in parts by torch.distributed; join them with accelerate merge-weights",
+    **dict.fromkeys(
+        [f"*{suffix}" for suffix in (*STATES, ".pkl", ".pickle", ".msgpack", ".h5")],
+        f"in a framework's own format; get {SINGLE} or {PICKLED} of this model, or {_WRITE.format('')}",
+    ),
+}
+"""{what files are called that do not open: why, and what to do}"""
 
 
 def holds_weights(directory: Path) -> bool:
     """Whether there are files of weights in a directory, or an index that names some."""
-    return any(any(directory.glob(pattern)) or (directory / index).is_file() for _, index, pattern in FORMS)
+    named = any(any(directory.glob(pattern)) or (directory / index).is_file() for _, index, pattern in FORMS)
+    return named or (directory.is_dir() and len(training_states(directory)) == 1)
+
+
+def training_states(directory: Path) -> list[Path]:
+    """The files of ``torch.save`` in a directory that may hold a model, whatever they are called."""
+
+    def of_torch(path: Path) -> bool:
+        with open_file(path) as file:
+            return begins(file.read(LONGEST))
+
+    found = (path for path in directory.iterdir() if path.suffix in STATES and not NO_MODEL.match(path.name))
+    return sorted(path for path in found if path.is_file() and of_torch(path))
 
 
 def find_weights(directory: Path) -> tuple[list[Path], dict[str, str] | None]:
@@ -31,19 +62,17 @@ def find_weights(directory: Path) -> tuple[list[Path], dict[str, str] | None]:
         if (directory / index).is_file():
             return _indexed(directory / index)
     for single, index, pattern in FORMS:
-        if found := sorted(path for path in directory.glob(pattern) if not path.name.startswith("adapter_model")):
+        if found := sorted(path for path in directory.glob(pattern) if not path.name.startswith(ADAPTED)):
             return _numbered(directory, found, single, index), None
     if (directory / "adapter_config.json").is_file():
         raise InputError(
             f"{directory}: holds an adapter, not a model; give its base model's directory, and the adapter separately"
         )
-    others = sorted(path.name for path in directory.iterdir() if path.suffix in OTHERS)
-    if others:
-        raise InputError(
-            f"{directory}: {', '.join(others[:3])} {'are' if len(others) > 1 else 'is'} in a framework's own format; "
-            f"get {SINGLE} or {PICKLED} of this model, or write it once with transformers: "
-            "AutoModelForCausalLM.from_pretrained(directory).save_pretrained(directory)"
-        )
+    if states := training_states(directory):
+        return _numbered(directory, states, SINGLE, INDEX), None
+    for pattern, reason in OTHERS.items():
+        if others := sorted(path.name for path in directory.glob(pattern)):
+            raise InputError(f"{directory}: {', '.join(others[:3])} {'are' if others[1:] else 'is'} {reason}")
     raise InputError(f"{directory}: holds no weights; expected {SINGLE}, or shards with {INDEX}")
 
 

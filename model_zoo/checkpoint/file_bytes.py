@@ -15,6 +15,8 @@ from model_zoo.errors import InputError
 
 WINDOW = 4096
 """Bytes that are kept of what stands around a few that were asked for."""
+CHUNK = 4 * 2**20
+"""Bytes that are copied or written at once."""
 
 
 class FileBytes:

@@ -1,8 +1,9 @@
 """Files that ``torch.save`` wrote (``pytorch_model.bin``, ``adapter_model.bin``), read without running their code.
 
 A pickle names classes and functions to call. Here the few names that a dictionary of tensors needs stand for records
-of where a tensor lies (`NAMES`); any other is an error, so that nothing of the file is ever run. The numbers are read
-later, straight from the file, as those of a safetensors file are.
+of where a tensor lies (`NAMES`). Any other stands for itself, and is an error where a tensor is wanted, so that nothing
+of the file is ever run. The numbers are read later, straight from the file, as those of a safetensors file are. Where a
+dictionary holds one of tensors beside other things (a training state), that one counts.
 
 Both forms are known: since PyTorch 1.6 a zip archive of ``data.pkl`` and one uncompressed entry per storage; before
 that a row of pickles with the storages behind them.
@@ -73,6 +74,17 @@ def _parameter(data: Tensor, *_: Any) -> Tensor:
     return data
 
 
+class _Other(NamedTuple):
+    """What a file makes by a name of its own, which is not run. It takes what is put into it, and keeps nothing."""
+
+    name: str
+
+    def __call__(self, *_: Any) -> _Other:
+        return self
+
+    append = extend = __setitem__ = __call__
+
+
 NAMES: Mapping[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): collections.OrderedDict,
     ("torch._utils", "_rebuild_tensor_v2"): _tensor,
@@ -83,7 +95,7 @@ NAMES: Mapping[tuple[str, str], Any] = {
 
 
 OPERATIONS = (
-    *("PROTO", "STOP", "MARK", "GLOBAL", "REDUCE", "BUILD", "BINPERSID", "BINPUT", "LONG_BINPUT", "BINGET"),
+    *("PROTO", "STOP", "MARK", "GLOBAL", "REDUCE", "NEWOBJ", "BUILD", "BINPERSID", "BINPUT", "LONG_BINPUT", "BINGET"),
     *("LONG_BINGET", "BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "NONE", "NEWTRUE", "NEWFALSE"),
     *("EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_TUPLE", "TUPLE", "TUPLE1"),
     *("TUPLE2", "TUPLE3"),
@@ -108,11 +120,10 @@ class _Reader(pickle._Unpickler):  # in Python: the one in C takes memory for pl
 
     dispatch[pickle.BUILD[0]] = load_build
 
+    dispatch[pickle.NEWOBJ[0]] = dispatch[pickle.REDUCE[0]]
+
     def find_class(self, module: str, name: str) -> Any:
-        try:
-            return NAMES[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not run") from None
+        return NAMES.get((module, name)) or _Other(f"{module}.{name}")
 
     def persistent_load(self, pid: Any) -> Storage:
         kind, dtype, key, _, count, *view = pid
@@ -127,8 +138,8 @@ CORRUPT = (
     *(RecursionError, OverflowError, MemoryError, struct.error),
 )
 """What reading may raise where bytes are not what was written."""
-Header = dict[str, tuple[str, tuple[int, ...], int]]
-"""{tensor: (type, shape, byte at which it begins)}"""
+Header = dict[str, tuple[str, tuple[int, ...], int, tuple[int, ...] | None]]
+"""{tensor: (type, shape, byte at which it begins, strides in elements where it does not lie row by row)}"""
 
 
 def begins(start: bytes) -> bool:
@@ -144,8 +155,8 @@ def read_header(path: Path, size_of: Callable[[str, Iterable[int]], int]) -> Hea
         size_of: the bytes of a tensor of this type and shape.
 
     Raises:
-        InputError: it is another file, cut off, compressed or big-endian, holds something else than tensors by their
-            names, asks for code, or has a tensor that is not stored row by row.
+        InputError: it is another file, cut off, compressed or big-endian, or holds something else than tensors by their
+            names, code that makes them among it.
     """
     try:
         with open_file(path) as file:
@@ -166,26 +177,40 @@ def read_header(path: Path, size_of: Callable[[str, Iterable[int]], int]) -> Hea
 
 
 def _named(held: Any) -> Iterable[tuple[str, Any]]:
+    """The tensors, where they lie by their names in the object itself, or in one of the dictionaries in it."""
+    if isinstance(held, dict) and not _of_tensors(held):
+        within = {key: value for key, value in held.items() if _of_tensors(value)}
+        if len(within) > 1:
+            raise pickle.UnpicklingError(f"tensors lie under {' and '.join(map(repr, within))}: which is unknown")
+        held = next(iter(within.values()), held)
     if not isinstance(held, dict) or not held:
-        raise pickle.UnpicklingError("tensors by their names were expected")
+        raise pickle.UnpicklingError(f"tensors by their names were expected, there lies {_shown(held)}")
     return held.items()
+
+
+def _of_tensors(held: Any) -> bool:
+    return isinstance(held, dict) and any(type(value) is Tensor for value in held.values())
+
+
+def _shown(value: Any) -> str:
+    return f"what {value.name} makes, which is not run" if type(value) is _Other else "no tensor"
 
 
 def _placed(name: Any, value: Any, places: Mapping[str, tuple[int, int]], size_of: Callable) -> tuple:
     """One tensor's type, shape and first byte; `places` has each storage's first byte and size."""
     if type(name) is not str or type(value) is not Tensor:
-        kind = "more tensors" if isinstance(value, dict) else "no tensor"
-        raise pickle.UnpicklingError(f"under {name!r} lies {kind}")
+        raise pickle.UnpicklingError(f"under {name!r} lies {_shown(value)}")
     storage, shape = value.storage, value.shape
     start, held = places[storage.key]
     if size_of(storage.dtype, (storage.count,)) != held:
         raise pickle.UnpicklingError(f"the storage of {name!r} has {held} bytes, not {storage.count} {storage.dtype}")
-    expected = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    if any(size > 1 and own != its for size, own, its in zip(shape, value.strides, expected, strict=True)):
-        raise pickle.UnpicklingError(f"{name!r} is not stored row by row")
-    if value.offset + math.prod(shape) > storage.count:
+    last = sum((size - 1) * stride for size, stride in zip(shape, value.strides, strict=True))
+    if value.offset + (last + 1 if math.prod(shape) else 0) > storage.count:
         raise pickle.UnpicklingError(f"{name!r} reaches beyond its storage")
-    return storage.dtype, shape, start + size_of(storage.dtype, (value.offset,))
+    expected = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    by_rows = all(size < 2 or own == its for size, own, its in zip(shape, value.strides, expected, strict=True))
+    strides = None if by_rows or not math.prod(shape) else value.strides
+    return storage.dtype, shape, start + size_of(storage.dtype, (value.offset,)), strides
 
 
 def _archive(file: BinaryIO) -> tuple[Any, dict[str, tuple[int, int]]]:

@@ -9,24 +9,27 @@ them (tied copies, buffers) stands in its `Family` table.
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 import re
-from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from model_zoo.atomic import no_directory, read_json
 from model_zoo.checkpoint.directory import find_weights
-from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert, float_name, typed
+from model_zoo.checkpoint.dtypes import STORAGE, float_name, typed
+from model_zoo.checkpoint.made import MadeTensor
 from model_zoo.checkpoint.parameters import write_parameter
-from model_zoo.checkpoint.safetensors_io import SafetensorsFile, Slices, TensorInfo
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile, Slices, TensorInfo, nbytes
+from model_zoo.checkpoint.wrappers import unwrapped
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError, located, nearest
 from model_zoo.quantization import codec
 from model_zoo.quantization.files import PackedTensor, find_packed, hidden
+from model_zoo.quantization.scaled import find_scaled
 
 if TYPE_CHECKING:
     from mindspore import nn
@@ -47,13 +50,14 @@ class Checkpoint:
 
     Attributes:
         packed: the matrices that are stored in 8 or 4 bits. Each is one float32 tensor here, under the weight's name
-            and in the model's shape, and is dequantised as it is read; what else belongs to it is not listed.
+            and in the model's shape, and is dequantised as it is read; what else belongs to it is not listed. Those in
+            float8 (`model_zoo.quantization.scaled`) are float32 likewise, but not among these: no cell holds them so.
     """
 
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
         self.files: dict[str, SafetensorsFile] = {}
-        self._where: dict[str, SafetensorsFile] = {}
+        self._where: dict[str, SafetensorsFile | MadeTensor] = {}
         self.packed: dict[str, PackedTensor] = {}
         paths, placed = find_weights(self.directory)
         problems = []
@@ -66,7 +70,11 @@ class Checkpoint:
             if not problems:
                 problems = self._collect(placed)
             InputError.raise_any(problems)
-            self._find_packed()
+            config = self.directory / "config.json"
+            values = read_json(config) if config.is_file() else {}
+            with located(self.directory):
+                self._unwrap(values)
+                self._find_made(values)
         except BaseException:
             self.close()
             raise
@@ -85,26 +93,47 @@ class Checkpoint:
                 problems.append(f"{self.directory / file_name}: lacks {name}, which the index places there")
         return problems
 
-    def _find_packed(self) -> None:
+    def _unwrap(self, values: Mapping[str, Any]) -> None:
+        known = set()
+        with suppress(InputError):  # one that nobody can open has names all the same
+            config = config_of(values)
+            known = {*config.shapes(), *config.family.tied}
+        known.update([name.partition(".")[2] for name in known])
+        names = unwrapped(self._where, known)
+        for file in self.files.values():
+            file.rename(names)
+        self._where = {names[name]: file for name, file in self._where.items()}
+
+    def _find_made(self, values: Mapping[str, Any]) -> None:
         infos = {name: file.info(name) for name, file in self._where.items()}
-        config = self.directory / "config.json"
-        values = read_json(config) if config.is_file() else {}
-        with located(self.directory):
-            self.packed = find_packed(infos, self.stored, values.get("quantization_config") or {})
+        settings = values.get("quantization_config") or {}
+        scaled, beside = find_scaled(infos, settings)
+        left = {name: info for name, info in infos.items() if name not in scaled}
+        self.packed = find_packed(left, self.stored, settings)
+        for name, one in scaled.items():
+            self._make(name, infos[name].shape, functools.partial(one.read, self._read_stored))
+        for name in beside:
+            del self._where[name]
         if not self.packed:
             return
         cells = config_of(values).cells()
         for name, one in self.packed.items():
             spec = cells.get(name.rpartition(".")[0])
             if spec is not None and spec.transposed:
-                self.packed[name] = dataclasses.replace(one, transposed=True)
-            self._where.setdefault(name, self._where[one.stored["weight"]])
+                self.packed[name] = one = dataclasses.replace(one, transposed=True)
+            self._make(name, one.shape[:: -1 if one.transposed else 1], functools.partial(self._dequantized, name))
         for name in hidden(self.packed):
             self._where.pop(name, None)
 
+    def _make(self, name: str, shape: tuple[int, ...], make: Callable[[Slices], np.ndarray]) -> None:
+        self._where[name] = MadeTensor(TensorInfo("float32", shape, 0, nbytes("float32", shape)), make)
+
+    def _read_stored(self, name: str, slices: Slices | None = None, dtype: str | None = None) -> np.ndarray:
+        return next(file for file in self.files.values() if name in file.tensors).read(name, slices, dtype)
+
     def stored(self, name: str) -> np.ndarray:
         """A stored tensor as it is, the parts of packed matrices among them; bfloat16 as bits."""
-        return next(file for file in self.files.values() if name in file.tensors).read(name)
+        return self._read_stored(name)
 
     def parts(self, name: str) -> codec.Arrays:
         """The arrays of a packed matrix.
@@ -115,10 +144,9 @@ class Checkpoint:
         with located(self.directory):
             return self.packed[name].parts(self.stored)
 
-    def _dequantized(self, name: str, slices: Slices | None = None) -> np.ndarray:
+    def _dequantized(self, name: str, slices: Slices) -> np.ndarray:
         """A packed matrix, or a block of it, in float32 and in the model's shape."""
         one, parts = self.packed[name], self.parts(name)
-        slices = (slices,) if isinstance(slices, slice) else tuple(slices or ())
         first, second = (*slices, slice(None), slice(None))[:2]
         if one.transposed:
             return codec.dequantize(one.storage, parts, one.shape, second)[:, first].T
@@ -150,9 +178,6 @@ class Checkpoint:
 
     def info(self, name: str) -> TensorInfo:
         """Type, shape and size of a tensor, from the header."""
-        if (one := self.packed.get(name)) is not None:
-            shape = one.shape[::-1] if one.transposed else one.shape
-            return TensorInfo("float32", shape, 0, 4 * math.prod(shape))
         return self._file(name).info(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -170,33 +195,21 @@ class Checkpoint:
         MindSpore's NumPy type, which ``Tensor`` takes as it is.
         """
         target = float_name(dtype) if dtype is not None else "float32" if self.dtype(name) == "bfloat16" else None
-        if name in self.packed:
-            array = convert(self._dequantized(name, slices), "float32", target or "float32")
-        else:
-            array = self._file(name).read(name, slices, target)
-        return typed(array, target)
+        return typed(self._file(name).read(name, slices, target), target)
 
     def raw(self, name: str, dtype: str | None = None) -> np.ndarray:
         """A whole tensor in its stored type, or in `dtype`; bfloat16 as its bits (uint16), without MindSpore."""
-        if name in self.packed:
-            return convert(self._dequantized(name), "float32", dtype or "float32")
         return self._file(name).read(name, None, dtype)
 
     def read_into(self, name: str, out: np.ndarray, slices: Slices | None = None) -> None:
         """Copies a tensor or a block of it into an array of the same shape, converting to the array's type."""
-        if name in self.packed:
-            bits, target = as_storage(out)
-            bits[...] = convert(self._dequantized(name, slices), "float32", target)
-            return
         self._file(name).read_into(name, out, slices)
 
     def blocks(self, name: str) -> Iterable[memoryview]:
         """The stored bytes of a tensor in pieces; of a packed matrix those of its numbers."""
-        if name in self.packed:
-            return [memoryview(np.ascontiguousarray(self._dequantized(name)).reshape(-1)).cast("B")]
         return self._file(name).blocks(name)
 
-    def _file(self, name: str) -> SafetensorsFile:
+    def _file(self, name: str) -> SafetensorsFile | MadeTensor:
         try:
             return self._where[name]
         except KeyError:

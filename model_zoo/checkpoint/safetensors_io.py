@@ -19,8 +19,9 @@ import numpy as np
 
 from model_zoo import progress
 from model_zoo.checkpoint import pickled
-from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert
-from model_zoo.checkpoint.file_bytes import FileBytes
+from model_zoo.checkpoint.dtypes import FLOAT8, STORAGE, as_storage, convert
+from model_zoo.checkpoint.file_bytes import CHUNK, FileBytes
+from model_zoo.checkpoint.made import MadeTensor, Slices, strided
 from model_zoo.errors import InputError, nearest
 
 # The format's type codes in its own order (tensors are written by descending type, then by name), the word used here,
@@ -51,10 +52,8 @@ CODES = {word: code for code, (word, _) in DTYPES.items()}
 RANK = {code: rank for rank, code in enumerate(DTYPES)}
 
 MAX_HEADER = 100_000_000  # the limit of the reference implementation
-CHUNK = 4 * 2**20  # bytes that are copied or written at once
 NARROW = 4096  # parts of rows of fewer bytes are read with what lies between: the disk gives no less at once
 AHEAD = 8 * CHUNK  # how far before it is copied a chunk is asked for: the disk reads while others are converted
-Slices = tuple[slice, ...]
 
 
 class TensorInfo(NamedTuple):
@@ -76,9 +75,11 @@ def nbytes(dtype: str, shape: Iterable[int]) -> int:
 
 
 def storage(dtype: str) -> np.dtype:
-    """The NumPy type that holds a tensor of this type; bfloat16 is kept as its bits."""
+    """The NumPy type that holds a tensor of this type; bfloat16 and float8 are kept as their bits."""
     if dtype in STORAGE:
         return STORAGE[dtype]
+    if dtype in FLOAT8:
+        return np.dtype("uint8")
     if dtype == "bool" or dtype.startswith(("int", "uint", "complex")):
         return np.dtype(dtype).newbyteorder("<")
     raise InputError(f"tensors of type {dtype} cannot be read; supported are {', '.join(STORAGE)} and integers")
@@ -89,16 +90,21 @@ class SafetensorsFile:
 
     A file that ``torch.save`` wrote is one as well: only where its tensors lie is said otherwise (`pickled`).
 
+    Attributes:
+        tensors: {name: what the header says}.
+        made: those of them that do not lie in the file as they are read.
+
     Raises:
         InputError: the file is missing, truncated or corrupt.
     """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
+        self.made: dict[str, MadeTensor] = {}
         try:
             self._bytes = FileBytes(self.path)
             if self.path.suffix == ".bin" or pickled.begins(self._bytes[0 : pickled.LONGEST]):
-                self.tensors, self.metadata = _pickled_header(self.path), {}
+                self.tensors, self.metadata = self._pickled(), {}
             else:
                 self.tensors, self.metadata = _read_header(self._bytes, self.path)
         except OSError as error:
@@ -120,6 +126,11 @@ class SafetensorsFile:
         except KeyError:
             raise InputError(f"{self.path}: there is no tensor {name!r}{nearest(name, self.tensors)}") from None
 
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Calls tensors by others names from here on: {name: its new one}."""
+        self.tensors = {names.get(name, name): info for name, info in self.tensors.items()}
+        self.made = {names.get(name, name): one for name, one in self.made.items()}
+
     def read(self, name: str, slices: Slices | None = None, dtype: str | None = None) -> np.ndarray:
         """A tensor, or a block of it, as a fresh contiguous array.
 
@@ -129,6 +140,8 @@ class SafetensorsFile:
                 (uint16).
         """
         info = self.info(name)
+        if name in self.made:
+            return self.made[name].read(name, slices, dtype)
         wanted = storage(dtype or info.dtype)
         out = np.empty([stop - start for start, stop in _bounds(info.shape, slices, name)], wanted)
         self._copy(name, out, slices, dtype or info.dtype)
@@ -141,17 +154,30 @@ class SafetensorsFile:
         `CHUNK` bytes.
         """
         bits, target = as_storage(out)
-        self._copy(name, bits, slices, target)
+        if name in self.made:
+            return self.made[name].read_into(name, out, slices)
+        return self._copy(name, bits, slices, target)
 
     def blocks(self, name: str) -> Iterable[memoryview]:
         """The bytes of a tensor as stored, in pieces that are only valid until the next one is asked for."""
         info = self.info(name)
+        if name in self.made:
+            yield from self.made[name].blocks(name)
+            return
         buffer = memoryview(bytearray(min(CHUNK, info.nbytes)))
         for start in range(info.start, info.end, CHUNK):
             piece = buffer[: info.end - start]
             self._ahead(start)
             self._bytes.read_into(start, piece)
             yield piece.toreadonly()
+
+    def _pickled(self) -> dict[str, TensorInfo]:
+        tensors = {}
+        for name, (dtype, shape, start, strides) in pickled.read_header(self.path, nbytes).items():
+            tensors[name] = info = TensorInfo(dtype, shape, start, start + nbytes(dtype, shape))
+            if strides is not None:
+                self.made[name] = strided(self._bytes, info, storage(dtype), strides)
+        return tensors
 
     def _copy(self, name: str, out: np.ndarray, slices: Slices | None, target: str) -> None:
         info = self.info(name)
@@ -279,13 +305,6 @@ def _read_header(file: FileBytes, path: Path) -> tuple[dict[str, TensorInfo], di
         missing = f" ({position - size} are missing)" if position > size else ""
         raise corrupt(f"its tensors end at byte {position}, the file has {size} bytes{missing}")
     return tensors, metadata
-
-
-def _pickled_header(path: Path) -> dict[str, TensorInfo]:
-    return {
-        name: TensorInfo(dtype, shape, start, start + nbytes(dtype, shape))
-        for name, (dtype, shape, start) in pickled.read_header(path, nbytes).items()
-    }
 
 
 def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None):

@@ -18,6 +18,7 @@ from model_zoo.configs import Config
 from model_zoo.errors import InputError, shown
 from model_zoo.quantization import codec
 from model_zoo.quantization.codes import MAPS
+from model_zoo.quantization.scaled import METHODS
 from model_zoo.quantization.storage import NESTED_BLOCK, Storage, part_name
 
 STATE = "weight.quant_state.bitsandbytes__"
@@ -138,15 +139,13 @@ def find_packed(infos: Mapping[str, Any], read: Read, settings: Mapping[str, Any
                 found[f"{path}.weight"] = groups(path, infos, settings)
         except InputError as error:
             problems.append(str(error))
-    method = settings.get("quant_method")
-    if method is not None and method not in ("bitsandbytes", "gptq", "awq"):
-        problems.append(
-            f"config.json: quant_method {shown(method)} is not supported; there is: bitsandbytes, gptq and awq"
-        )
+    method, supported = settings.get("quant_method"), ("bitsandbytes", "gptq", "awq", *METHODS)
+    if method is not None and method not in supported:
+        problems.append(f"config.json: quant_method {shown(method)} is not supported; there is: {', '.join(supported)}")
     packed = {stored for one in found.values() for stored in one.stored.values()}
     for name, info in infos.items():
-        if info.dtype in ("uint8", "int8") and name.endswith(".weight") and name not in packed and not problems:
-            problems.append(f"{name} is packed ({info.dtype}), but its quant_state or SCB is missing")
+        if info.dtype == "uint8" and name.endswith(".weight") and name not in packed and not problems:
+            problems.append(f"{name} is packed ({info.dtype}), but its quant_state is missing")
     InputError.raise_any(problems)
     return found
 

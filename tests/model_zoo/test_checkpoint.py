@@ -129,6 +129,66 @@ def test_other_files_are_refused_with_the_way_out(file, tmp_path):
     refused(tmp_path, file, "a framework's own format", "save_pretrained")
 
 
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("model-Q4_0.gguf", ("in llama.cpp's own format", "gguf_file=")),
+        ("consolidated.00.pth", ("in Meta's own format", "get model.safetensors")),
+        ("zero_pp_rank_0_mp_rank_00_model_states.pt", ("in parts by ZeRO 3", "zero_to_fp32.py")),
+        ("__0_0.distcp", ("in parts by torch.distributed", "merge-weights")),
+    ],
+)
+def test_formats_of_others_are_named(fixtures, tmp_path, file, words):
+    shutil.copy(fixtures / "torch_save" / "archive.bin", tmp_path / file)
+    refused(tmp_path, file, *words)
+
+
+@pytest.mark.parametrize("name", ["last.ckpt", "mp_rank_00_model_states.pt", "model.pth"])
+def test_a_training_state_opens_whatever_it_is_called(fixtures, tmp_path, name):
+    stored = fixtures / "torch_save" / "archive.bin"
+    for beside in ("training_args.bin", "optimizer.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", name):
+        shutil.copy(stored, tmp_path / beside)
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert list(checkpoint.files) == [name] and "whole" in checkpoint
+    shutil.copy(stored, tmp_path / "epoch=1.ckpt")
+    refused(tmp_path, f"which of epoch=1.ckpt, {name} belong together is unknown")
+
+
+WRAPPED = {  # what stands in front of all names, and what within them
+    "DDP": ("module.", "", ""),
+    "compiled DDP": ("module._orig_mod.", "", ""),
+    "Lightning": ("model.", "", ""),
+    "PEFT": ("base_model.model.", "", ""),
+    "a user's own": ("net.llm.", "", ""),
+    "compiled layers": ("", ".self_attn.", ".self_attn._orig_mod."),
+    "FSDP": ("_fsdp_wrapped_module.", ".mlp.", "._fsdp_wrapped_module.mlp._checkpoint_wrapped_module."),
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPED)
+@pytest.mark.parametrize("name", ["llama_gqa", "gpt2", "chatglm1"])
+def test_what_wrappers_put_in_front_of_names_is_taken_off(fixtures, tmp_path, name, wrapper):
+    directory = copy_of(fixtures, tmp_path, name)
+    expected, (front, within, become) = read_file(directory / "model.safetensors"), WRAPPED[wrapper]
+    heads = ("", "transformer.") if name == "gpt2" else ("",)  # of GPT2Model: without the first part
+    for head in heads:
+        bare = {stored.removeprefix(head): value for stored, value in expected.items()}
+        wrapped = {front + (stored.replace(within, become) if within else stored): bare[stored] for stored in bare}
+        write_file(directory / "model.safetensors", wrapped)
+        with open_checkpoint(directory) as checkpoint:
+            assert checkpoint.names == sorted(bare)
+            for stored in bare:
+                np.testing.assert_array_equal(checkpoint.read(stored), bare[stored])
+
+
+def test_an_adapter_among_the_weights_is_refused(fixtures, tmp_path):
+    directory = copy_of(fixtures, tmp_path, "llama_gqa")
+    held = {f"base_model.model.{name}": value for name, value in read_file(directory / "model.safetensors").items()}
+    held["base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight"] = np.zeros((2, 64), np.float32)
+    write_file(directory / "model.safetensors", held)
+    refused(directory, "lora_A.default.weight: an adapter lies among the model's weights", "merge_and_unload")
+
+
 def test_adapter_directory(fixtures):
     refused(fixtures / "gpt2" / "lora", "holds an adapter, not a model")
 

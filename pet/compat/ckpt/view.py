@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from model_zoo.checkpoint.ckpt_io import CkptFile, part
-from model_zoo.checkpoint.dtypes import as_storage, convert, float_name, typed
+from model_zoo.checkpoint.ckpt_io import CkptFile
+from model_zoo.checkpoint.made import MadeTensor, Slices
 from model_zoo.checkpoint.reading import Checkpoint, assignment, check_tied
-from model_zoo.checkpoint.safetensors_io import Slices, TensorInfo, storage
+from model_zoo.checkpoint.safetensors_io import TensorInfo, nbytes
 from model_zoo.counting import parameter_shapes, tied_head
 from model_zoo.errors import InputError, nearest
 from model_zoo.families import config_class
@@ -93,9 +93,10 @@ class MindFormersCheckpoint(Checkpoint):
         self.form = form_of(weights, form)
         found, self._shapes = groups(config, self.form), shapes_of(config)
         self._check(found, weights)
-        self._where: dict[str, tuple[Group, int]] = {}
+        self._where = {}
         for group in found:
-            self._where.update({name: (group, place) for place, name in enumerate(group.ours)})
+            for place, name in enumerate(group.ours):
+                self._add(name, group, place)
 
     def _check(self, found: list[Group], weights: Iterable[str]) -> None:
         wanted = {name for group in found for name in group.theirs}
@@ -123,38 +124,17 @@ class MindFormersCheckpoint(Checkpoint):
     def close(self) -> None:
         self.file.close()
 
-    def info(self, name: str) -> TensorInfo:
-        group, place = self._found(name)
+    def _add(self, name: str, group: Group, place: int) -> None:
         theirs = group.theirs[place] if len(group.theirs) == len(group.ours) else group.theirs[0]
-        dtype = self.file.info(theirs)[0]
-        size = int(np.prod(self._shapes[name], dtype=np.int64)) * storage(dtype).itemsize
-        return TensorInfo(dtype, self._shapes[name], 0, size)
+        dtype, shape = self.file.info(theirs)[0], self._shapes[name]
 
-    def raw(self, name: str, dtype: str | None = None) -> np.ndarray:
-        group, place = self._found(name)
-        stored = self.dtype(name)
-        array = to_ours(group, [self.file.read(theirs) for theirs in group.theirs])[place]
-        if group.transposed or array.shape != self._shapes[name]:  # w2_transb
-            array = array.T
-        return convert(np.ascontiguousarray(array), stored, dtype or stored)
+        def make(slices: Slices) -> np.ndarray:
+            array = to_ours(group, [self.file.read(theirs) for theirs in group.theirs])[place]
+            if group.transposed or array.shape != shape:  # w2_transb
+                array = array.T
+            return array[slices or ...]
 
-    def read(self, name: str, slices: Slices | None = None, dtype: str | None = None) -> np.ndarray:
-        stored = self.dtype(name)
-        target = float_name(dtype) if dtype is not None else "float32" if stored == "bfloat16" else stored
-        return typed(np.ascontiguousarray(part(self.raw(name, target), slices)), target)
-
-    def read_into(self, name: str, out: np.ndarray, slices: Slices | None = None) -> None:
-        bits, target = as_storage(out)
-        bits[...] = part(self.raw(name, target), slices)
-
-    def blocks(self, name: str) -> Iterable[memoryview]:
-        array = np.ascontiguousarray(self.raw(name)).reshape(-1)
-        yield memoryview(array).cast("B")
-
-    def _found(self, name: str) -> tuple[Group, int]:
-        if name not in self._where:
-            raise InputError(f"{self.path}: there is no tensor {name!r}{nearest(name, self._where)}")
-        return self._where[name]
+        self._where[name] = MadeTensor(TensorInfo(dtype, shape, 0, nbytes(dtype, shape)), make)
 
 
 def their_shapes(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -149,7 +149,7 @@ def nan(array):
     ("tensors", "words"),
     [
         ({STATE: lambda array: array[:-7]}, "no quant_state of bitsandbytes"),
-        ({STATE: None}, r"up_proj\.weight is packed \(uint8\), but its quant_state or SCB is missing"),
+        ({STATE: None}, r"up_proj\.weight is packed \(uint8\), but its quant_state is missing"),
         ({STATE: state(quant_type="nf5")}, "quant_type is 'nf5'"),
         ({STATE: state(quant_type="fp4")}, "quant_type is 'fp4'"),
         ({STATE: state(blocksize=128)}, r"absmax is float32 \(384,\); float32 \(192,\) was expected"),
@@ -178,7 +178,7 @@ def test_an_offset_of_factors_that_is_no_number_is_refused(fixtures, tmp_path, o
 
 
 def test_int8_without_its_factors_is_refused(fixtures, tmp_path):
-    with pytest.raises(InputError, match="its quant_state or SCB is missing"):
+    with pytest.raises(InputError, match="its SCB or weight_scale is missing"):
         Checkpoint(changed(fixtures, tmp_path, "int8", **{"model.layers.1.mlp.up_proj.SCB": None}))
 
 

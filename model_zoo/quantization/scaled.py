@@ -1,0 +1,128 @@
+"""Matrices of 8-bit numbers with factors beside them, which become float32 as they are read: published FP8 checkpoints.
+
+==================  ==============================================================================================
+``X.weight``        ``(out, in)`` in float8, or int8
+``X.weight_scale``  the factors: one, one for each output, or one for each block of rows and columns; in fine-grained
+                    FP8 ``X.weight_scale_inv``, which is multiplied by, too
+==================  ==============================================================================================
+
+The product is taken in float32. Factors of activations and of keys and values, which stand beside them, are left out:
+here activations are not rounded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from model_zoo.checkpoint.dtypes import FLOAT8, STORAGE
+from model_zoo.errors import InputError, shown
+
+METHODS = ("fp8", "compressed-tensors", "fbgemm_fp8")
+"""``quant_method`` of config.json."""
+FORMATS = (None, "dense", "float-quantized", "int-quantized", "naive-quantized")
+"""``format`` of compressed-tensors: those that leave an element a byte."""
+CODES = (*FLOAT8, "int8")
+FACTORS = ("weight_scale_inv", "weight_scale")
+OTHERS = ("weight_zero_point", "weight_g_idx", "weight_global_scale")
+"""Parts of a matrix whose elements are not codes times factors alone."""
+OF_ACTIVATIONS = re.compile(r".*\.((input|output|activation|[qkv])_scale(_ub)?)")
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledTensor:
+    """One such matrix.
+
+    Attributes:
+        weight, factors: names of the stored tensors; None where the codes are the numbers.
+        dtype: of the codes.
+        grid: how many factors there are along rows and columns.
+        block: how many rows and columns share one.
+    """
+
+    weight: str
+    factors: str | None
+    dtype: str
+    grid: tuple[int, int]
+    block: tuple[int, int]
+
+    def read(self, stored: Callable[..., np.ndarray], slices: tuple[slice, ...]) -> np.ndarray:
+        """The matrix, or a block of it, in float32.
+
+        Args:
+            stored: gives a stored tensor by name, slices and type.
+        """
+        codes = stored(self.weight, slices, None)
+        values = FLOAT8[self.dtype][codes] if self.dtype in FLOAT8 else codes.astype(np.float32)
+        if self.factors is None:
+            return values
+        factors = stored(self.factors, None, "float32").reshape(self.grid)
+        first, begin = (part.start or 0 for part in (*slices, slice(None), slice(None))[:2])
+        factors = factors[np.arange(first, first + len(values)) // self.block[0]]  # (rows, grid[1])
+        for column in range(self.grid[1]):
+            some = slice(*(max(0, edge * self.block[1] - begin) for edge in (column, column + 1)))
+            values[:, some] *= factors[:, column, None]
+        return values
+
+
+def find_scaled(infos: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[dict[str, ScaledTensor], set[str]]:
+    """{name of the weight: matrix} among stored tensors, and the names of what stands beside them.
+
+    Args:
+        infos: {stored name: its `TensorInfo`}.
+        settings: ``quantization_config`` of config.json; empty where there is none.
+
+    Raises:
+        InputError: every matrix whose parts are missing or contradict one another, by a line each.
+    """
+    method, form = settings.get("quant_method"), settings.get("format")
+    if method == "compressed-tensors" and (form not in FORMATS or settings.get("transform_config")):
+        raise InputError(
+            f"config.json: compressed-tensors in format {shown(form)}; of these float-quantized, int-quantized and "
+            "naive-quantized open: give another copy of the model, or the unquantised one"
+        )
+    found, beside, problems = {}, set(), []
+    for name, info in infos.items():
+        path, _, last = name.rpartition(".")
+        if last == "weight" and info.dtype in CODES and f"{path}.SCB" not in infos:
+            parts = [f"{path}.{part}" for part in FACTORS if f"{path}.{part}" in infos]
+            try:
+                found[name] = _scaled(name, parts, infos, settings)
+                beside.update(parts)
+            except InputError as error:
+                problems.append(str(error))
+    InputError.raise_any(problems)
+    beside.update(name for name in infos if found and OF_ACTIVATIONS.fullmatch(name))
+    return found, beside
+
+
+def _scaled(name: str, parts: list[str], infos: Mapping[str, Any], settings: Mapping[str, Any]) -> ScaledTensor:
+    info, path = infos[name], name.removesuffix("weight")
+    if others := [path + part for part in OTHERS if path + part in infos]:
+        raise InputError(f"{others[0]}: not supported; {name} can be opened where it is codes times factors alone")
+    if len(info.shape) != 2 or len(parts) > 1 or (not parts and (info.dtype == "int8" or settings)):
+        what = "SCB or weight_scale" if info.dtype == "int8" else "weight_scale"
+        raise InputError(f"{name} is packed ({info.dtype} {info.shape}), but its {what} is missing, or there are two")
+    if not parts:
+        return ScaledTensor(name, None, info.dtype, (1, 1), info.shape)
+    factors = infos[parts[0]]
+    grid = (*factors.shape, 1, 1)[:2]
+    block = tuple(_blocks(info.shape, grid, settings))
+    if len(factors.shape) > 2 or factors.dtype not in STORAGE or 0 in block:
+        raise InputError(f"{parts[0]} {factors.dtype} {factors.shape}: no factors of {name} {info.shape}")
+    return ScaledTensor(name, parts[0], info.dtype, grid, block)
+
+
+def _blocks(shape: tuple[int, int], grid: tuple[int, int], settings: Mapping[str, Any]) -> Iterator[int]:
+    """How many rows and how many columns share a factor; 0 where the numbers say none."""
+    told = settings.get("weight_block_size")
+    for group in (settings.get("config_groups") or {}).values():
+        told = told or (group.get("weights") or {}).get("block_structure")
+    told = [int(size) for size in re.findall(r"\d+", str(told))]
+    for size, count, block in zip(shape, grid, told if len(told) == 2 else (0, 0), strict=True):
+        whole = size // count if count and size % count == 0 else 0
+        yield block if count > 1 and block and -(-size // block) == count else whole
