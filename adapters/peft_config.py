@@ -6,6 +6,7 @@ refuses the other refuses too.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import re
@@ -39,6 +40,10 @@ FINGERPRINT, QUANTIZATION, STARTED_BY = "base_fingerprint", "base_quantization",
 """What an adapter's tensor file says in its metadata: of the base, and how it was started where that matters."""
 SCORE, TASK_SCORE = "score", "SEQ_CLS"
 """The cell of a reward model's head (`adapters.score`), and the ``task_type`` of its adapter."""
+TASKS = (TASK_SCORE, "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")
+"""Other tasks of PEFT than text generation, on models of these families."""
+OF_TASKS = re.compile(r"((score|classifier|qa_outputs)\.(weight|bias))|(encoder\.)?(layers|h)\.\d+\..*")
+"""Names of what such models alone have: heads, and layers of a model that has none."""
 
 COMMON_KEYS = ("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "revision", "task_type")
 """Keys that every adapter_config.json has."""
@@ -123,11 +128,17 @@ def read_adapter_config(directory: str | Path, supported: Collection[str]) -> di
         )
     for head in (directory / name for name in VALUE_HEADS):
         if head.exists():
-            log.warning("%s: is not read: the head of a reward or value model that belongs to this adapter", head)
+            _say_left_out(head)
     if kind == "LORA" and values.get("target_parameters"):
         with open_weights(directory, values) as file:
             return file.values
     return values
+
+
+@functools.cache
+def _say_left_out(head: Path) -> None:
+    """Once for each: a configuration is read before a base is loaded, too."""
+    log.warning("%s: is not read: the head of a reward or value model that belongs to this adapter", head)
 
 
 def another_base(directory: str | Path, expected: str, here: object, found: str) -> str:
@@ -158,6 +169,7 @@ def open_weights(directory: str | Path, values: dict[str, Any] | None = None) ->
     values = values or read_json(where, "a PEFT adapter configuration")
     if values.get("peft_type") != "LORA" or not values.get("target_parameters"):
         file = SafetensorsFile(path)
+        check_task(file, values.get("task_type"))
         for name in list(file.tensors):
             if (kept := SECOND.sub(".", name)) != name and kept in file.tensors:
                 del file.tensors[name]
@@ -168,6 +180,18 @@ def open_weights(directory: str | Path, values: dict[str, Any] | None = None) ->
         raise error if str(directory) in str(error) else InputError(f"{where}: {error}") from None
     except (TypeError, ValueError, AttributeError, ZeroDivisionError, re.error) as error:
         raise InputError(f"{where}: a value of the wrong type ({error})") from None
+
+
+def check_task(file: SafetensorsFile, task: object) -> None:
+    """Refuses what belongs to a model for another task than text generation; a reward model's head of one label may be
+    there."""
+    for key, info in file.tensors.items() if task in TASKS else ():
+        name = whole_name(key)
+        if OF_TASKS.fullmatch(name) and (name, info.shape[:1]) != (f"{SCORE}.weight", (1,)):
+            raise InputError(
+                f"{file.path}: task_type is {task}: {name} {info.shape} is part of no model for text generation, and "
+                "is no head of one label"
+            )
 
 
 def whole_name(key: str) -> str:
@@ -242,7 +266,8 @@ def lora_settings(values: dict[str, Any]) -> dict[str, Any]:
     """
     used = [key for key in UNSUPPORTED if not is_off(values.get(key))]
     if used:
-        raise InputError("; ".join(f"{key} is not supported: {UNSUPPORTED[key]}" for key in used))
+        reasons = "; ".join(f"{key} is not supported: {UNSUPPORTED[key]}" for key in used)
+        raise InputError(f"{reasons}; what PEFT's merge_and_unload makes of adapter and base opens, where it can")
     for key in ("use_rslora", "use_dora", "fan_in_fan_out", "ensure_weight_tying"):
         if not isinstance(values.get(key, False), (bool, type(None))):
             raise InputError(f"{key} is {values[key]!r}; true or false was expected")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -55,6 +56,20 @@ PARTS = re.compile(
     r"(?P<module>.+?)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_magnitude_vector(\.weight)?|lora_embedding_A|"
     r"lora_embedding_B|lora_A\.bias|lora_B\.bias|ia3_l|(token_adapter\.)?trainable_tokens_delta)"
 )
+
+
+def check_loadable(directory: str | Path) -> None:
+    """Refuses an adapter directory that no model can take, before one is loaded.
+
+    Raises:
+        InputError: as `read_adapter_config`, `read_settings` and `open_weights`.
+    """
+    values = read_adapter_config(directory, (*MERGEABLE, *UNMERGEABLE))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # loading gives them
+        if values["peft_type"] in MERGEABLE:
+            read_settings(values, Path(directory) / CONFIG, *MERGEABLE[values["peft_type"]])
+    open_weights(directory, values).close()
 
 
 @dataclasses.dataclass

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from adapters.stored import check_loadable
 from model_zoo.arguments import require
 from model_zoo.errors import InputError, similar
 from pet.names import own_tokenizer
@@ -35,9 +36,11 @@ class TextGeneration:
     def __init__(self, model, tokenizer=None, adapter=None, chat: bool | None = None, batch_size: int = 8, **defaults):
         from pet.auto import AutoModel, AutoTokenizer
 
+        require("pipeline: adapter", "str | os.PathLike | None", adapter)
+        if adapter is not None:
+            check_loadable(adapter)
         if isinstance(model, (str, os.PathLike)):
             model = AutoModel.from_pretrained(model)
-        require("pipeline: adapter", "str | os.PathLike | None", adapter)
         if tokenizer is None:
             tokenizer = own_tokenizer(adapter) or getattr(model, "loaded_from", None)
         if isinstance(tokenizer, (str, os.PathLike)):

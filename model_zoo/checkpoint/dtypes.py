@@ -11,15 +11,6 @@ import numpy as np
 
 from model_zoo.errors import InputError, nearest
 
-
-def _float8() -> np.ndarray:
-    """The numbers of float8_e4m3fn: 4 bits of exponent, 3 of mantissa, no infinity."""
-    exponent, mantissa = np.arange(128) >> 3, np.arange(128) & 7
-    positive = np.ldexp(np.where(exponent == 0, mantissa, mantissa + 8), np.maximum(exponent, 1) - 10)
-    positive[127] = np.nan
-    return np.concatenate([positive, -positive]).astype(np.float32)
-
-
 # the NumPy type that holds the bits of each floating-point type
 STORAGE = {
     "float16": np.dtype("<f2"),
@@ -27,7 +18,12 @@ STORAGE = {
     "float32": np.dtype("<f4"),
     "float64": np.dtype("<f8"),
 }
-FLOAT8 = {"float8_e4m3": _float8(), "float8_e5m2": (np.arange(256, dtype="<u2") << 8).view("<f2").astype("<f4")}
+_BYTES = np.arange(256, dtype="<u2")
+FLOAT8 = {  # e4m3 is float16's other exponent and three of its bits, without infinity
+    "float8_e4m3": ((_BYTES >> 7 << 15) + (_BYTES % 128 << 7)).view("<f2") * np.where(_BYTES % 128 == 127, np.nan, 256),
+    "float8_e5m2": (_BYTES << 8).view("<f2"),
+}
+FLOAT8 = {word: numbers.astype(np.float32) for word, numbers in FLOAT8.items()}
 """The numbers of types of 8 bits, by their codes."""
 ALIASES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
 

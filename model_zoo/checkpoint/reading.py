@@ -111,7 +111,7 @@ class Checkpoint:
         left = {name: info for name, info in infos.items() if name not in scaled}
         self.packed = find_packed(left, self.stored, settings)
         for name, one in scaled.items():
-            self._make(name, infos[name].shape, functools.partial(one.read, self._read_stored))
+            self._make(name, infos[name].shape, functools.partial(one.read, self.stored))
         for name in beside:
             del self._where[name]
         if not self.packed:
@@ -128,12 +128,9 @@ class Checkpoint:
     def _make(self, name: str, shape: tuple[int, ...], make: Callable[[Slices], np.ndarray]) -> None:
         self._where[name] = MadeTensor(TensorInfo("float32", shape, 0, nbytes("float32", shape)), make)
 
-    def _read_stored(self, name: str, slices: Slices | None = None, dtype: str | None = None) -> np.ndarray:
-        return next(file for file in self.files.values() if name in file.tensors).read(name, slices, dtype)
-
-    def stored(self, name: str) -> np.ndarray:
+    def stored(self, name: str, slices: Slices | None = None, dtype: str | None = None) -> np.ndarray:
         """A stored tensor as it is, the parts of packed matrices among them; bfloat16 as bits."""
-        return self._read_stored(name)
+        return next(file for file in self.files.values() if name in file.tensors).read(name, slices, dtype)
 
     def parts(self, name: str) -> codec.Arrays:
         """The arrays of a packed matrix.

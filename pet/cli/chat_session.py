@@ -150,8 +150,11 @@ def make_chat_session(options: argparse.Namespace) -> ChatSession:
         name = base_of(adapter)
     generation = _generation(options, recipe.generation if recipe is not None else None)
     from adapters.saving import load_adapter
+    from adapters.stored import check_loadable
     from pet.data import DataSettings
 
+    if adapter is not None:
+        check_loadable(adapter)
     settings = DataSettings.of(recipe.data if recipe is not None else None)
     changes = {key: value for key in ("system", "template") if (value := getattr(options, key)) is not None}
     if options.thinking is not None:

@@ -244,15 +244,15 @@ def _check_adapter(text: str | None, at: KeyPath, report: Report, words: Iterabl
     """``words``: what the key may be beside an adapter's directory."""
     if not text or report.concerns([at]):
         return
-    directory, file = Path(text), "adapter_config.json"
-    if directory.is_file():
-        report.add(at, f"{directory}: is a file; an adapter's directory was expected")
-    elif not directory.is_dir():
+    if not (directory := Path(text)).exists():
         report.add(at, f"{directory}: no such directory{similar(directory.name, words) or _beside(directory)}")
-    elif (directory / "adapter" / file).is_file() and not (directory / file).is_file():
-        report.add(at, f"{directory}: is a run directory; its adapter is {directory / 'adapter'}")
-    elif not (directory / file).is_file():
-        report.add(at, f"{directory}: holds no {file}, so it is no adapter")
+        return
+    from adapters.stored import check_loadable  # needs NumPy, which recipes without an adapter do without
+
+    try:
+        check_loadable(directory)
+    except InputError as error:
+        report.add(at, str(error))
 
 
 def _check_data(path: Path, at: KeyPath, report: Report) -> None:

@@ -78,8 +78,11 @@ def evaluate(
 def measured_model(recipe, model: str | os.PathLike | None, adapter: str | os.PathLike | None, distributed):
     """The model to measure: this process's part of it, where the layout divides it."""
     from adapters.saving import load_adapter
+    from adapters.stored import check_loadable
     from pet.train.prepare import load_model, on_checkpoint
 
+    if adapter is not None:
+        check_loadable(adapter)
     chosen = recipe if model is None else on_checkpoint(recipe, model)
 
     def attach(loaded) -> None:

@@ -257,6 +257,26 @@ def test_neither_loads_nor_merges_a_part_of_an_adapter(llama, fixtures, director
         pet.merge_checkpoint(fixtures / "llama_gqa", directory, tmp_path / "merged")
 
 
+TASKS = {  # task_type, and tensors that its models alone have
+    "labels": ("SEQ_CLS", {"score.weight": (3, 64)}),
+    "labels of tokens": ("TOKEN_CLS", {"score.weight": (2, 64), "score.bias": (2,)}),
+    "classifier": ("TOKEN_CLS", {"classifier.weight": (2, 64)}),
+    "answers in a text": ("QUESTION_ANS", {"qa_outputs.weight": (2, 64)}),
+    "no head": ("FEATURE_EXTRACTION", {"layers.0.self_attn.q_proj.lora_A.weight": (8, 64)}),
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_adapters_for_other_tasks_are_refused_by_name(llama, fixtures, directory, tmp_path, name):
+    task, shapes = TASKS[name]
+    edit(directory, task_type=task)
+    further = {f"base_model.model.{name}": np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    change_tensors(directory, lambda tensors: tensors.update(further))
+    assert "\n" not in refuse(llama, directory, f"task_type is {task}: .* is part of no model for text generation")
+    with pytest.raises(pet.InputError, match=r"cannot be merged|is part of no model"):
+        pet.merge_checkpoint(fixtures / "llama_gqa", directory, tmp_path / "merged")
+
+
 MEANINGLESS = {
     "rank pattern": {"rank_pattern": {"w_proj": 4}},
     "alpha pattern": {"alpha_pattern": {"w_proj": 4}},

@@ -1,5 +1,7 @@
 """The one-line pipeline: continuations and answers, alone and in batches, equal to the model's own generate."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -48,6 +50,18 @@ def test_a_bare_text_is_continued():
     assert entry["text_generation_text"][0].startswith("The shop")
     with pytest.raises(pet.InputError, match="an empty text"):
         plain("")
+
+
+def test_an_adapter_that_no_model_takes_is_refused_before_one_is_loaded(tmp_path, monkeypatch, capsys):
+    pet.save_adapter(pet.apply_lora(pet.AutoModel.from_pretrained("llama_tiny"), rank=2), tmp_path)
+    settings = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**settings, "lora_bias": True}))
+    monkeypatch.setattr(pet.AutoModel, "from_pretrained", lambda *_: pytest.fail("a base was loaded"))
+    with pytest.raises(pet.InputError, match="lora_bias is not supported: B has a bias"):
+        pet.pipeline(model="llama_tiny", adapter=tmp_path)
+    assert main(["predict", "--model", "llama_tiny", "--adapter", str(tmp_path), "--input", "Hi"]) == 2
+    assert main(["validate", "llama_lora", f"adapter.load={tmp_path}"]) == 2
+    assert capsys.readouterr().err.count("lora_bias is not supported") == 2
 
 
 def test_an_answer_ends_where_transformers_ends_it():
