@@ -45,8 +45,11 @@ def training_states(directory: Path) -> list[Path]:
     """The files of ``torch.save`` in a directory that may hold a model, whatever they are called."""
 
     def of_torch(path: Path) -> bool:
-        with open_file(path) as file:
-            return begins(file.read(LONGEST))
+        try:
+            with open_file(path) as file:
+                return begins(file.read(LONGEST))
+        except OSError:  # opening it says why
+            return True
 
     found = (path for path in directory.iterdir() if path.suffix in STATES and not NO_MODEL.match(path.name))
     return sorted(path for path in found if path.is_file() and of_torch(path))

@@ -29,6 +29,8 @@ def unwrapped(stored: Collection[str], known: Collection[str]) -> dict[str, str]
             "writes both as one, and model.save_pretrained(DIR) the adapter alone"
         )
     names = {name: WITHIN.sub("", name) for name in stored}
+    if len({*names.values()}) < len(names):  # two models in one file
+        return {name: name for name in stored}
     parts = [name.split(".") for name in names.values()]
     for depth in range(min(map(len, parts), default=0)):
         if len({tuple(one[:depth]) for one in parts}) > 1:

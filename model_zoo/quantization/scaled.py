@@ -1,13 +1,8 @@
 """Matrices of 8-bit numbers with factors beside them, which become float32 as they are read: published FP8 checkpoints.
 
-==================  ==============================================================================================
-``X.weight``        ``(out, in)`` in float8, or int8
-``X.weight_scale``  the factors: one, one for each output, or one for each block of rows and columns; in fine-grained
-                    FP8 ``X.weight_scale_inv``, which is multiplied by, too
-==================  ==============================================================================================
-
-The product is taken in float32. Factors of activations and of keys and values, which stand beside them, are left out:
-here activations are not rounded.
+``X.weight (out, in)`` in float8 or int8 is multiplied by ``X.weight_scale``, or by what fine-grained FP8 calls
+``X.weight_scale_inv``: one factor, one for each output, or one for each block of rows and columns. Factors of
+activations, of keys and values are left out: here these are not rounded.
 """
 
 from __future__ import annotations
@@ -30,6 +25,8 @@ CODES = (*FLOAT8, "int8")
 FACTORS = ("weight_scale_inv", "weight_scale")
 OTHERS = ("weight_zero_point", "weight_g_idx", "weight_global_scale")
 """Parts of a matrix whose elements are not codes times factors alone."""
+TOLD = re.compile(r"'(?:weight_block_size|block_structure)': [('\[]*(\d+)[, x]+(\d+)")
+"""Sizes of blocks in the settings, which the last ones may not fill."""
 OF_ACTIVATIONS = re.compile(r".*\.((input|output|activation|[qkv])_scale(_ub)?)")
 
 
@@ -39,16 +36,15 @@ class ScaledTensor:
 
     Attributes:
         weight, factors: names of the stored tensors; None where the codes are the numbers.
-        dtype: of the codes.
         grid: how many factors there are along rows and columns.
         block: how many rows and columns share one.
     """
 
     weight: str
-    factors: str | None
     dtype: str
-    grid: tuple[int, int]
-    block: tuple[int, int]
+    factors: str | None = None
+    grid: tuple[int, int] = (1, 1)
+    block: tuple[int, int] = (0, 0)
 
     def read(self, stored: Callable[..., np.ndarray], slices: tuple[slice, ...]) -> np.ndarray:
         """The matrix, or a block of it, in float32.
@@ -108,21 +104,18 @@ def _scaled(name: str, parts: list[str], infos: Mapping[str, Any], settings: Map
         what = "SCB or weight_scale" if info.dtype == "int8" else "weight_scale"
         raise InputError(f"{name} is packed ({info.dtype} {info.shape}), but its {what} is missing, or there are two")
     if not parts:
-        return ScaledTensor(name, None, info.dtype, (1, 1), info.shape)
+        return ScaledTensor(name, info.dtype)
     factors = infos[parts[0]]
     grid = (*factors.shape, 1, 1)[:2]
     block = tuple(_blocks(info.shape, grid, settings))
     if len(factors.shape) > 2 or factors.dtype not in STORAGE or 0 in block:
         raise InputError(f"{parts[0]} {factors.dtype} {factors.shape}: no factors of {name} {info.shape}")
-    return ScaledTensor(name, parts[0], info.dtype, grid, block)
+    return ScaledTensor(name, info.dtype, parts[0], grid, block)
 
 
 def _blocks(shape: tuple[int, int], grid: tuple[int, int], settings: Mapping[str, Any]) -> Iterator[int]:
     """How many rows and how many columns share a factor; 0 where the numbers say none."""
-    told = settings.get("weight_block_size")
-    for group in (settings.get("config_groups") or {}).values():
-        told = told or (group.get("weights") or {}).get("block_structure")
-    told = [int(size) for size in re.findall(r"\d+", str(told))]
-    for size, count, block in zip(shape, grid, told if len(told) == 2 else (0, 0), strict=True):
+    told = TOLD.search(str(settings))
+    for size, count, block in zip(shape, grid, map(int, told.groups() if told else (0, 0)), strict=True):
         whole = size // count if count and size % count == 0 else 0
         yield block if count > 1 and block and -(-size // block) == count else whole
