@@ -29,7 +29,7 @@ from model_zoo.arguments import checked
 from model_zoo.atomic import explained, staged, write_json, write_text
 from model_zoo.checkpoint.dtypes import STORAGE, convert, float_name
 from model_zoo.checkpoint.fingerprint import fingerprint, same_base
-from model_zoo.checkpoint.grown import Grown, vocabulary_of, with_vocabulary
+from model_zoo.checkpoint.grown import grown, vocabulary_of, with_vocabulary
 from model_zoo.checkpoint.reading import Checkpoint, assignment, open_checkpoint, read_config
 from model_zoo.checkpoint.safetensors_io import storage
 from model_zoo.checkpoint.saving import (
@@ -46,7 +46,7 @@ from model_zoo.cores import available_cores
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError
 from model_zoo.quantization import Quantization
-from model_zoo.quantization.dequantized import Dequantized
+from model_zoo.quantization.dequantized import Requantized, dequantized
 from model_zoo.quantization.files import SECTION
 from model_zoo.tokenizers.files import TokenizerFiles
 from pet.names import bundled_models, own_tokenizer
@@ -129,7 +129,7 @@ def merge_checkpoint(
         checkpoint, config, grown_by = _grown(checkpoint, config, adapters)
         if dequantize:
             target = target or "float32"
-            checkpoint = Dequantized(checkpoint, config_of(config), _trained_on(adapters, checkpoint))
+            checkpoint = dequantized(checkpoint, config_of(config), _trained_on(adapters, checkpoint))
         elif checkpoint.packed:
             raise InputError(
                 f"{base}: is in 8 or 4 bits; give the unquantised base, or merge into the dequantised numbers with "
@@ -169,7 +169,7 @@ def _grown(checkpoint: Checkpoint, values: dict, adapters: Iterable[StoredAdapte
             raise InputError(lacks_tokens(f"{one.directory}", max(counts), size, way))
         one.given = {key for key in whole.values() if ".base_layer." in key}
         rows = {name: one.file.read(key, (slice(size, None),), "float64") for name, key in whole.items()}
-        return Grown(checkpoint, config, rows), with_vocabulary(values, max(counts)), one.directory
+        return grown(checkpoint, config, rows), with_vocabulary(values, max(counts)), one.directory
     return checkpoint, values, None
 
 
@@ -249,8 +249,9 @@ class _Merge:
                 if other is not adapter:
                     raise InputError(f"{other.directory} and {adapter.directory} both replace {name}")
             self.changes.setdefault(change.name, []).append((adapter, change, factor))
-            if isinstance(self.checkpoint, Dequantized) and (taken := adapter.taken_off(change)) is not None:
-                self.checkpoint.take_off(self.sources.get(change.name), taken)
+            weight = self.checkpoint.source(self.sources[change.name]) if change.name in self.sources else None
+            if isinstance(weight, Requantized) and (taken := adapter.taken_off(change)) is not None:
+                weight.take_off(taken)
 
     def untied(self) -> str | None:
         """The head that needs a weight of its own because only it, or only the embedding, changes.

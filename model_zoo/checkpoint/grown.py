@@ -8,39 +8,37 @@ from typing import Any
 
 import numpy as np
 
-from model_zoo.checkpoint.changed import ChangedCheckpoint
 from model_zoo.checkpoint.dtypes import convert
-from model_zoo.checkpoint.reading import assignment
+from model_zoo.checkpoint.made import MadeTensor, Slices
+from model_zoo.checkpoint.reading import Checkpoint, assignment
 from model_zoo.configs import Config
 
 
-class Grown(ChangedCheckpoint):
+class _GrownTensor(MadeTensor):
+    """A stored tensor with further rows, in float64, which are rounded once."""
+
+    def __init__(self, checkpoint: Checkpoint, name: str, rows: np.ndarray):
+        info = checkpoint.info(name)
+        super().__init__(info._replace(shape=(info.shape[0] + len(rows), *info.shape[1:])))
+        self.checkpoint, self.rows = checkpoint, rows
+
+    def read(self, name: str, slices: Slices | None = None, dtype: str | None = None) -> np.ndarray:
+        kept = dtype or self.checkpoint.dtype(name)
+        whole = np.concatenate([self.checkpoint.raw(name, kept), convert(self.rows, "float64", kept)])
+        return whole[slices or ...]
+
+
+def grown(checkpoint: Checkpoint, config: Config, rows: Mapping[str, np.ndarray]) -> Checkpoint:
     """A checkpoint whose embedding and head have further rows.
 
     Args:
-        checkpoint: see `ChangedCheckpoint`.
+        checkpoint: as it is stored.
         config: of its model.
         rows: {weight's name: its further rows ``(n, width)``, in float64}.
     """
-
-    def __init__(self, checkpoint, config: Config, rows: Mapping[str, np.ndarray]):
-        super().__init__(checkpoint)
-        sources, _ = assignment(checkpoint, config.shapes(), config.family.tied, ignored=(".",))
-        self.rows = {sources[name]: array for name, array in rows.items() if name in sources}
-
-    def changes(self, name: str) -> bool:
-        return name in self.rows
-
-    def info(self, name: str):
-        info = super().info(name)
-        count = len(self.rows[name]) if self.changes(name) else 0
-        return info._replace(shape=(info.shape[0] + count, *info.shape[1:])) if count else info
-
-    def raw(self, name: str, dtype: str | None = None) -> np.ndarray:
-        array = super().raw(name, dtype)
-        if not self.changes(name):
-            return array
-        return np.concatenate([array, convert(self.rows[name], "float64", dtype or self.checkpoint.dtype(name))])
+    sources, _ = assignment(checkpoint, config.shapes(), config.family.tied, ignored=(".",))
+    places = {sources[name]: array for name, array in rows.items() if name in sources}
+    return checkpoint.with_tensors({name: _GrownTensor(checkpoint, name, array) for name, array in places.items()})
 
 
 def vocabulary_of(config: Config) -> tuple[str, str]:

@@ -18,17 +18,20 @@ class MadeTensor:
 
     Args:
         info: type and shape (`model_zoo.checkpoint.safetensors_io.TensorInfo`).
-        make: gives the tensor, or the block that one ``slice`` per leading axis cuts out, as an array of that type.
+        make: gives the tensor, or the block that one ``slice`` per leading axis cuts out, as an array of that type;
+            sub-classes may have it as a method.
     """
 
-    def __init__(self, info: Any, make: Callable[[Slices], np.ndarray]):
-        self._info, self._make = info, make
+    def __init__(self, info: Any, make: Callable[[Slices], np.ndarray] | None = None):
+        self._info = info
+        if make is not None:
+            self.make = make
 
     def info(self, _: str) -> Any:
         return self._info
 
     def read(self, _: str, slices: Slices | None = None, dtype: str | None = None) -> np.ndarray:
-        made = self._make((slices,) if isinstance(slices, slice) else tuple(slices or ()))
+        made = self.make((slices,) if isinstance(slices, slice) else tuple(slices or ()))
         return np.ascontiguousarray(convert(made, self._info.dtype, dtype or self._info.dtype)).reshape(made.shape)
 
     def read_into(self, name: str, out: np.ndarray, slices: Slices | None = None) -> None:

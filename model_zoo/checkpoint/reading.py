@@ -8,6 +8,7 @@ them (tied copies, buffers) stands in its `Family` table.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import re
@@ -128,6 +129,12 @@ class Checkpoint:
     def _make(self, name: str, shape: tuple[int, ...], make: Callable[[Slices], np.ndarray]) -> None:
         self._where[name] = MadeTensor(TensorInfo("float32", shape, 0, nbytes("float32", shape)), make)
 
+    def with_tensors(self, made: Mapping[str, MadeTensor]) -> Checkpoint:
+        """The same files with other tensors in the places of these."""
+        other = copy.copy(self)
+        other._where = {**self._where, **made}
+        return other
+
     def stored(self, name: str, slices: Slices | None = None, dtype: str | None = None) -> np.ndarray:
         """A stored tensor as it is, the parts of packed matrices among them; bfloat16 as bits."""
         return next(file for file in self.files.values() if name in file.tensors).read(name, slices, dtype)
@@ -175,7 +182,7 @@ class Checkpoint:
 
     def info(self, name: str) -> TensorInfo:
         """Type, shape and size of a tensor, from the header."""
-        return self._file(name).info(name)
+        return self.source(name).info(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.info(name).shape
@@ -192,21 +199,22 @@ class Checkpoint:
         MindSpore's NumPy type, which ``Tensor`` takes as it is.
         """
         target = float_name(dtype) if dtype is not None else "float32" if self.dtype(name) == "bfloat16" else None
-        return typed(self._file(name).read(name, slices, target), target)
+        return typed(self.source(name).read(name, slices, target), target)
 
     def raw(self, name: str, dtype: str | None = None) -> np.ndarray:
         """A whole tensor in its stored type, or in `dtype`; bfloat16 as its bits (uint16), without MindSpore."""
-        return self._file(name).read(name, None, dtype)
+        return self.source(name).read(name, None, dtype)
 
     def read_into(self, name: str, out: np.ndarray, slices: Slices | None = None) -> None:
         """Copies a tensor or a block of it into an array of the same shape, converting to the array's type."""
-        self._file(name).read_into(name, out, slices)
+        self.source(name).read_into(name, out, slices)
 
     def blocks(self, name: str) -> Iterable[memoryview]:
         """The stored bytes of a tensor in pieces; of a packed matrix those of its numbers."""
-        return self._file(name).blocks(name)
+        return self.source(name).blocks(name)
 
-    def _file(self, name: str) -> SafetensorsFile | MadeTensor:
+    def source(self, name: str) -> SafetensorsFile | MadeTensor:
+        """What a tensor is read from."""
         try:
             return self._where[name]
         except KeyError:
