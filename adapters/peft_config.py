@@ -24,6 +24,7 @@ from adapters.settings import LoRA
 from adapters.stacked import UnstackedFile
 from model_zoo.atomic import no_directory, read_json
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile
+from model_zoo.checkpoint.wrappers import unstacked
 from model_zoo.errors import InputError, similar
 
 log = logging.getLogger("pet")
@@ -169,6 +170,7 @@ def open_weights(directory: str | Path, values: dict[str, Any] | None = None) ->
     values = values or read_json(where, "a PEFT adapter configuration")
     if values.get("peft_type") != "LORA" or not values.get("target_parameters"):
         file = SafetensorsFile(path)
+        file.tensors = unstacked(file.tensors, file.made)
         check_task(file, values.get("task_type"))
         for name in list(file.tensors):
             if (kept := SECOND.sub(".", name)) != name and kept in file.tensors:

@@ -19,10 +19,9 @@ from typing import Any
 from adapters.patterns import pattern_value
 from model_zoo.checkpoint.made import MadeTensor
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, TensorInfo
+from model_zoo.checkpoint.wrappers import STACKS
 from model_zoo.errors import InputError
 
-STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-"""{parameter: matrices of an expert that it holds, one below the other}, as PEFT wraps them."""
 FACTOR = re.compile(r"(?P<experts>.+\.experts)(?P<inner>\.base_layer)?\.lora_(?P<factor>[AB])\.weight")
 ROUTER = r"gate(\.weight)?"
 """A pattern's key for the router: a cell here, and a parameter for PEFT."""

@@ -25,7 +25,7 @@ from model_zoo.checkpoint.dtypes import STORAGE, float_name, typed
 from model_zoo.checkpoint.made import MadeTensor
 from model_zoo.checkpoint.parameters import write_parameter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, Slices, TensorInfo, nbytes
-from model_zoo.checkpoint.wrappers import unwrapped
+from model_zoo.checkpoint.wrappers import unstacked, unwrapped
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError, located, nearest
 from model_zoo.quantization import codec
@@ -103,7 +103,12 @@ class Checkpoint:
         names = unwrapped(self._where, known)
         for file in self.files.values():
             file.rename(names)
-        self._where = {names[name]: file for name, file in self._where.items()}
+        where = {names[name]: file for name, file in self._where.items()}
+        self._where = {
+            own: file for name, file in where.items() for own in unstacked({name: file.info(name)}, file.made)
+        }
+        for file in self.files.values():
+            file.tensors = unstacked(file.tensors, file.made)
 
     def _find_made(self, values: Mapping[str, Any]) -> None:
         infos = {name: file.info(name) for name, file in self._where.items()}

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stacks import stacked
 
 import pet
 from adapters.stored import Delta, StoredAdapter
 from model_zoo.auto import AutoModel
-from model_zoo.checkpoint.safetensors_io import write_file
+from model_zoo.checkpoint.parameters import write_parameter
+from model_zoo.checkpoint.safetensors_io import read_file, write_file
 from model_zoo.errors import InputError
 from pet.serving import ENGINES, check_served
 
@@ -90,6 +92,27 @@ def test_what_is_saved_is_on_the_matrices(written, tmp_path):
     assert check_served(tmp_path / "saved", BASE, ENGINES["vllm"]) == RANK
     with pytest.raises(InputError, match="it takes the matrices of each expert, not stacked ones"):
         check_served(directory, BASE, ENGINES["vllm"])
+
+
+def test_experts_that_were_trained_whole_are_opened_one_by_one(tmp_path):
+    model = pet.apply_lora(AutoModel.from_pretrained(BASE), rank=2, targets=["q_proj"], modules_to_save=["mlp"])
+    for number, parameter in enumerate(pet.trainable_parameters(model)):
+        change = np.random.default_rng(number).standard_normal(parameter.shape) / 8
+        write_parameter(parameter, (parameter.asnumpy() + change).astype(np.float32))
+    pet.save_adapter(model, tmp_path)
+    tensors = read_file(tmp_path / "adapter_model.safetensors")
+    held = stacked(tensors)
+    assert sum(array.ndim == 3 for array in held.values()) == 2 * model.config.dims.layers
+    write_file(tmp_path / "adapter_model.safetensors", held)
+    loaded = AutoModel.from_pretrained(BASE)
+    pet.load_adapter(loaded, tmp_path)
+    ids = np.arange(8)[None]
+    assert np.array_equal(loaded(ids).asnumpy(), model(ids).asnumpy())
+    pet.merge_checkpoint(BASE, tmp_path, tmp_path / "merged")
+    pet.merge(model)
+    merged = read_file(tmp_path / "merged" / "model.safetensors")
+    parameters = model.parameters_dict()
+    assert all(np.array_equal(array, parameters[name].asnumpy()) for name, array in merged.items())
 
 
 def cut_short(tensors):

@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 from mindspore.common.np_dtype import bfloat16
+from stacks import stacked
 
 from model_zoo.checkpoint.dtypes import STORAGE, convert
 from model_zoo.checkpoint.reading import open_checkpoint, read_config
@@ -179,6 +180,21 @@ def test_what_wrappers_put_in_front_of_names_is_taken_off(fixtures, tmp_path, na
             assert checkpoint.names == sorted(bare)
             for stored in bare:
                 np.testing.assert_array_equal(checkpoint.read(stored), bare[stored])
+
+
+def test_experts_that_lie_in_one_tensor_are_read_one_by_one(fixtures, tmp_path):
+    directory = copy_of(fixtures, tmp_path, "qwen3_moe")
+    expected = read_file(directory / "model.safetensors")
+    held = stacked(expected)
+    write_file(directory / "model.safetensors", held)
+    with open_checkpoint(directory) as checkpoint:
+        assert checkpoint.names == sorted(expected)
+        for name, value in expected.items():
+            np.testing.assert_array_equal(checkpoint.read(name), value)
+    odd = next(name for name in held if name.endswith("gate_up_proj"))
+    write_file(directory / "model.safetensors", {**held, odd: held[odd][:, 1:].copy()})
+    with open_checkpoint(directory) as checkpoint:
+        assert checkpoint.shape(odd) == held[odd][:, 1:].shape
 
 
 def test_an_adapter_among_the_weights_is_refused(fixtures, tmp_path):
