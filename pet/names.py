@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.atomic import check_name, special_kind
+from model_zoo.checkpoint.directory import foreign
 from model_zoo.errors import InputError, nearest, shown, similar
 from pet.hub import fetch, hub_name
 
@@ -121,13 +122,15 @@ def find_model(name: str | os.PathLike, directory: str | os.PathLike = ".") -> P
         return path
     if path.is_dir():
         inner = min(path.glob("snapshots/*/config.json"), default=None)  # of a repository in Hugging Face's cache
-        here = f"; there is one in {inner.parent}" if inner else ""
+        why = foreign(os.listdir(path))
+        here = f"; there is one in {inner.parent}" if inner else why and f"; {why}"
         wanted = "expected a Hugging Face checkpoint directory"
         raise InputError(f"model {text!r}: {path} holds no config.json, {wanted}{here}")
     if path.name == "config.json" and path.is_file():
         return path.parent
     if path.exists():
-        way = f"; pet convert {text} --output DIR makes one" if path.suffix == ".ckpt" else ""
+        way = f"pet convert {text} --output DIR makes one of MindSpore's" if path.suffix == ".ckpt" else ""
+        way = f"; {way}" if (way := foreign([path.name]) or way) else ""
         raise InputError(f"model {text!r}: is a file, expected a Hugging Face checkpoint directory{way}")
     presets = preset_names()
     if text in presets:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
+import os
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from model_zoo.atomic import no_directory, open_file, read_json
@@ -22,17 +25,17 @@ NO_MODEL = re.compile(
 )
 """How what lies beside them is called, and what is a part of a model."""
 _WRITE = "write it once with transformers: AutoModelForCausalLM.from_pretrained(directory{}).save_pretrained(output)"
-OTHERS = {
+FOREIGN = {
     "zero_pp_rank_*_model_states.pt": "in parts by ZeRO 3; join them with DeepSpeed's zero_to_fp32.py from beside them",
     "consolidated.*.pth": f"in Meta's own format; get {SINGLE} of this model, which Meta publishes as well",
     "*.gguf": "in llama.cpp's own format; " + _WRITE.format(', gguf_file="NAME"'),
     "*.distcp": "in parts by torch.distributed; join them with accelerate merge-weights",
-    **dict.fromkeys(
-        [f"*{suffix}" for suffix in (*STATES, ".pkl", ".pickle", ".msgpack", ".h5")],
-        f"in a framework's own format; get {SINGLE} or {PICKLED} of this model, or {_WRITE.format('')}",
-    ),
 }
-"""{what files are called that do not open: why, and what to do}"""
+OTHERS = dict.fromkeys(
+    [f"*{suffix}" for suffix in (*STATES, ".pkl", ".pickle", ".msgpack", ".h5")],
+    f"in a framework's own format; get {SINGLE} or {PICKLED} of this model, or {_WRITE.format('')}",
+)
+"""{what files are called that do not open: why, and what to do}; those above are no others' names."""
 
 
 def holds_weights(directory: Path) -> bool:
@@ -55,6 +58,12 @@ def training_states(directory: Path) -> list[Path]:
     return sorted(path for path in found if path.is_file() and of_torch(path))
 
 
+def foreign(names: Iterable[str], formats: Mapping[str, str] = FOREIGN) -> str:
+    """Of files called so: which of them are in another format, and what to do; empty where none is."""
+    found = ((sorted(fnmatch.filter(names, pattern))[:3], reason) for pattern, reason in formats.items())
+    return next((f"{', '.join(some)} {'are' if some[1:] else 'is'} {reason}" for some, reason in found if some), "")
+
+
 def find_weights(directory: Path) -> tuple[list[Path], dict[str, str] | None]:
     """The weight files of a directory, and where the index places each tensor (None without an index)."""
     if not directory.is_dir():
@@ -73,9 +82,8 @@ def find_weights(directory: Path) -> tuple[list[Path], dict[str, str] | None]:
         )
     if states := training_states(directory):
         return _numbered(directory, states, SINGLE, INDEX), None
-    for pattern, reason in OTHERS.items():
-        if others := sorted(path.name for path in directory.glob(pattern)):
-            raise InputError(f"{directory}: {', '.join(others[:3])} {'are' if others[1:] else 'is'} {reason}")
+    if why := foreign(os.listdir(directory), FOREIGN | OTHERS):
+        raise InputError(f"{directory}: {why}")
     raise InputError(f"{directory}: holds no weights; expected {SINGLE}, or shards with {INDEX}")
 
 

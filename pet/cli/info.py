@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -11,6 +12,7 @@ from typing import Any
 
 from adapters.peft_config import WEIGHTS, weights_file
 from model_zoo.atomic import read_json
+from model_zoo.checkpoint.directory import foreign
 from model_zoo.errors import InputError
 from pet import names
 from pet.cli.parser import Parser
@@ -146,6 +148,7 @@ def look_at(options: Any) -> tuple[Facts, str]:
     if path.is_dir() and not (path / "config.json").is_file():
         raise InputError(
             f"{options.name}: is no model (config.json), adapter (adapter_config.json) or finished run (summary.json)"
+            + (f"; {why}" if (why := foreign(os.listdir(path))) else "")
         )
     return describe_model(options.name, options)
 

@@ -6,6 +6,7 @@ import pytest
 
 import pet
 from model_zoo.errors import InputError
+from pet.cli.main import main
 from pet.names import bundled_models
 
 
@@ -29,3 +30,18 @@ def test_a_bundled_base_is_named_and_a_directory_has_its_whole_path(tmp_path, mo
 def test_what_is_no_name_is_an_error(open_it, name):
     with pytest.raises(InputError, match=f"a name or a path was expected, got {name}"):
         open_it(name)
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("model-Q8_0.gguf", "model-Q8_0.gguf is in llama.cpp's own format; write it once with transformers"),
+        ("consolidated.00.pth", "consolidated.00.pth is in Meta's own format; get model.safetensors"),
+    ],
+)
+def test_a_directory_without_config_json_says_whose_files_it_holds(tmp_path, capsys, file, words):
+    (tmp_path / file).touch()
+    for name in (tmp_path, tmp_path / file):
+        with pytest.raises(InputError, match=f"expected a Hugging Face checkpoint directory; {words}"):
+            pet.AutoModel.from_pretrained(str(name))
+    assert main(["info", str(tmp_path)]) == 2 and words in capsys.readouterr().err
