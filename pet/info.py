@@ -19,6 +19,8 @@ from model_zoo.checkpoint.reading import open_checkpoint, read_config
 from model_zoo.counting import config_of, parameter_shapes, sizes
 from model_zoo.errors import InputError, nearest
 from model_zoo.quantization import Quantization
+from model_zoo.quantization.files import SECTION
+from model_zoo.quantization.scaled import METHODS
 from pet.names import bundled_models, model_config
 
 
@@ -155,7 +157,7 @@ def describe(
     if optimizer not in OPTIMIZER_STATES:
         raise InputError(f"optimizer {optimizer!r} is unknown{nearest(optimizer, OPTIMIZER_STATES)}")
     quantization = packed_form(model, quantization)
-    held = float_name(dtype if dtype is not None else config.get("dtype") or config.get("torch_dtype") or "float32")
+    held = float_name(dtype if dtype is not None else stored_type(config) or "float32")
     parameters = sum(prod(shape) for shape in parameter_shapes(config).values())
     adapter = method_config(adapter)
     method, cells, trainable = (None, 0, parameters) if adapter is None else count_adapter(config, adapter)
@@ -174,6 +176,12 @@ def describe(
     held_in_pass = held if method and quantization is None else "float32"
     memory["activations"] = activations(config, adapter, batch, length, held_in_pass, recompute)
     return Description(name, config, parameters, method, cells, trainable, batch, length, held, memory, quantization)
+
+
+def stored_type(config: Mapping[str, Any]) -> str | None:
+    """The type of a base's weights by its config.json, None where that says none; of FP8 what they are once read."""
+    scaled = (config.get(SECTION) or {}).get("quant_method") in METHODS
+    return "float32" if scaled else config.get("dtype") or config.get("torch_dtype")
 
 
 def packed_form(model: str | Path | Mapping[str, Any], asked: Quantization | None) -> Quantization | None:

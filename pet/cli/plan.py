@@ -85,7 +85,7 @@ def look(options, cluster):
     from model_zoo.checkpoint.dtypes import float_name
     from model_zoo.counting import sizes
     from pet.cli.info import quantization_of, settings_of
-    from pet.info import packed_form
+    from pet.info import packed_form, stored_type
     from pet.meta_model import MetaModel
     from pet.names import model_config
     from pet.planning.process_memory import OPTIMIZER_STATES
@@ -104,7 +104,7 @@ def look(options, cluster):
             raise InputError(f"--{name.replace('_', '-')} is {value}; at least 1 was expected")
     config = model_config(options.model)
     adapter = method_config({"method": options.method, **settings})
-    stored = None if adapter is None else config.get("dtype") or config.get("torch_dtype")
+    stored = None if adapter is None else stored_type(config)
     context = sizes(config).context
     length = min(512, context) if options.length is None else options.length
     if length > context:

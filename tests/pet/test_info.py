@@ -19,6 +19,7 @@ from model_zoo.quantization import Quantization
 from pet.cli.main import main
 from pet.info import describe
 from pet.meta_model import MetaModel
+from pet.names import bundled_models
 
 FIXTURES = ("chatglm1", "chatglm2", "glm", "glm4_0414", "gpt2", "llama_gqa", "llama_mha")
 
@@ -198,3 +199,11 @@ def test_dictionary_for_programs():
 def test_what_is_refused(model, options, message):
     with pytest.raises(InputError, match=message):
         describe(model, **options)
+
+
+def test_a_base_in_fp8_is_counted_as_what_it_is_once_read():
+    config = {**read_config(bundled_models()["llama_tiny"]), "dtype": "bfloat16"}
+    fp8 = {"quantization_config": {"quant_method": "fp8"}}
+    half, whole = (describe({**config, **more}, LoRAConfig(rank=2)) for more in ({}, fp8))
+    assert (half.dtype, whole.dtype) == ("bfloat16", "float32")
+    assert whole.memory["weights"] == 2 * half.memory["weights"]
