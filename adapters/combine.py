@@ -25,10 +25,11 @@ from mindspore import Tensor, nn, ops
 from adapters.factors import generator_for
 from adapters.lora import LoRAConfig
 from adapters.registry import Adapter, registry
-from adapters.schema import LARGEST, require
+from adapters.schema import LARGEST
 from adapters.sites import weight_array
 from model_zoo.arguments import checked
 from model_zoo.errors import InputError, nearest
+from model_zoo.settings import require
 
 METHODS = ("cat", "svd", "ties", "dare_linear", "dare_ties", "magnitude_prune")
 

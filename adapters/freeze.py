@@ -21,12 +21,12 @@ from mindspore.train.callback import Callback
 
 from adapters.apply import trainable_parameters
 from adapters.registry import registry
-from adapters.schema import require
 from adapters.settings import SETTINGS
 from model_zoo.arguments import checked
 from model_zoo.atomic import read_bytes
 from model_zoo.checkpoint.safetensors_io import write_file
 from model_zoo.errors import InputError, nearest, similar
+from model_zoo.settings import require
 
 log = logging.getLogger("pet")
 

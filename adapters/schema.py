@@ -1,4 +1,4 @@
-"""A setting of a method: its default, its bounds and its meaning in one field; and what follows from these.
+"""The settings of a method (`model_zoo.settings`), and what follows from them.
 
 Without MindSpore, NumPy and pydantic: a recipe is checked in a fraction of a second.
 """
@@ -7,36 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-import numbers
 import textwrap
-import types
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from model_zoo.arguments import misfit
-from model_zoo.errors import InputError, nearest, shown, similar
+from model_zoo.errors import InputError, nearest, shown
+from model_zoo.settings import faults, setting
 
 LARGEST = 1 << 16
 """Of ranks, widths and lengths. More is a mistake or worse, and is refused before anything is allocated."""
 TARGETS = ("targets", "exclude", "layers", "modules_to_save")
-BOUNDS = {"ge": " of at least", "gt": " above", "le": " and at most", "lt": " and below"}
-KINDS = {int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a number"), bool: (bool, "true or false")}
-
-
-def setting(default: Any, description: str, **facts: Any) -> Any:
-    """A field of a method's settings.
-
-    Args:
-        default: its value where nothing is said; None: the method or the model decides.
-        description: what it means, for recipes, docstrings and the JSON schema.
-        facts: ``ge``, ``gt``, ``le``, ``lt``: bounds, of a mapping those of its values; ``choices``: the values that
-            it can have; ``min_length``: of a text; ``check``: value → what is wrong with it, or None;
-            ``recipe=False``: a recipe's adapter section does not have it; ``peft``: its key in PEFT's file, where that
-            is all the difference.
-    """
-    return dataclasses.field(default=default, metadata={"description": description, **facts})
 
 
 def token_ids(tokens: Any) -> str | None:
@@ -55,51 +36,6 @@ def token_ids(tokens: Any) -> str | None:
     return None
 
 
-def expected(kind: type, facts: Mapping[str, Any]) -> str:
-    """What a number or a truth value was expected to be."""
-    return KINDS[kind][1] + "".join(f"{words} {facts[bound]:g}" for bound, words in BOUNDS.items() if bound in facts)
-
-
-def fits(kind: type, facts: Mapping[str, Any], value: Any) -> bool:
-    """Whether a value is of the kind and within the bounds."""
-    if not isinstance(value, KINDS[kind][0]) or (kind is not bool and isinstance(value, bool)):
-        return False
-    return kind is bool or (
-        math.isfinite(value)
-        and facts.get("gt", -math.inf) < value < facts.get("lt", math.inf)
-        and facts.get("ge", -math.inf) <= value <= facts.get("le", math.inf)
-    )
-
-
-def faults(name: str, hint: Any, facts: Mapping[str, Any], value: Any) -> Iterator[str]:
-    """What is wrong with a value: its kind, its bounds, the choices. Cells and layers are `adapters.matching`'s."""
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    mapping = next((kind for kind in kinds if typing.get_origin(kind) is dict), None)
-    if value is None and type(None) in kinds:
-        return
-    if "check" in facts:
-        if (wrong := facts["check"](value)) is not None:
-            yield f"{name}: {wrong}"
-    elif mapping is not None:
-        if not isinstance(value, dict):
-            yield f"{name} is {shown(value)}; {{regular expression: value}} was expected"
-            return
-        for key, entry in value.items():
-            yield from faults(f"{name}[{key!r}]", typing.get_args(mapping)[1], facts, entry)
-    elif "choices" in facts:
-        if not isinstance(value, str) or value not in facts["choices"]:
-            hint = similar(value, facts["choices"]) if isinstance(value, str) else ""
-            yield f"{name} is {shown(value)}; supported: {', '.join(facts['choices'])}{hint}"
-    elif kinds[0] in KINDS and not fits(kinds[0], facts, value):
-        yield f"{name} is {shown(value)}; {expected(kinds[0], facts)} was expected"
-    elif kinds[0] is str and "min_length" in facts and not (isinstance(value, str) and value):
-        yield f"{name} is {shown(value)}; a text that is not empty was expected"
-    elif name == "targets" and isinstance(value, (list, tuple)) and not value:
-        yield "targets is an empty list; leave it out for the default cells"
-    elif (wrong := misfit(name, str(hint), value)) is not None:
-        yield wrong
-
-
 def plain(value: Any) -> Any:
     """A value as files hold it: NumPy's numbers and arrays as Python's, and what can be read but once as a list."""
     if isinstance(value, Mapping):
@@ -107,11 +43,6 @@ def plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     return list(value) if hasattr(value, "__next__") else value
-
-
-def require(owner: str, name: str, value: Any, hint: Any, **facts: Any) -> None:
-    """Raises InputError unless a single value is of the type and within the bounds (`setting`)."""
-    InputError.raise_any(f"{owner}: {problem}" for problem in faults(name, hint, facts, value))
 
 
 @dataclasses.dataclass(kw_only=True)

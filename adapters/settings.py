@@ -11,8 +11,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from adapters.schema import LARGEST, Settings, setting, token_ids
+from adapters.schema import LARGEST, Settings, token_ids
 from model_zoo.errors import InputError, nearest
+from model_zoo.settings import setting
 
 SEED = "Of what starts random."
 IN_FRONT = "it puts keys and values in front of the attention's own, which no weight can do"

@@ -20,10 +20,11 @@ from adapters.matching import select
 from adapters.method import AdapterModule, Companion, MethodConfig
 from adapters.patterns import as_list, named
 from adapters.peft_config import LORA_DEFAULTS, TOKENS_KEYS, tokens_settings
-from adapters.schema import setting, token_ids
+from adapters.schema import token_ids
 from adapters.sites import sites, weight_array, weight_of
 from model_zoo.engine import stored_rows
 from model_zoo.errors import InputError, nearest
+from model_zoo.settings import setting
 
 KEY_ALONE = "trainable_tokens_delta"
 KEY = f"token_adapter.{KEY_ALONE}"

@@ -10,6 +10,7 @@ from typing import Any
 from adapters.peft_config import CONFIG
 from model_zoo.atomic import read_json, write_json, write_text
 from model_zoo.errors import InputError, first_line
+from model_zoo.generation_settings import DRAWN, FIELDS
 from model_zoo.tokenizers import AutoTokenizer
 from model_zoo.tokenizers.base import Tokenizer
 from model_zoo.tokenizers.style_templates import template_of
@@ -72,9 +73,8 @@ def generation_settings(base: Path, tokenizer: Tokenizer, recipe: Recipe | None)
             values.setdefault(key, number)
     if recipe is not None:
         chosen = recipe.generation
-        drawn = ("temperature", "top_k", "top_p")
-        names = ("max_new_tokens", "repetition_penalty", "num_beams", *(drawn if chosen.do_sample else ()))
-        values = {key: value for key, value in values.items() if key not in drawn} | {"do_sample": chosen.do_sample}
+        names = ("max_new_tokens", *(name for name in FIELDS if name not in DRAWN or chosen.do_sample))
+        values = values if chosen.do_sample else {key: value for key, value in values.items() if key not in DRAWN}
         values |= {key: value for key in names if (value := getattr(chosen, key)) is not None}
     return values
 

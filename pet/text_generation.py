@@ -105,8 +105,7 @@ class TextGeneration:
         pad = self.tokenizer.pad_token_id or 0
         ids = [[pad] * (length - len(prompt)) + prompt for prompt in prompts]
         mask = [[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-        if options.get("stop_strings"):
-            options["tokenizer"] = self.tokenizer
+        options.setdefault("tokenizer", self.tokenizer)
         ends = np.atleast_1d([] if options["eos_token_id"] is None else options["eos_token_id"]).tolist()
         answers = self.model.generate(ids, mask, **options)[:, length:].tolist()
         if options.get("max_new_tokens", 0) is None and ends and not options.get("stop_strings"):

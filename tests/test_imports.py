@@ -49,6 +49,7 @@ FOR_ADAPTERS = (
     "checkpoint",
     "engine",
     "quantization",
+    "settings",
 )
 
 

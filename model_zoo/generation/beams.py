@@ -1,12 +1,31 @@
-"""Beam search: the `beams` most probable continuations are kept at every step."""
+"""Beam search: the `num_beams` most probable continuations are kept at every step, or drawn."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from model_zoo.generation.choose import check_left
+from model_zoo.generation.processors import Step, log_softmax
 
-def beam_search(decoder, ids, mask, choice, *, beams: int, new_tokens: int, eos, pad: int, length_penalty: float):
-    """The best continuation of every row.
+NEVER = -1e9  # of beams that do not count: below all others, and above tokens that are left out
+
+
+def beam_search(
+    decoder,
+    ids,
+    mask,
+    choice,
+    *,
+    new_tokens: int,
+    eos: list[int],
+    pad: int,
+    returned: int = 1,
+    generator: np.random.Generator | None = None,
+    stopped: Callable[[np.ndarray], bool] = lambda answer: False,
+) -> np.ndarray:
+    """The best continuations of every row.
 
     A finished hypothesis scores its log-probability over ``length ** length_penalty`` (Wu et al. 2016, without the
     constants, as Hugging Face does). A row stops when no running beam can beat its finished ones.
@@ -14,68 +33,59 @@ def beam_search(decoder, ids, mask, choice, *, beams: int, new_tokens: int, eos,
     Args:
         decoder: for ``B·beams`` rows.
         ids, mask: the prompt, ``(B, S)``.
-        choice: penalties that apply to the scores.
+        choice: `Choice`: how scores are processed, and the settings of beams.
+        returned: how many continuations of a row.
+        generator: of the draw, where ``do_sample`` says so.
+        stopped: whether an answer is at its end, whatever its last token is.
 
     Returns:
-        ``(B, new_tokens)`` or shorter, padded with `pad`.
+        ``(B·returned, new_tokens)`` or shorter, padded with `pad`.
     """
-    rows, prompt = ids.shape
+    settings, (rows, prompt) = choice.settings, ids.shape
+    beams, penalty, early = (settings[name] for name in ("num_beams", "length_penalty", "early_stopping"))
+    candidates_kept = max(2, 1 + len(eos)) * beams
     wide_ids, wide_mask = np.repeat(ids, beams, 0), np.repeat(mask, beams, 0)
-    totals = np.full((rows, beams), -np.inf)
+    totals = np.full((rows, beams), NEVER)
     totals[:, 0] = 0.0  # at first all beams of a row are alike: count one
     finished: list[list[tuple[float, np.ndarray]]] = [[] for _ in range(rows)]
-    done = [False] * rows
+    done = np.zeros(rows, bool)
     logits = decoder.start(wide_ids, wide_mask)
     for new in range(new_tokens):
-        scores = choice.scores(log_softmax(logits), wide_ids, wide_mask, new, eos)
+        step = Step(wide_ids, wide_mask, new, new_tokens - new, eos, (len(eos) or 1) + 1)
+        scores = choice.scores(log_softmax(logits), step)
         vocabulary = scores.shape[1]
         candidates = (totals.reshape(-1, 1) + scores).reshape(rows, beams * vocabulary)
-        order = np.argsort(-candidates, 1, kind="stable")[:, : (1 + len(eos)) * beams]
-        parents, tokens = np.zeros((rows, beams), np.int64), np.full((rows, beams), pad)
-        next_totals = np.full((rows, beams), -np.inf)
-        for row in range(rows):
-            if done[row]:
-                parents[row] = np.arange(beams)
-                continue
-            place = 0
+        check_left(candidates, ~done)
+        # drawn without replacement: the largest of the values with Gumbel's noise on them (Kool et al. 2019)
+        drawn = candidates + generator.gumbel(size=candidates.shape) if settings.do_sample else candidates
+        order = np.argsort(-drawn, 1, kind="stable")[:, :candidates_kept]
+        parents, tokens = np.tile(np.arange(beams), (rows, 1)), np.full((rows, beams), pad)
+        for row in np.flatnonzero(~done):
+            running = []
             for rank, flat in enumerate(order[row]):
                 parent, token = divmod(int(flat), vocabulary)
+                answer = np.append(wide_ids[row * beams + parent, prompt:], token)
                 value = candidates[row, flat]
-                if token in eos:
-                    if rank < beams:  # only an end among the best counts as finished
-                        text = np.append(wide_ids[row * beams + parent, prompt:], token)
-                        finished[row].append((value / (new + 1) ** length_penalty, text))
-                    continue
-                parents[row, place], tokens[row, place], next_totals[row, place] = parent, token, value
-                place += 1
-                if place == beams:
-                    break
+                if token not in eos and new + 1 < new_tokens and not stopped(answer):
+                    running.append((value, parent, token))
+                elif rank < beams:  # only an end among the best counts as finished
+                    finished[row].append((value / (new + 1) ** penalty, answer))
+            running = sorted(running, key=lambda item: -item[0])[:beams]
             finished[row] = sorted(finished[row], key=lambda item: -item[0])[:beams]
-            if len(finished[row]) == beams:
-                best_possible = next_totals[row].max() / (new + 1) ** length_penalty
-                done[row] = finished[row][-1][0] >= best_possible
-        totals = next_totals
+            totals[row] = NEVER
+            for beam, (value, parent, token) in enumerate(running):
+                totals[row, beam], parents[row, beam], tokens[row, beam] = value, parent, token
+            longest = new_tokens if early == "never" and penalty > 0 else new + 1
+            full = len(finished[row]) == beams
+            hopeless = full and finished[row][-1][0] >= totals[row].max() / longest**penalty
+            done[row] = not running or hopeless or (full and early is True)
+        if done.all():
+            break
         chosen = (parents + np.arange(rows)[:, None] * beams).reshape(-1)
         wide_ids = np.concatenate([wide_ids[chosen], tokens.reshape(-1, 1)], 1)
         wide_mask = np.concatenate([wide_mask[chosen], np.ones((rows * beams, 1), wide_mask.dtype)], 1)
-        if all(done) or new + 1 == new_tokens:
-            break
         decoder.reorder(chosen)
         logits = decoder.step(tokens.reshape(-1))
-    best = []
-    for row in range(rows):
-        if not done[row]:
-            length = wide_ids.shape[1] - prompt
-            for beam in range(beams):
-                text = wide_ids[row * beams + beam, prompt:]
-                finished[row].append((totals[row, beam] / length**length_penalty, text))
-        best.append(max(finished[row], key=lambda item: item[0])[1])
-    longest = max(len(text) for text in best)
-    return np.array([np.append(text, np.full(longest - len(text), pad)) for text in best]).astype(np.int64)
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Log-probabilities in float64."""
-    logits = logits.astype(np.float64)
-    shifted = logits - logits.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    best = [answer for row in finished for _, answer in row[:returned]]
+    longest = max(len(answer) for answer in best)
+    return np.array([np.append(answer, np.full(longest - len(answer), pad)) for answer in best]).astype(np.int64)

@@ -1,8 +1,4 @@
-"""What generation_config.json asks for beside end tokens, and `generate` does not do by itself.
-
-Settings of the draw (``do_sample``, ``temperature``, ``top_k``, ``top_p``) are not among these: decoding is greedy
-unless a caller says otherwise. The others change greedy answers under transformers.
-"""
+"""What is said of settings that take no effect: of a generation_config.json, or of a call."""
 
 from __future__ import annotations
 
@@ -10,26 +6,18 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from model_zoo.generation_settings import DRAWN, OF_BEAMS, is_asked
+
 log = logging.getLogger("pet")
 
-PASSED = {
-    "repetition_penalty": 1.0,
-    "min_new_tokens": None,
-    "num_beams": 1,
-    "stop_strings": None,
+UNHEEDED = {
+    **{"encoder_repetition_penalty": 1.0, "guidance_scale": 1.0, "num_beam_groups": 1, "num_return_sequences": 1},
+    **dict.fromkeys(("encoder_no_repeat_ngram_size", "penalty_alpha", "diversity_penalty"), 0),
+    **dict.fromkeys(("stop_strings", "sequence_bias", "forced_bos_token_id", "watermarking_config")),
+    **dict.fromkeys(("dola_layers", "constraints", "force_words_ids", "max_time", "top_h")),
 }
-"""Settings that are arguments of `generate` -> their value in transformers where nothing is said."""
-UNKNOWN = {
-    "no_repeat_ngram_size": 0,
-    "encoder_repetition_penalty": 1.0,
-    "guidance_scale": 1.0,
-    "penalty_alpha": 0.0,
-    "min_length": 0,
-    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias")),
-    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty")),
-    **dict.fromkeys(("watermarking_config", "dola_layers", "constraints", "force_words_ids")),
-}
-"""Those that `generate` has no argument for."""
+"""Settings of generation_config.json that change answers under transformers and not here -> their value where nothing
+is said there."""
 _said: set[str] = set()
 
 
@@ -59,17 +47,24 @@ def say_unheeded(source: Any, config: Mapping[str, Any], given: Collection[str])
         config: generation_config.json.
         given: arguments that the caller has set, which count instead.
     """
-    asked = {name: config[name] for name in (*PASSED, *UNKNOWN) if is_asked(name, config.get(name))}
-    left = {name: value for name, value in asked.items() if name not in given}
-    if not left or (key := f"{source} {sorted(left)}") in _said:
-        return
-    _said.add(key)
-    settings = ", ".join(f"{name}={value!r}" for name, value in left.items())
-    ways = [name for name in left if name in PASSED]
-    hint = f"; give {' and '.join(ways)} to generate, or to a recipe's generation section" if ways else ""
-    log.warning("%s: generation_config.json says %s, which takes no effect here%s", source, settings, hint)
+    asked = {name: config[name] for name, off in UNHEEDED.items() if config.get(name) not in (None, 0, [], {}, off)}
+    left = ", ".join(f"{name}={value!r}" for name, value in asked.items() if name not in given)
+    if left and (key := f"{source} {left}") not in _said:
+        _said.add(key)
+        hint = "; give generate the tokenizer" if "stop_strings=" in left else ""
+        log.warning("%s: generation_config.json says %s, which takes no effect here%s", source, left, hint)
 
 
-def is_asked(name: str, value: Any) -> bool:
-    """Whether a setting says something else than nothing."""
-    return value not in (None, 0, [], {}, (PASSED | UNKNOWN)[name])
+def say_unused(given: Mapping[str, Any], sampled: bool, beams: int) -> None:
+    """Warns, once for each of them, of a call's settings that need sampling or beams."""
+    needs = {
+        "do_sample=True": [] if sampled else DRAWN,
+        "num_beams": [] if beams > 1 else OF_BEAMS,
+    }
+    for need, names in needs.items():
+        for name in names:
+            # the likeliest token is the one that is sampled from the likeliest one
+            harmless = (name == "top_k" and given[name] == 1) or not is_asked(name, given[name])
+            if not harmless and name not in _said:
+                _said.add(name)
+                log.warning("%s=%r has no effect without %s", name, given[name], need)

@@ -8,9 +8,11 @@ from model_zoo.arguments import checked
 from model_zoo.checkpoint.parameters import read_parameter
 from model_zoo.errors import InputError
 from model_zoo.generation.beams import beam_search
-from model_zoo.generation.choose import Choice
+from model_zoo.generation.choose import Choice, check_left
 from model_zoo.generation.decoders import decoder_for
-from model_zoo.generation.defaults import say_unheeded, say_window
+from model_zoo.generation.defaults import say_unheeded, say_unused, say_window
+from model_zoo.generation.processors import Step
+from model_zoo.generation_settings import FIELDS, settled
 from model_zoo.graph import evaluating
 from model_zoo.inputs import as_array, as_int_tensor
 
@@ -38,23 +40,40 @@ def generate(
     max_new_tokens: int | None = SHORT,
     do_sample: bool = False,
     eos_token_id: int | list[int] | None = OWN_ENDS,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,
-    repetition_penalty: float = 1.0,
+    repetition_penalty: float | None = None,
     seed: int | None = None,
     use_cache: bool = True,
     streamer=None,
     *,
     max_length: int | None = None,
-    min_new_tokens: int = 0,
-    num_beams: int = 1,
-    length_penalty: float = 1.0,
+    min_length: int | None = None,
+    min_new_tokens: int | None = None,
+    no_repeat_ngram_size: int | None = None,
+    bad_words_ids: list[list[int]] | None = None,
+    suppress_tokens: list[int] | None = None,
+    begin_suppress_tokens: list[int] | None = None,
+    forced_eos_token_id: list[int] | int | None = None,
+    exponential_decay_length_penalty: list[float] | None = None,
+    min_p: float | None = None,
+    typical_p: float | None = None,
+    epsilon_cutoff: float | None = None,
+    eta_cutoff: float | None = None,
+    renormalize_logits: bool | None = None,
+    num_beams: int | None = None,
+    length_penalty: float | None = None,
+    early_stopping: bool | str | None = None,
+    num_return_sequences: int = 1,
     pad_token_id: int | None = None,
     stop_strings: str | list[str] | None = None,
     tokenizer=None,
 ) -> np.ndarray:
     """Continues every row of a batch.
+
+    What is not said (None) of how tokens are chosen is as generation_config.json beside the weights has it, except that
+    only a caller's ``do_sample`` samples.
 
     Args:
         input_ids: ``(B, S)``, or one row ``(S,)``; left-padded where rows differ in length.
@@ -64,40 +83,26 @@ def generate(
         do_sample: sample; otherwise decoding is greedy.
         eos_token_id: one or several ids that end a row; default the model's own, by generation_config.json or
             config.json. None never stops early.
-        temperature, top_k, top_p, repetition_penalty, min_new_tokens: see `Choice`.
+        temperature, top_k, top_p, repetition_penalty, min_length … early_stopping: see `Choosing`.
         seed: of the draw; None takes a fresh one.
         use_cache: keep keys and values in a compiled cache (one compilation per length bucket). False runs the whole
             sequence again for every token; the ids are the same.
         streamer: gets the prompt and then every token (`put`), and `end`; for a single row without beams.
         max_length: length of prompt and answer together, instead of `max_new_tokens`.
-        num_beams: above 1, beam search with this many.
-        length_penalty: exponent of the length that a beam's score is divided by.
+        num_return_sequences: how many answers to each row: draws, or the best of so many beams at least.
         pad_token_id: what follows a finished row; default the first end id, or 0.
         stop_strings: texts that end a row once they appear in its answer; they need `tokenizer`.
 
     Returns:
-        Integers ``(B, S + new)``: prompt and answer. Rows that ended early are padded at the end.
+        Integers ``(B·num_return_sequences, S + new)``: prompt and answer. Rows that ended early are padded at the end.
 
     Raises:
         InputError: arguments out of range or at odds, ids outside the vocabulary, an answer beyond the context.
     """
+    given = {name: value for name, value in locals().items() if name in FIELDS}
     if model.scoring:
         raise InputError("the active adapter is a reward model's: it scores answers and writes none (pet.scores)")
-    ids = as_array("input_ids", input_ids)
-    ids = as_int_tensor("input_ids", ids[None] if ids.ndim == 1 else ids, 2).asnumpy().astype(np.int64)
-    if attention_mask is None:
-        mask = np.ones_like(ids)
-    else:
-        mask = as_array("attention_mask", attention_mask)
-        mask = mask[None] if mask.ndim == 1 else mask
-        if mask.shape != ids.shape:
-            raise InputError(f"attention_mask has shape {mask.shape}, input_ids {ids.shape}")
-        if not np.isin(mask, (0, 1)).all():
-            wrong = mask[~np.isin(mask, (0, 1))][0]
-            raise InputError(f"attention_mask holds {wrong}; 1 for real tokens and 0 for padding expected")
-        mask = mask.astype(np.int64)
-        if not mask[:, -1].all():
-            raise InputError("attention_mask: the last column must be real; pad on the left to generate")
+    ids, mask = as_prompt(input_ids, attention_mask)
     model.check_ids(as_int_tensor("input_ids", ids, 2))
     longest, context = int(mask.sum(1).max()), model.room
     new_tokens = answer_length(ids.shape[1], context - longest, max_new_tokens, max_length)
@@ -105,69 +110,97 @@ def generate(
         raise InputError(
             f"{longest} tokens and {new_tokens} new ones are beyond the context of {context}; lower max_new_tokens"
         )
-    eos = end_ids(model.eos_token_ids if eos_token_id is OWN_ENDS else eos_token_id, model.config.dims.vocab)
-    check_whole("num_beams", num_beams, 1)
-    if num_beams > model.config.dims.vocab:
-        raise InputError(f"num_beams is {num_beams}; at most the vocabulary's {model.config.dims.vocab} was expected")
+    vocabulary, config = model.config.dims.vocab, model.generation_config
+    source = getattr(model, "loaded_from", "the model")
+    eos = end_ids(model.eos_token_ids if eos_token_id is OWN_ENDS else eos_token_id, vocabulary)
+    choice = Choice(vocabulary, **settled(given, config))
+    settings = choice.settings
+    beams, sampled = settings["num_beams"], settings.do_sample
+    if beams > vocabulary:
+        raise InputError(f"num_beams is {beams}; at most the vocabulary's {vocabulary} was expected")
+    check_whole("num_return_sequences", num_return_sequences, 1)
+    if num_return_sequences > (beams if beams > 1 or not sampled else num_return_sequences):
+        raise InputError(f"num_return_sequences is {num_return_sequences}; it takes do_sample, or as many num_beams")
     check_whole("seed", seed if seed is not None else 0, 0)
     missing = [name for name in ("put", "end") if streamer is not None and not hasattr(streamer, name)]
     if missing:
         raise InputError(f"streamer: {type(streamer).__name__} has no {missing[0]}; put(ids) and end() are called")
-    check_whole("min_new_tokens", min_new_tokens, 0)
-    given = {
-        "repetition_penalty": repetition_penalty != 1,
-        "num_beams": num_beams > 1,
-        "min_new_tokens": min_new_tokens,
-        "stop_strings": stop_strings,
-    }
-    source = getattr(model, "loaded_from", "the model")
     if use_cache:
         say_window(source, model.config.cached_window, longest + new_tokens)
-    say_unheeded(source, model.generation_config, [name for name, value in given.items() if value])
+    if tokenizer is not None and stop_strings is None:
+        stop_strings = config.get("stop_strings")
+    say_unheeded(source, config, ["stop_strings"] if stop_strings is not None else [])
+    say_unused(given, sampled, beams)
     if pad_token_id is not None:
-        end_ids([pad_token_id], model.config.dims.vocab, "pad_token_id")
+        end_ids([pad_token_id], vocabulary, "pad_token_id")
     pad = pad_token_id if pad_token_id is not None else (eos[0] if eos else 0)
-    choice = Choice(do_sample, temperature, top_k, top_p, repetition_penalty, min_new_tokens)
     stops = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings or [])
     if stops and tokenizer is None:
         raise InputError("stop_strings need the tokenizer that the answer is read with")
-    if num_beams > 1 and (do_sample or streamer is not None or stops):
-        raise InputError("num_beams above 1 cannot go with do_sample, streamer or stop_strings")
-    if num_beams > 1 and not isinstance(model.position_offset, int):
-        raise InputError("num_beams above 1 cannot go with rows that each have a prefix or prompt of their own")
-    if streamer is not None and len(ids) > 1:
-        raise InputError(f"streamer: one row at a time; the batch has {len(ids)}")
+    copies = max(beams, num_return_sequences)
+    if copies > 1 and not isinstance(model.position_offset, int):
+        raise InputError("rows that each have a prefix or prompt of their own have one answer each, without num_beams")
+    if streamer is not None and len(ids) * copies > 1:
+        raise InputError(
+            f"streamer: one row at a time; the batch has {len(ids)}, and {copies} beams or answers to each"
+        )
+
+    def stopped(answer: np.ndarray) -> bool:
+        """Whether an answer holds a stop string."""
+        text = tokenizer.decode(answer.tolist()) if stops else ""
+        return any(stop in text for stop in stops)
+
+    common = {"new_tokens": new_tokens, "eos": eos, "pad": pad, "stopped": stopped}
+    common["generator"] = np.random.default_rng(seed)
     try:
         with evaluating(model):
-            decoder = decoder_for(model, len(ids) * num_beams, ids.shape[1], new_tokens, use_cache)
-            if num_beams == 1:
-                return continued(decoder, ids, mask, choice, new_tokens, eos, pad, seed, streamer, stops, tokenizer)
-            search = {"beams": num_beams, "new_tokens": new_tokens, "eos": eos, "pad": pad}
-            answer = beam_search(decoder, ids, mask, choice, length_penalty=length_penalty, **search)
-            return np.concatenate([ids, answer], 1)
+            decoder = decoder_for(model, len(ids) * copies, ids.shape[1], new_tokens, use_cache)
+            if beams > 1:
+                answer = beam_search(decoder, ids, mask, choice, returned=num_return_sequences, **common)
+                return np.concatenate([np.repeat(ids, num_return_sequences, 0), answer], 1)
+            return continued(decoder, np.repeat(ids, copies, 0), np.repeat(mask, copies, 0), choice, streamer, **common)
     except FloatingPointError:
         raise InputError(f"the model's logits are not finite numbers{broken_weight(model)}") from None
 
 
-def continued(decoder, ids, mask, choice, new_tokens, eos, pad, seed, streamer, stops, tokenizer) -> np.ndarray:
+def as_prompt(input_ids, attention_mask) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and mask ``(B, S)`` of whole numbers; InputError where they do not fit."""
+    ids = as_array("input_ids", input_ids)
+    ids = as_int_tensor("input_ids", ids[None] if ids.ndim == 1 else ids, 2).asnumpy().astype(np.int64)
+    if attention_mask is None:
+        return ids, np.ones_like(ids)
+    mask = as_array("attention_mask", attention_mask)
+    mask = mask[None] if mask.ndim == 1 else mask
+    if mask.shape != ids.shape:
+        raise InputError(f"attention_mask has shape {mask.shape}, input_ids {ids.shape}")
+    if not np.isin(mask, (0, 1)).all():
+        wrong = mask[~np.isin(mask, (0, 1))][0]
+        raise InputError(f"attention_mask holds {wrong}; 1 for real tokens and 0 for padding expected")
+    mask = mask.astype(np.int64)
+    if not mask[:, -1].all():
+        raise InputError("attention_mask: the last column must be real; pad on the left to generate")
+    return ids, mask
+
+
+def continued(decoder, ids, mask, choice, streamer, *, new_tokens, eos, pad, generator, stopped) -> np.ndarray:
     """Greedy or sampled continuation, one token for every row at a time."""
     prompt = ids.shape[1]
-    generator = np.random.default_rng(seed)
     running, ends = np.ones(len(ids), bool), np.array(eos, np.int64)
     if streamer is not None:
         streamer.put(ids[0])
     logits = decoder.start(ids, mask)
     for new in range(new_tokens):
-        tokens = choice.tokens(choice.scores(logits, ids, mask, new, eos), generator)
-        tokens = np.where(running, tokens, pad)
+        scores = choice.scores(logits, Step(ids, mask, new, new_tokens - new, eos))
+        if choice.steps:
+            check_left(scores, running)
+        tokens = np.where(running, choice.tokens(scores, generator), pad)
         ids = np.concatenate([ids, tokens[:, None]], 1)
         mask = np.concatenate([mask, np.ones((len(ids), 1), mask.dtype)], 1)
         if streamer is not None and running[0]:
             streamer.put(tokens[:1])
         running &= (tokens[:, None] != ends).all(-1)
-        for row in np.flatnonzero(running) if stops else ():
-            text = tokenizer.decode(ids[row, prompt:].tolist())
-            running[row] = not any(stop in text for stop in stops)
+        for row in np.flatnonzero(running):
+            running[row] = not stopped(ids[row, prompt:])
         if not running.any() or new + 1 == new_tokens:
             break
         logits = decoder.step(tokens)
@@ -207,10 +240,10 @@ def check_whole(name: str, value, least: int) -> None:
         raise InputError(f"{name} is {value!r}; a whole number of at least {least} was expected")
 
 
-def end_ids(eos, vocabulary: int, name: str = "eos_token_id") -> tuple[int, ...]:
-    """The end ids as a tuple; InputError when one is no id."""
+def end_ids(eos, vocabulary: int, name: str = "eos_token_id") -> list[int]:
+    """The end ids as a list; InputError when one is no id."""
     ids = () if eos is None else tuple(eos) if isinstance(eos, (list, tuple, np.ndarray)) else (eos,)
     for token in ids:
         if not isinstance(token, (int, np.integer)) or not 0 <= token < vocabulary:
             raise InputError(f"{name} {token!r} is not an id of the vocabulary (0 … {vocabulary - 1})")
-    return tuple(int(token) for token in ids)
+    return [int(token) for token in ids]

@@ -86,7 +86,8 @@ class Conversation:
                 super().on_text(text)
 
         ids, ends = self.prompt(messages), ends_of(session.model, session.tokenizer)
-        streamed = settings.num_beams == 1
+        own = session.model.generation_config.get("num_beams")
+        streamed = (settings.num_beams or own or 1) == 1
 
         def receive(number: int) -> None:
             if signals or not streamed:  # beams are written in one piece

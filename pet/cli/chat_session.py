@@ -9,16 +9,14 @@ from typing import Any
 
 from model_zoo.atomic import no_directory
 from model_zoo.errors import InputError
+from model_zoo.generation_settings import DRAWN, FIELDS
 from pet.cli.parser import Parser
 
-# option → key of the generation section
+# option → meaning; names of the generation section, whose values are written as in a recipe
 GENERATION = {
-    "max_new_tokens": (int, "tokens of an answer, at most; default: up to its end or the end of the context"),
-    "temperature": (float, "sampling temperature; implies --sample"),
-    "top_k": (int, "sample from the k most probable tokens; implies --sample"),
-    "top_p": (float, "nucleus sampling: the most probable tokens up to this sum; implies --sample"),
-    "repetition_penalty": (float, "above 1: penalise tokens that already occurred"),
-    "seed": (int, "random seed of sampling"),
+    "max_new_tokens": "tokens of an answer, at most; default: up to its end or the end of the context",
+    "seed": "random seed of sampling",
+    **{name: field.metadata["description"] for name, field in FIELDS.items() if name != "do_sample"},
 }
 
 
@@ -34,8 +32,10 @@ def add_chat_session(parser: Parser) -> None:
         "--thinking", action=argparse.BooleanOptionalAction, help="the thinking switch of chat templates that have one"
     )
     parser.add_argument("--sample", action="store_true", help="sample; default: greedy decoding")
-    for name, (kind, meaning) in GENERATION.items():
-        parser.add_argument("--" + name.replace("_", "-"), type=kind, metavar=kind.__name__.upper(), help=meaning)
+    for name, meaning in GENERATION.items():
+        sampling = "; implies --sample" if name in DRAWN else ""
+        help_text = meaning[0].lower() + meaning[1:].rstrip(".") + sampling
+        parser.add_argument("--" + name.replace("_", "-"), metavar="VALUE", help=help_text)
     parser.add_argument("--stop", action="append", metavar="TEXT", help="stop sequence; may be repeated")
 
 
@@ -117,10 +117,14 @@ def _generation(options: argparse.Namespace, section: Any) -> Any:
     """The run's or the default ``generation`` section with the command line's settings in it."""
     from pydantic import ValidationError
 
+    from pet.recipe.overrides import parse_override
     from pet.recipe.training import Generation
 
-    given = {name: getattr(options, name) for name in GENERATION if getattr(options, name) is not None}
-    if options.sample or {"temperature", "top_k", "top_p"} & given.keys():
+    written = [f"{name}={value}" for name in GENERATION if (value := getattr(options, name)) is not None]
+    parsed = [parse_override(text) for text in written]
+    InputError.raise_any(f"--{problem}" for _, _, problems in parsed for problem in problems)
+    given = {path[0]: value for path, value, _ in parsed}
+    if options.sample or given.keys() & set(DRAWN):
         given["do_sample"] = True
     if options.stop:
         given["stop"] = options.stop

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from adapters.schema import require
 from model_zoo.errors import InputError, nearest
+from model_zoo.settings import require
 from pet.compat.command_line import start_again
 from pet.compat.deepspeed import put_deepspeed
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS

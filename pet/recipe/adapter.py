@@ -8,25 +8,16 @@ from __future__ import annotations
 
 import functools
 import operator
-import types
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, create_model
+from pydantic import Field, create_model
 
 from adapters.schema import Settings
 from adapters.settings import SETTINGS
-from pet.recipe.fields import Layers, Names, RecipePath, Section
+from pet.recipe.fields import RecipePath, Section, setting_field
 
 MANAGEMENT = {"name", "load"}
 """Keys of the section that are no settings of the method."""
-FACTS = ("ge", "gt", "le", "lt", "min_length")
-# What may be written shorter, or only in part, in a recipe.
-IN_RECIPES = {
-    list[str] | str | None: Names | None,
-    list[str] | None: Names | None,
-    list[int | str] | int | str | None: Layers | None,
-    list[int] | dict[str, list[int]] | None: list[int] | None,
-}
 
 
 class AdapterSection(Section):
@@ -49,42 +40,14 @@ class Full(Section):
     method: Literal["none"] = Field(description="No adapter: every weight of the model is trained.")
 
 
-def _correct(check):
-    """A validator of pydantic's out of a method's own check."""
-
-    def validator(value: Any) -> Any:
-        if (wrong := check(value)) is not None:
-            raise ValueError(wrong)
-        return value
-
-    return AfterValidator(validator)
-
-
-def _field(hint: Any, field) -> tuple[Any, Any]:
-    """A setting as pydantic declares it."""
-    facts, default = dict(field.metadata), {"default": field.default}
-    bounds = {name: facts[name] for name in FACTS if name in facts}
-    hint = IN_RECIPES.get(hint, hint)
-    kinds = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    mapping = next((kind for kind in kinds if get_origin(kind) is dict), None)
-    if mapping is not None:  # nothing said is an empty one
-        key, value = get_args(mapping)
-        hint, default, bounds = dict[key, Annotated[value, Field(**bounds)]], {"default_factory": dict}, {}
-    if "choices" in facts:
-        hint = Literal[facts["choices"]]
-    if "check" in facts:
-        hint = Annotated[hint, _correct(facts["check"])]
-    return hint, Field(**default, **bounds, description=facts["description"])
-
-
 def section(cls: type[Settings]) -> type[AdapterSection]:
     """The section of a recipe for a method."""
     hints, fields = cls.hints(), cls.recipe_fields()
     common = [field for field in fields if field.name in Settings.__dataclass_fields__]
     own = [field for field in fields if field not in common]
-    declared = {field.name: _field(hints[field.name], field) for field in common}
+    declared = {field.name: setting_field(hints[field.name], field) for field in common}
     declared["method"] = (Literal[cls.names()], Field(description=cls.summary))
-    declared.update({field.name: _field(hints[field.name], field) for field in own})
+    declared.update({field.name: setting_field(hints[field.name], field) for field in own})
     return create_model(cls.__name__, __base__=AdapterSection, __doc__=cls.__doc__, **declared)
 
 

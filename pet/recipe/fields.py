@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+import types
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
@@ -129,3 +130,40 @@ def _steps_or_share(value: float) -> float | int:
 
 # 100 is a hundred steps, 0.03 is three percent of all steps.
 StepsOrShare = Annotated[float, Field(ge=0), AfterValidator(_steps_or_share)]
+
+FACTS = ("ge", "gt", "le", "lt", "min_length")
+# What may be written shorter, or only in part, in a recipe.
+IN_RECIPES = {
+    list[str] | str | None: Names | None,
+    list[str] | None: Names | None,
+    list[int | str] | int | str | None: Layers | None,
+    list[int] | dict[str, list[int]] | None: list[int] | None,
+}
+
+
+def _correct(check):
+    """A validator of pydantic's out of a method's own check."""
+
+    def validator(value: Any) -> Any:
+        if (wrong := check(value)) is not None:
+            raise ValueError(wrong)
+        return value
+
+    return AfterValidator(validator)
+
+
+def setting_field(hint: Any, field) -> tuple[Any, Any]:
+    """A setting (`model_zoo.settings`) as pydantic declares it."""
+    facts, default = dict(field.metadata), {"default": field.default}
+    bounds = {name: facts[name] for name in FACTS if name in facts}
+    hint = IN_RECIPES.get(hint, hint)
+    kinds = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    mapping = next((kind for kind in kinds if get_origin(kind) is dict), None)
+    if mapping is not None:  # nothing said is an empty one
+        key, value = get_args(mapping)
+        hint, default, bounds = dict[key, Annotated[value, Field(**bounds)]], {"default_factory": dict}, {}
+    if "choices" in facts:
+        hint = Literal[facts["choices"]]
+    if "check" in facts:
+        hint = Annotated[hint, _correct(facts["check"])]
+    return hint, Field(**default, **bounds, description=facts["description"])

@@ -14,6 +14,7 @@ from adapters.schema import Settings
 from adapters.settings import method_and_settings, named
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError
+from model_zoo.generation_settings import DRAWN, OF_BEAMS
 from pet.launching.environment import read_job
 from pet.recipe import evaluation_rules, preference_rules
 from pet.recipe.adapter import MANAGEMENT
@@ -195,14 +196,20 @@ def evaluation(recipe: Recipe) -> Iterator[Finding]:
 
 
 def generation(recipe: Recipe) -> Iterator[Finding]:
-    """Sampling settings without sampling."""
+    """Settings of sampling without sampling, and of beams without beams."""
     settings = recipe.generation
-    if not settings.do_sample:
-        for name in ("temperature", "top_k", "top_p"):
-            if _given(recipe.generation, name):
-                yield _find(f"generation.{name}", "generation.do_sample", "has no effect without do_sample: true")
-    elif settings.num_beams > 1:
-        yield _find("generation.num_beams", "generation.do_sample", "beam search does not sample; set do_sample: false")
+    beams = settings.num_beams is None or settings.num_beams > 1  # the base may have some
+    for names, needed, heeded in (
+        (DRAWN, "do_sample: true", settings.do_sample),
+        (OF_BEAMS, "num_beams above 1", beams),
+    ):
+        for name in names if not heeded else ():
+            if getattr(settings, name) is not None and _given(settings, name):
+                yield _find(
+                    f"generation.{name}",
+                    f"generation.{needed.split()[0].strip(':')}",
+                    f"has no effect without {needed}",
+                )
 
 
 def data(recipe: Recipe) -> Iterator[Finding]:

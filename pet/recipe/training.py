@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, create_model, field_validator
 
-from pet.recipe.fields import HerePath, Names, ReferencePath, Section, StepsOrShare, every
+from model_zoo.generation_settings import FIELDS, HINTS
+from pet.recipe.fields import HerePath, Names, ReferencePath, Section, StepsOrShare, every, setting_field
 
 
 class LossScale(Section):
@@ -241,8 +242,8 @@ class Eval(Section):
 EVALUATED_TOKENS = 64  # a model that is not trained yet seldom ends its answers: they would fill the context
 
 
-class Generation(Section):
-    """How answers are written, in evaluations and by pet predict and pet chat."""
+class Answering(Section):
+    """How long answers are."""
 
     max_new_tokens: int | None = Field(
         None,
@@ -251,26 +252,27 @@ class Generation(Section):
         description=f"Tokens of an answer, at most. Left out: {EVALUATED_TOKENS} in evaluations, while pet predict and "
         "pet chat go on to the end-of-sequence token or the end of the context.",
     )
-    do_sample: bool = Field(False, description="Sample; false: greedy decoding.")
-    temperature: float = Field(1.0, gt=0, description="Sampling temperature.")
-    top_k: int | None = Field(None, ge=1, description="Sample among the k most likely tokens.")
-    top_p: float | None = Field(
-        None, gt=0, le=1, description="Nucleus sampling: the most likely tokens up to this total probability."
+    stop: list[str] = Field(
+        default_factory=list, description="Stop sequences. Left out: stop_strings of the base's generation_config.json."
     )
-    repetition_penalty: float = Field(1.0, gt=0, description="Above 1 penalises tokens that already occurred.")
-    num_beams: int = Field(1, ge=1, le=64, description="Number of beams of beam search; 1: greedy or sampling.")
-    stop: list[str] = Field(default_factory=list, description="Stop sequences.")
     seed: int | None = Field(None, ge=0, description="Seed of sampling. Default: train.seed.")
 
-    def in_evaluations(self) -> Generation:
+    def in_evaluations(self) -> Answering:
         """These settings with the limit that evaluations have where none is given."""
         return self.model_copy(update={"max_new_tokens": self.max_new_tokens or EVALUATED_TOKENS})
 
     def choosing(self) -> dict[str, Any]:
-        """How `model.generate` chooses tokens by these settings. Beams are cut at a stop text afterwards."""
-        names = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "num_beams")
-        found = {name: getattr(self, name) for name in names}
-        return {**found, "stop_strings": self.stop if self.num_beams == 1 else None}
+        """How `model.generate` chooses tokens by these settings."""
+        return {**{name: getattr(self, name) for name in FIELDS}, "stop_strings": self.stop or None}
+
+
+Generation = create_model(
+    "Generation",
+    __base__=Answering,
+    __doc__="How answers are written, in evaluations and by pet predict and pet chat. What is left out is as the "
+    "base's generation_config.json has it, but for do_sample.",
+    **{name: setting_field(HINTS[name], field) for name, field in FIELDS.items()},
+)
 
 
 class Parallel(Section):

@@ -111,6 +111,7 @@ class Answers:
         self.questions, self.batch_size = list(questions), batch_size
         self.seed = seed if generation.seed is None else generation.seed
         self.ends = ends_of(model, tokenizer)
+        self.stops = np.ravel(generation.stop or model.generation_config.get("stop_strings") or []).tolist()
         self.told = False
 
     def __call__(self, limit: int | None = None) -> list[Answer]:
@@ -154,7 +155,7 @@ class Answers:
             **settings.choosing(),
         )
         answers = np.asarray(written)[: len(prompts), length:].tolist()
-        if settings.max_new_tokens is None and self.ends and not settings.stop:
+        if settings.max_new_tokens is None and self.ends and not self.stops:
             warn_of_full_context(answers, self.ends, context_of(self.model))
         return [self.text(answer) for answer in answers]
 
@@ -185,7 +186,7 @@ class Answers:
     def text(self, ids: list[int]) -> str:
         """What was written, up to the first end token or stop text."""
         text = self.tokenizer.decode(until(ids, self.ends), skip_special_tokens=True)
-        for stop in self.generation.stop:
+        for stop in self.stops:
             text = text.split(stop, 1)[0]
         return text.strip()
 

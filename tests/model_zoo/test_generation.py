@@ -15,6 +15,7 @@ from model_zoo.generation.beams import beam_search
 from model_zoo.generation.choose import Choice
 from model_zoo.generation.decoders import bucket, eager_columns
 from model_zoo.generation.defaults import say_unheeded
+from model_zoo.generation.processors import Step, softmax
 
 FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "qwen2_5", "mistral", "qwen3", "qwen3_moe"]
 FAMILIES += ["gemma2", "gemma3", "glm", "glm4_0414", "chatglm1", "chatglm2"]
@@ -78,25 +79,35 @@ def test_sampling_is_a_function_of_the_seed(small):
     )
 
 
+def of(ids, new=5, mask=None, eos=(), left=9):
+    """A `Step` after these tokens."""
+    ids = np.atleast_2d(ids)
+    return Step(ids, np.ones_like(ids) if mask is None else np.atleast_2d(mask), new, left, list(eos))
+
+
 def test_draws_follow_the_filtered_distribution():
     scores = np.log(np.array([[0.5, 0.25, 0.15, 0.1]]))
-    assert np.allclose(Choice(do_sample=True, top_k=2).probabilities(scores), [[2 / 3, 1 / 3, 0, 0]])
-    assert np.allclose(Choice(do_sample=True, top_p=0.74).probabilities(scores), [[2 / 3, 1 / 3, 0, 0]])
-    assert np.allclose(Choice(do_sample=True, top_p=0.5).probabilities(scores), [[1, 0, 0, 0]])
-    expected = np.array([0.5, 0.25, 0.15, 0.1]) ** 2
-    assert np.allclose(Choice(do_sample=True, temperature=0.5).probabilities(scores), [expected / expected.sum()])
+    cases = [
+        ({"top_k": 2}, [2 / 3, 1 / 3, 0, 0]),
+        ({"top_p": 0.74}, [2 / 3, 1 / 3, 0, 0]),
+        ({"top_p": 0.5}, [1, 0, 0, 0]),
+        ({"temperature": 0.5}, np.array([0.5, 0.25, 0.15, 0.1]) ** 2 / 0.345),
+        ({"min_p": 0.25}, np.array([0.5, 0.25, 0.15, 0]) / 0.9),
+    ]
+    for settings, expected in cases:
+        choice = Choice(4, do_sample=True, **settings)
+        assert np.allclose(softmax(choice.scores(scores, of([0]))), expected)
     generator = np.random.default_rng(0)
-    choice = Choice(do_sample=True)
-    drawn = choice.tokens(np.repeat(scores, 20000, 0), generator)
+    drawn = Choice(4, do_sample=True).tokens(np.repeat(scores, 20000, 0), generator)
     assert np.abs(np.bincount(drawn, minlength=4) / 20000 - [0.5, 0.25, 0.15, 0.1]).max() < 0.02
 
 
 def test_repetition_penalty_and_minimum_length():
     logits = np.array([[2.0, -1.0, 0.5, 1.0]])
-    choice = Choice(repetition_penalty=2.0, min_new_tokens=2)
-    ids, mask = np.array([[0, 1, 3]]), np.array([[1, 1, 0]])
-    assert np.allclose(choice.scores(logits, ids, mask, 5, (2,)), [[1.0, -2.0, 0.5, 1.0]])
-    assert np.isneginf(choice.scores(logits, ids, mask, 1, (2,))[0, 2])
+    choice = Choice(4, repetition_penalty=2.0, min_new_tokens=2)
+    ids, mask = [0, 1, 3], [1, 1, 0]
+    assert np.allclose(choice.scores(logits, of(ids, 5, mask, [2])), [[1.0, -2.0, 0.5, 1.0]])
+    assert np.isneginf(choice.scores(logits, of(ids, 1, mask, [2]))[0, 2])
 
 
 def test_end_tokens_pad_the_rest(small):
@@ -214,9 +225,10 @@ def test_beam_search_finds_what_greedy_misses():
     probabilities[3, 3] = 1.0
     decoder = Table(np.log(probabilities / probabilities.sum(1, keepdims=True)))
     ids = np.array([[0]])
-    common = {"new_tokens": 2, "eos": (), "pad": 4, "length_penalty": 1.0}
-    assert beam_search(decoder, ids, np.ones_like(ids), Choice(), beams=2, **common).tolist() == [[2, 3]]
-    assert beam_search(decoder, ids, np.ones_like(ids), Choice(), beams=1, **common).tolist() == [[1, 1]]
+    for beams, answer in ((2, [2, 3]), (1, [1, 1])):
+        choice = Choice(5, num_beams=beams)
+        found = beam_search(decoder, ids, np.ones_like(ids), choice, new_tokens=2, eos=[], pad=4)
+        assert found.tolist() == [answer]
 
 
 def test_beam_search_against_transformers(small, fixtures):
@@ -289,7 +301,14 @@ def test_stop_strings(small):
         ({"top_k": -1}, "top_k is -1"),
         ({"eos_token_id": 128}, "128 is not an id"),
         ({"stop_strings": "x"}, "need the tokenizer"),
-        ({"num_beams": 2, "do_sample": True}, "num_beams above 1"),
+        ({"num_return_sequences": 2}, "num_return_sequences is 2; it takes do_sample"),
+        ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences is 3"),
+        ({"suppress_tokens": [5, 128]}, "suppress_tokens holds 128, which is no id"),
+        ({"suppress_tokens": list(range(128))}, "no token is left"),
+        ({"bad_words_ids": [5]}, "bad_words_ids is"),
+        ({"early_stopping": "soon"}, "early_stopping: 'soon'; true, false or never"),
+        ({"exponential_decay_length_penalty": [3]}, "exponential_decay_length_penalty: "),
+        ({"no_repeat_ngram_size": 1.5}, "no_repeat_ngram_size is 1.5"),
         ({"streamer": object()}, "streamer: object has no put"),
         ({"streamer": TextStreamer(Letters())}, "one row at a time"),
         ({"num_beams": 0}, "num_beams is 0; a whole number of at least 1"),
@@ -374,13 +393,13 @@ def test_the_program_of_single_tokens_gives_the_graphs_bits(case):
 
 def test_settings_of_generation_config_that_take_no_effect_are_said_once(caplog):
     """transformers would give other answers by them; those of the draw count only where a caller samples."""
-    asked = {"repetition_penalty": 1.05, "suppress_tokens": [3], "min_length": 0, "temperature": 0.7, "num_beams": 1}
+    asked = {"repetition_penalty": 1.05, "guidance_scale": 3, "max_time": 0, "temperature": 0.7, "num_beams": 1}
     for _ in range(2):
-        say_unheeded("base", asked, [])
-    say_unheeded("base", asked, ["repetition_penalty"])
+        say_unheeded("base", {**asked, "stop_strings": ["x"]}, [])
+    say_unheeded("base", {**asked, "stop_strings": ["x"]}, ["stop_strings"])
     words = [record.getMessage() for record in caplog.records]
     assert words == [
-        "base: generation_config.json says repetition_penalty=1.05, suppress_tokens=[3], which takes no effect here; "
-        "give repetition_penalty to generate, or to a recipe's generation section",
-        "base: generation_config.json says suppress_tokens=[3], which takes no effect here",
+        "base: generation_config.json says guidance_scale=3, stop_strings=['x'], which takes no effect here; "
+        "give generate the tokenizer",
+        "base: generation_config.json says guidance_scale=3, which takes no effect here",
     ]

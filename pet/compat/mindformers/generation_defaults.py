@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from model_zoo.counting import layout_of
+from model_zoo.generation_settings import FIELDS
 from pet.text_generation import completed
 
 # MindFormers' names -> those of `generate`
 NAMES = {"max_decode_length": "max_length"}
-NAMES |= {name: name for name in ("max_length", "max_new_tokens", "do_sample", "top_k", "top_p", "temperature")}
-NAMES |= {name: name for name in ("repetition_penalty", "eos_token_id", "pad_token_id")}
+NAMES |= {name: name for name in ("max_length", "max_new_tokens", "eos_token_id", "pad_token_id", *FIELDS)}
 
 
 def defaults_in(given: Mapping[str, Any]) -> dict[str, Any]:

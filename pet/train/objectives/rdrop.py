@@ -7,7 +7,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from adapters.schema import require
+from model_zoo.settings import require
 from pet.data.dataset import IGNORED
 from pet.train.objectives.causal import RDrop, shift_labels
 

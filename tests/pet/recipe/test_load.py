@@ -266,9 +266,9 @@ def test_all_problems_in_one_report(write):
         (["eval.best_metric=bleu"], "eval.best_metric", "expected one of loss, perplexity"),
         (["generation.top_p=0.5"], "generation.top_p", "no effect without do_sample"),
         (
-            ["generation.num_beams=2", "generation.do_sample=true"],
-            "generation.num_beams",
-            "beam search does not sample",
+            ["generation.length_penalty=2.0", "generation.num_beams=1"],
+            "generation.length_penalty",
+            "has no effect without num_beams above 1",
         ),
         (["data.buckets=[64, 128]"], "data.buckets", "no effect with data.packing"),
         (["data.buckets=[128, 64]", "data.packing=buckets"], "data.buckets", "rising lengths"),

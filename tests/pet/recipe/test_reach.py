@@ -8,10 +8,11 @@ from pydantic import ValidationError
 
 from adapters.method import MethodConfig
 from adapters.methods import METHODS
-from adapters.schema import Settings, setting
+from adapters.schema import Settings
 from adapters.settings import SETTINGS
 from adapters.tokens import TrainableTokensConfig
 from model_zoo.errors import InputError
+from model_zoo.settings import setting
 from pet.data import DataSettings
 from pet.recipe.adapter import SECTIONS, recipe_method, section
 from pet.recipe.classes import CALLBACKS

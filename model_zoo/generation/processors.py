@@ -1,0 +1,177 @@
+"""What happens to logits before a token is chosen: a function for each setting (`model_zoo.generation_settings`).
+
+All take scores ``(B, V)``, the setting's value and the `Step`, and return the new scores; some write in place. What a
+row has in front of its prompt as padding is none of its tokens, so that a row's answer is the same alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Step(NamedTuple):
+    """Where in an answer a token is chosen.
+
+    Attributes:
+        ids, mask: the tokens so far, ``(B, S)``, and 0 where these are padding.
+        new: how many of them are of the answer.
+        left: how many more there will be at most.
+        eos: the end tokens.
+        keep: how many tokens a filter leaves at least.
+    """
+
+    ids: np.ndarray
+    mask: np.ndarray
+    new: int
+    left: int
+    eos: list[int]
+    keep: int = 1
+
+    def rows(self) -> list[np.ndarray]:
+        """The tokens of each row, without padding."""
+        return [tokens[real != 0] for tokens, real in zip(self.ids, self.mask, strict=True)]
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    """Probabilities; zeros where a row has no token left."""
+    largest = scores.max(-1, keepdims=True)
+    weights = np.exp(scores - np.where(np.isneginf(largest), 0, largest))
+    return weights / np.maximum(weights.sum(-1, keepdims=True), np.finfo(np.float32).tiny)
+
+
+def log_softmax(scores: np.ndarray) -> np.ndarray:
+    """Log-probabilities in float64."""
+    scores = scores.astype(np.float64)
+    shifted = scores - scores.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def forbid(scores, tokens):
+    """Tokens that no row may have."""
+    scores[:, list(tokens)] = -np.inf
+    return scores
+
+
+def force(scores, tokens):
+    """The tokens that alone are left, all alike."""
+    scores[:] = -np.inf
+    scores[:, np.atleast_1d(tokens)] = 0
+    return scores
+
+
+def keep_top(scores, count):
+    """The least score of each row's `count` best ones, ``(B, 1)``."""
+    count = min(count, scores.shape[-1])
+    return np.partition(scores, -count, axis=-1)[:, -count, None]
+
+
+def without(scores, removed, step):
+    """Scores without the tokens that a filter removes, but for each row's best ones."""
+    return np.where(removed & (scores < keep_top(scores, step.keep)), -np.inf, scores)
+
+
+def repetition_penalty(scores, penalty, step):
+    for row, tokens in zip(scores, step.rows(), strict=True):
+        seen = np.unique(tokens)
+        values = row[seen]
+        row[seen] = np.where(values > 0, values / penalty, values * penalty)
+    return scores
+
+
+def no_repeat_ngram_size(scores, size, step):
+    for row, tokens in zip(scores, step.rows(), strict=True):
+        if len(tokens) >= size:
+            known = np.lib.stride_tricks.sliding_window_view(tokens, size)
+            row[known[(known[:, :-1] == tokens[len(tokens) - size + 1 :]).all(1), -1]] = -np.inf
+    return scores
+
+
+def bad_words_ids(scores, words, step):
+    """An end token is no bad word."""
+    rows = step.rows()
+    for *before, last in (word for word in words if len(word) != 1 or word[0] not in step.eos):
+        for row, tokens in zip(scores, rows, strict=True):
+            if tokens[max(len(tokens) - len(before), 0) :].tolist() == before:
+                row[last] = -np.inf
+    return scores
+
+
+def exponential_decay(scores, start_and_factor, step):
+    start, factor = start_and_factor
+    if step.new > start and step.eos:
+        ends = scores[:, step.eos]
+        scores[:, step.eos] = ends + np.abs(ends) * (factor ** (step.new - start) - 1)
+    return scores
+
+
+def top_p(scores, share, step):
+    probabilities = softmax(scores)
+    order = np.argsort(-probabilities, -1, kind="stable")
+    ranked = np.take_along_axis(probabilities, order, -1)
+    beyond = ranked.cumsum(-1) - ranked >= share  # the first that reaches the share stays
+    return scattered(scores, order, beyond, step)
+
+
+def scattered(scores, order, beyond, step):
+    """Scores without those that are beyond a filter's bound in some order, but for the first ones."""
+    removed = np.zeros_like(beyond)
+    beyond[:, : step.keep] = False
+    np.put_along_axis(removed, order, beyond, -1)
+    return np.where(removed, -np.inf, scores)
+
+
+def min_p(scores, share, step):
+    probabilities = softmax(scores)
+    return without(scores, probabilities < share * probabilities.max(-1, keepdims=True), step)
+
+
+def entropy(probabilities):
+    """Of each row, ``(B, 1)``."""
+    return -(probabilities * np.log(np.where(probabilities > 0, probabilities, 1))).sum(-1, keepdims=True)
+
+
+def typical_p(scores, share, step):
+    """In the order of how far a token's information is from what is expected."""
+    probabilities = softmax(scores)
+    with np.errstate(divide="ignore"):
+        distance = np.abs(-np.log(probabilities) - entropy(probabilities))
+    order = np.argsort(distance, -1, kind="stable")
+    ranked = np.take_along_axis(distance, order, -1)
+    last = (np.take_along_axis(probabilities, order, -1).cumsum(-1) < share).sum(-1, keepdims=True)
+    bound = np.take_along_axis(ranked, np.minimum(last, scores.shape[-1] - 1), -1)
+    return scattered(scores, order, ranked > bound, step)
+
+
+def eta_cutoff(scores, epsilon, step):
+    probabilities = softmax(scores)
+    eta = np.minimum(epsilon, np.sqrt(epsilon) * np.exp(-entropy(probabilities)))
+    return without(scores, probabilities < eta, step)
+
+
+def short(scores: np.ndarray, step: Step, lacking: bool) -> np.ndarray:
+    """No end tokens where the length is below a minimum."""
+    return forbid(scores, step.eos) if lacking else scores
+
+
+PROCESSORS: dict[str, Any] = {
+    "repetition_penalty": repetition_penalty,
+    "no_repeat_ngram_size": no_repeat_ngram_size,
+    "bad_words_ids": bad_words_ids,
+    "min_length": lambda scores, least, step: short(scores, step, step.ids.shape[1] < least),
+    "min_new_tokens": lambda scores, least, step: short(scores, step, step.new < least),
+    "forced_eos_token_id": lambda scores, token, step: force(scores, token) if step.left == 1 else scores,
+    "exponential_decay_length_penalty": exponential_decay,
+    "suppress_tokens": lambda scores, tokens, step: forbid(scores, tokens),
+    "begin_suppress_tokens": lambda scores, tokens, step: scores if step.new else forbid(scores, tokens),
+    "temperature": lambda scores, temperature, step: scores / temperature,
+    "top_k": lambda scores, count, step: np.where(scores < keep_top(scores, max(count, step.keep)), -np.inf, scores),
+    "top_p": top_p,
+    "min_p": min_p,
+    "typical_p": typical_p,
+    "epsilon_cutoff": lambda scores, least, step: without(scores, softmax(scores) < least, step),
+    "eta_cutoff": eta_cutoff,
+    "renormalize_logits": lambda scores, normalise, step: log_softmax(scores) if normalise else scores,
+}
+"""What a setting does, in the order in which transformers has them."""

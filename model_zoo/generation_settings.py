@@ -1,0 +1,143 @@
+"""How tokens are chosen: every setting of `generate` that says so, with transformers' name, in transformers' order.
+
+The recipe's ``generation`` section, the options of ``pet predict`` and ``pet chat``, the checks, and what counts of a
+generation_config.json follow from the fields. Without MindSpore and NumPy: recipes are checked by them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from model_zoo.errors import InputError
+from model_zoo.settings import faults, setting
+
+
+def decay(value: Any) -> str | None:
+    """What keeps this from being None, or a start and a factor."""
+    if value is None:
+        return None
+    numbers = isinstance(value, (list, tuple)) and all(type(one) in (int, float) for one in value)
+    if not numbers or len(value) != 2 or value[0] != int(value[0]) or not value[1] > 0:
+        return f"{value!r}; [a number of tokens, a factor above 0] was expected"
+    return None
+
+
+def stopping(value: Any) -> str | None:
+    """What keeps this from being None, a truth value or never."""
+    return (
+        None
+        if value is None or isinstance(value, bool) or value == "never"
+        else f"{value!r}; true, false or never was expected"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choosing:
+    """How tokens are chosen. None: what the base's generation_config.json says, or else nothing.
+
+    A field's ``off`` is the value that does nothing beside None; ``drawn`` ones count with do_sample alone.
+    """
+
+    do_sample: bool = setting(False, "Sample; false: greedy decoding, or beam search.")
+    repetition_penalty: float | None = setting(
+        None, "Above 1 penalises tokens that already occurred (Keskar et al. 2019).", gt=0, off=1
+    )
+    no_repeat_ngram_size: int | None = setting(None, "No sequence of so many tokens occurs twice.", ge=0, off=0)
+    bad_words_ids: list[list[int]] | None = setting(None, "Sequences of token ids that are never written.")
+    min_length: int | None = setting(
+        None, "No end token before prompt and answer have so many tokens together.", ge=0, off=0
+    )
+    min_new_tokens: int | None = setting(None, "No end token before the answer has so many tokens.", ge=0, off=0)
+    forced_eos_token_id: list[int] | int | None = setting(None, "The last token where max_new_tokens is reached.")
+    exponential_decay_length_penalty: list[float] | None = setting(
+        None, "[start, factor]: after start tokens, end tokens are favoured by factor to the number since.", check=decay
+    )
+    suppress_tokens: list[int] | None = setting(None, "Token ids that are never written.")
+    begin_suppress_tokens: list[int] | None = setting(None, "Token ids that do not begin an answer.")
+    temperature: float | None = setting(None, "Sampling temperature: divides the logits.", gt=0, off=1, drawn=True)
+    top_k: int | None = setting(None, "Sample among the k most likely tokens; 0: all.", ge=0, off=0, drawn=True)
+    top_p: float | None = setting(
+        None,
+        "Nucleus sampling: the most likely tokens up to this total probability (Holtzman et al. 2020).",
+        gt=0,
+        le=1,
+        off=1,
+        drawn=True,
+    )
+    min_p: float | None = setting(
+        None, "Leave out tokens below this share of the largest probability.", ge=0, le=1, off=0, drawn=True
+    )
+    typical_p: float | None = setting(
+        None,
+        "The tokens of nearly the expected information, up to this total probability (Meister et al. 2023).",
+        gt=0,
+        le=1,
+        off=1,
+        drawn=True,
+    )
+    epsilon_cutoff: float | None = setting(
+        None, "Leave out tokens below this probability (Hewitt et al. 2022).", ge=0, lt=1, off=0, drawn=True
+    )
+    eta_cutoff: float | None = setting(
+        None, "The same, lower where the entropy is high (Hewitt et al. 2022).", ge=0, lt=1, off=0, drawn=True
+    )
+    renormalize_logits: bool | None = setting(None, "Normalise the scores at the end; counts for beams.", off=False)
+    num_beams: int | None = setting(None, "Number of beams of beam search; 1: none.", ge=1, le=1024, off=1)
+    length_penalty: float | None = setting(
+        None, "Exponent of the length that a beam's score is divided by.", off=1, beams=True
+    )
+    early_stopping: bool | str | None = setting(
+        None,
+        "When a beam search ends: true: as soon as num_beams answers are complete; false: when better ones are "
+        "unlikely; never: when none can be better.",
+        check=stopping,
+        off=False,
+        beams=True,
+    )
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with the values, each by itself."""
+        for name, field in FIELDS.items():
+            yield from faults(name, HINTS[name], field.metadata, getattr(self, name))
+
+    def __getitem__(self, name: str) -> Any:
+        """A setting; what it does nothing at, where it is None."""
+        value = getattr(self, name)
+        return FIELDS[name].metadata.get("off") if value is None else value
+
+
+FIELDS = {field.name: field for field in dataclasses.fields(Choosing)}
+HINTS = typing.get_type_hints(Choosing)
+DRAWN = tuple(name for name, field in FIELDS.items() if field.metadata.get("drawn"))
+"""Those that count with do_sample alone."""
+OF_BEAMS = tuple(name for name, field in FIELDS.items() if field.metadata.get("beams"))
+"""Those that count with several beams alone."""
+TOKENS = ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id")
+"""Those that hold ids of the vocabulary."""
+
+
+def is_asked(name: str, value: Any) -> bool:
+    """Whether a setting says something else than nothing."""
+    return value is not None and value != [] and value != FIELDS[name].metadata.get("off")
+
+
+def settled(given: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a call, and of generation_config.json where the call says nothing. Whether to sample is for the
+    call alone to say: answers are the same each time unless it does.
+
+    Args:
+        given: of the call, by name; None says nothing.
+        config: generation_config.json.
+
+    Raises:
+        InputError: a value in generation_config.json that makes no sense.
+    """
+    found = {name: value for name, value in given.items() if value is not None}
+    left_out = {"do_sample", *found, *(() if found.get("do_sample") else DRAWN)}
+    own = {name: config[name] for name in FIELDS if name not in left_out and is_asked(name, config.get(name))}
+    faulty = (fault for name, value in own.items() for fault in faults(name, HINTS[name], FIELDS[name].metadata, value))
+    InputError.raise_any(f"generation_config.json: {fault}" for fault in faulty)
+    return own | found
