@@ -30,6 +30,8 @@ class Choice:
                     raise InputError(f"{name} holds {token}, which is no id of the vocabulary (0 … {vocabulary - 1})")
         known = [name for name in PROCESSORS if self.settings.do_sample or name not in DRAWN]
         self.steps = [name for name in known if is_asked(name, getattr(self.settings, name))]
+        if self.settings.min_new_tokens is not None and "min_length" in self.steps:
+            self.steps.remove("min_length")  # of the two it counts, as in transformers
 
     def scores(self, logits: np.ndarray, step: Step) -> np.ndarray:
         """Logits ``(B, V)`` as the settings have them: -inf for tokens that are left out. In float64 where a draw goes
@@ -52,7 +54,7 @@ class Choice:
         if not self.settings.do_sample:
             return scores.argmax(-1)
         draws = generator.random(len(scores))
-        cumulative = softmax(scores.astype(np.float64)).cumsum(-1)
+        cumulative = softmax(scores).cumsum(-1)
         return np.array(
             [
                 min(int(np.searchsorted(row, draw * row[-1], side="right")), len(row) - 1)

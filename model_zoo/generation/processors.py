@@ -34,18 +34,16 @@ class Step(NamedTuple):
         return [tokens[real != 0] for tokens, real in zip(self.ids, self.mask, strict=True)]
 
 
+def log_softmax(scores: np.ndarray) -> np.ndarray:
+    """Log-probabilities in float64; -inf all over where a row has no token left."""
+    largest = scores.max(-1, keepdims=True).astype(np.float64)
+    shifted = scores - np.where(np.isneginf(largest), 0, largest)
+    return shifted - np.log(np.maximum(np.exp(shifted).sum(-1, keepdims=True), np.finfo(np.float64).tiny))
+
+
 def softmax(scores: np.ndarray) -> np.ndarray:
     """Probabilities; zeros where a row has no token left."""
-    largest = scores.max(-1, keepdims=True)
-    weights = np.exp(scores - np.where(np.isneginf(largest), 0, largest))
-    return weights / np.maximum(weights.sum(-1, keepdims=True), np.finfo(np.float32).tiny)
-
-
-def log_softmax(scores: np.ndarray) -> np.ndarray:
-    """Log-probabilities in float64."""
-    scores = scores.astype(np.float64)
-    shifted = scores - scores.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return np.exp(log_softmax(scores))
 
 
 def forbid(scores, tokens):
@@ -102,7 +100,8 @@ def exponential_decay(scores, start_and_factor, step):
     start, factor = start_and_factor
     if step.new > start and step.eos:
         ends = scores[:, step.eos]
-        scores[:, step.eos] = ends + np.abs(ends) * (factor ** (step.new - start) - 1)
+        grown = np.abs(ends) * (factor ** (step.new - start) - 1)
+        scores[:, step.eos] = ends + np.where(np.isneginf(ends), 0, grown)  # what is left out stays so
     return scores
 
 
