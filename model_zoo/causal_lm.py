@@ -100,7 +100,12 @@ class CausalLM(nn.Cell):
             """Continues every row of a batch; see `model_zoo.generation.generate` for the arguments."""
             from model_zoo.generation import generate
 
-            return generate(self, *arguments, **settings)
+            try:
+                return generate(self, *arguments, **settings)
+            except BaseException as error:
+                if hasattr(streamer := settings.get("streamer"), "fail"):
+                    streamer.fail(error)
+                raise
 
     def save_pretrained(self, directory, **settings) -> None:
         """Writes the plain model as a Hugging Face checkpoint; see `model_zoo.checkpoint.saving.save_pretrained`."""

@@ -27,7 +27,11 @@ class TextStreamer:
             if not hasattr(value, method):
                 raise InputError(f"{name} is of the type {type(value).__name__}, which has no {method}()")
         self.tokenizer, self.skip_prompt, self.file = tokenizer, skip_prompt, file
-        self.decoder = tokenizer.stream_decoder()
+        self.reset()
+
+    def reset(self) -> None:
+        """Makes it ready for an answer."""
+        self.decoder = self.tokenizer.stream_decoder()
         self.at_prompt = True
 
     def put(self, ids) -> None:
@@ -48,9 +52,12 @@ class TextStreamer:
         rest = self.decoder.end()
         if rest:
             self.on_text(rest)
-        self.decoder = self.tokenizer.stream_decoder()
-        self.at_prompt = True
+        self.reset()
         self.on_end()
+
+    def fail(self, error: BaseException) -> None:
+        """The answer ends with an error, or was interrupted: what comes next is another one."""
+        self.reset()
 
     def on_text(self, text: str) -> None:
         """A piece of finished text."""
@@ -85,6 +92,10 @@ class TextIteratorStreamer(TextStreamer):
     def on_end(self) -> None:
         self.pieces.put(self._END)
 
+    def fail(self, error: BaseException) -> None:
+        super().fail(error)
+        self.pieces.put(error)  # or its reader would wait for ever
+
     def __iter__(self) -> Iterator[str]:
         return self
 
@@ -92,4 +103,6 @@ class TextIteratorStreamer(TextStreamer):
         piece = self.pieces.get(timeout=self.timeout)
         if piece is self._END:
             raise StopIteration
+        if isinstance(piece, BaseException):
+            raise InputError(f"the answer ended with an error: {piece!r}") from piece
         return piece

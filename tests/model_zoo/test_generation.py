@@ -14,8 +14,6 @@ from model_zoo.generation import TextIteratorStreamer, TextStreamer, decoders
 from model_zoo.generation.beams import beam_search
 from model_zoo.generation.choose import Choice
 from model_zoo.generation.decoders import bucket, eager_columns
-from model_zoo.generation.defaults import say_unheeded
-from model_zoo.generation.processors import Step, softmax
 
 FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "qwen2_5", "mistral", "qwen3", "qwen3_moe"]
 FAMILIES += ["gemma2", "gemma3", "glm", "glm4_0414", "chatglm1", "chatglm2"]
@@ -77,37 +75,6 @@ def test_sampling_is_a_function_of_the_seed(small):
     assert np.array_equal(
         model.generate(prompt, max_new_tokens=8, do_sample=True, top_k=1), model.generate(prompt, max_new_tokens=8)
     )
-
-
-def of(ids, new=5, mask=None, eos=(), left=9):
-    """A `Step` after these tokens."""
-    ids = np.atleast_2d(ids)
-    return Step(ids, np.ones_like(ids) if mask is None else np.atleast_2d(mask), new, left, list(eos))
-
-
-def test_draws_follow_the_filtered_distribution():
-    scores = np.log(np.array([[0.5, 0.25, 0.15, 0.1]]))
-    cases = [
-        ({"top_k": 2}, [2 / 3, 1 / 3, 0, 0]),
-        ({"top_p": 0.74}, [2 / 3, 1 / 3, 0, 0]),
-        ({"top_p": 0.5}, [1, 0, 0, 0]),
-        ({"temperature": 0.5}, np.array([0.5, 0.25, 0.15, 0.1]) ** 2 / 0.345),
-        ({"min_p": 0.25}, np.array([0.5, 0.25, 0.15, 0]) / 0.9),
-    ]
-    for settings, expected in cases:
-        choice = Choice(4, do_sample=True, **settings)
-        assert np.allclose(softmax(choice.scores(scores, of([0]))), expected)
-    generator = np.random.default_rng(0)
-    drawn = Choice(4, do_sample=True).tokens(np.repeat(scores, 20000, 0), generator)
-    assert np.abs(np.bincount(drawn, minlength=4) / 20000 - [0.5, 0.25, 0.15, 0.1]).max() < 0.02
-
-
-def test_repetition_penalty_and_minimum_length():
-    logits = np.array([[2.0, -1.0, 0.5, 1.0]])
-    choice = Choice(4, repetition_penalty=2.0, min_new_tokens=2)
-    ids, mask = [0, 1, 3], [1, 1, 0]
-    assert np.allclose(choice.scores(logits, of(ids, 5, mask, [2])), [[1.0, -2.0, 0.5, 1.0]])
-    assert np.isneginf(choice.scores(logits, of(ids, 1, mask, [2]))[0, 2])
 
 
 def test_end_tokens_pad_the_rest(small):
@@ -280,6 +247,33 @@ def test_streamers_give_the_answer_as_it_comes(small, capsys):
     assert len(pieces) == 6 and "".join(pieces) == expected
 
 
+def test_a_streamer_ends_with_its_answer_however_that_ends(small):
+    """A reader in another thread waited for ever, and the next prompt was printed as an answer."""
+    model, prompt = small
+
+    class Stopping(TextIteratorStreamer):
+        left = 3
+
+        def put(self, ids):
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+            super().put(ids)
+
+    expected = model.generate(prompt[:1], max_new_tokens=4)
+    streamer = Stopping(Letters(), timeout=60)
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(prompt[:1], max_new_tokens=4, streamer=streamer)
+    with pytest.raises(InputError, match="ended with an error: KeyboardInterrupt"):
+        list(streamer)
+    model.generate(prompt[:1], max_new_tokens=4, streamer=streamer)
+    assert "".join(streamer) == Letters().decode(expected[0, prompt.shape[1] :])
+    with pytest.raises(InputError, match="max_new_tokens leaves 0"):
+        model.generate(prompt[:1], max_new_tokens=0, streamer=streamer)
+    with pytest.raises(InputError, match="max_new_tokens leaves 0"):
+        list(streamer)
+
+
 def test_stop_strings(small):
     model, prompt = small
     free = model.generate(prompt[:1], max_new_tokens=NEW)
@@ -287,6 +281,11 @@ def test_stop_strings(small):
     stop = text[3:5]
     ids = model.generate(prompt[:1], max_new_tokens=NEW, stop_strings=stop, tokenizer=Letters())
     assert Letters().decode(ids[0, prompt.shape[1] :]) == text[: text.index(stop) + 2]
+    beams = {"num_beams": 3, "max_new_tokens": NEW, "eos_token_id": None}
+    text = Letters().decode(model.generate(prompt[:1], **beams)[0, prompt.shape[1] :])
+    ids = model.generate(prompt[:1], stop_strings=[text[3:5]], tokenizer=Letters(), length_penalty=-9.0, **beams)
+    found = Letters().decode(ids[0, prompt.shape[1] :])
+    assert found.endswith(text[3:5]) and len(found) < NEW
 
 
 @pytest.mark.parametrize(
@@ -389,17 +388,3 @@ def test_the_program_of_single_tokens_gives_the_graphs_bits(case):
     known, ours = logits(graph=False)
     assert known == available()
     assert np.array_equal(ours, logits(graph=True)[1])
-
-
-def test_settings_of_generation_config_that_take_no_effect_are_said_once(caplog):
-    """transformers would give other answers by them; those of the draw count only where a caller samples."""
-    asked = {"repetition_penalty": 1.05, "guidance_scale": 3, "max_time": 0, "temperature": 0.7, "num_beams": 1}
-    for _ in range(2):
-        say_unheeded("base", {**asked, "stop_strings": ["x"]}, [])
-    say_unheeded("base", {**asked, "stop_strings": ["x"]}, ["stop_strings"])
-    words = [record.getMessage() for record in caplog.records]
-    assert words == [
-        "base: generation_config.json says guidance_scale=3, stop_strings=['x'], which takes no effect here; "
-        "give generate the tokenizer",
-        "base: generation_config.json says guidance_scale=3, which takes no effect here",
-    ]
