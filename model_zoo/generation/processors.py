@@ -149,17 +149,18 @@ def eta_cutoff(scores, epsilon, step):
     return without(scores, probabilities < eta, step)
 
 
-def short(scores: np.ndarray, step: Step, lacking: bool) -> np.ndarray:
-    """No end tokens where the length is below a minimum."""
-    return forbid(scores, step.eos) if lacking else scores
+def no_end(scores: np.ndarray, step: Step, short: np.ndarray | bool) -> np.ndarray:
+    """No end tokens for rows that are shorter than a minimum."""
+    scores[np.ix_(np.flatnonzero(np.broadcast_to(short, len(scores))), step.eos)] = -np.inf
+    return scores
 
 
 PROCESSORS: dict[str, Any] = {
     "repetition_penalty": repetition_penalty,
     "no_repeat_ngram_size": no_repeat_ngram_size,
     "bad_words_ids": bad_words_ids,
-    "min_length": lambda scores, least, step: short(scores, step, step.ids.shape[1] < least),
-    "min_new_tokens": lambda scores, least, step: short(scores, step, step.new < least),
+    "min_length": lambda scores, least, step: no_end(scores, step, step.mask.sum(1) < least),
+    "min_new_tokens": lambda scores, least, step: no_end(scores, step, step.new < least),
     "forced_eos_token_id": lambda scores, token, step: force(scores, token) if step.left == 1 else scores,
     "exponential_decay_length_penalty": exponential_decay,
     "suppress_tokens": lambda scores, tokens, step: forbid(scores, tokens),

@@ -111,7 +111,8 @@ class Answers:
         self.questions, self.batch_size = list(questions), batch_size
         self.seed = seed if generation.seed is None else generation.seed
         self.ends = ends_of(model, tokenizer)
-        self.stops = np.ravel(generation.stop or model.generation_config.get("stop_strings") or []).tolist()
+        own = getattr(model, "generation_config", {}).get("stop_strings")
+        self.stops = np.ravel(generation.stop or own or []).tolist()
         self.told = False
 
     def __call__(self, limit: int | None = None) -> list[Answer]:

@@ -118,6 +118,8 @@ def test_padding_is_no_token_that_occurred():
     choice = Choice(4, no_repeat_ngram_size=1, bad_words_ids=[[0, 2]])
     scores = choice.scores(np.zeros((2, 4)), of([[0, 3], [0, 3]], mask=[[0, 1], [1, 1]]))
     assert np.isneginf(scores).tolist() == [[False, False, False, True], [True, False, False, True]]
+    scores = Choice(4, min_length=2).scores(np.zeros((2, 4)), of([[0, 3], [0, 3]], mask=[[0, 1], [1, 1]], eos=[1, 2]))
+    assert np.isneginf(scores).tolist() == [[False, True, True, False], [False] * 4]
 
 
 def test_what_is_left_out_stays_so():

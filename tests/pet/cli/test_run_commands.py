@@ -14,10 +14,12 @@ import pytest
 
 import pet
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
+from model_zoo.errors import InputError
 from model_zoo.quantization.cells import quantized_cells
-from pet.cli.chat_session import add_chat_session, make_chat_session
+from pet.cli.chat_session import _generation, add_chat_session, make_chat_session
 from pet.cli.main import main
 from pet.cli.parser import Parser
+from pet.recipe.training import Generation
 
 WATCHER = '''
 import json
@@ -401,6 +403,33 @@ def test_a_damaged_summary_is_not_put_into_a_model_card(copied, capsys):
     assert "summary.json: total: a number was expected" in capsys.readouterr().err
 
 
+def test_options_of_generation_are_written_as_in_a_recipe():
+    parser = Parser("pet predict", "", [])
+    add_chat_session(parser)
+    words = [
+        "--no-repeat-ngram-size",
+        "3",
+        "--suppress-tokens",
+        "[1, 2]",
+        "--min-p",
+        "5e-2",
+        "--early-stopping",
+        "never",
+    ]
+    written = _generation(parser.read(words), None)
+    assert {name: value for name, value in written.choosing().items() if value is not None} == {
+        "do_sample": True,
+        "no_repeat_ngram_size": 3,
+        "suppress_tokens": [1, 2],
+        "min_p": 0.05,
+        "early_stopping": "never",
+    }
+    run = Generation(no_repeat_ngram_size=4, num_beams=2)
+    assert _generation(parser.read(["--num-beams", "1"]), run) == Generation(no_repeat_ngram_size=4, num_beams=1)
+    with pytest.raises(InputError, match=r"--bad-words-ids.* should be a valid list"):
+        _generation(parser.read(["--bad-words-ids", "[5]"]), None)
+
+
 def test_predict_a_file(here, capsys):
     assert main(["predict", "--run", "output/job", "--file", "data.jsonl", "--output", "answers.jsonl"]) == 0
     rows = [json.loads(line) for line in (here / "answers.jsonl").read_text().splitlines()]
@@ -464,7 +493,7 @@ def test_chat_forgets_the_oldest_turns_when_the_context_is_full(here, capsys, mo
         (["evaluate", "output"], "no run directory"),
         (["predict", "--model", "base"], "nothing is asked"),
         (["predict", "--input", "x"], "no model"),
-        (["predict", "--model", "base", "--input", "x", "--top-p", "2"], "--top-p 2.0"),
+        (["predict", "--model", "base", "--input", "x", "--top-p", "2"], "--top-p 2"),
         (["predict", "--model", "base", "--input", "x", "--file", "nowhere.jsonl"], "nowhere.jsonl"),
         (["predict", "--model", "base", "--adapter", "base", "--input", "x"], "adapter_config.json"),
         (["predict", "--run", "base", "--input", "x"], "no run directory"),

@@ -52,6 +52,13 @@ class Echo:
         return np.concatenate([ids, new], 1)
 
 
+def test_stop_strings_of_the_base_count_where_the_section_has_none():
+    model = Echo()
+    model.generation_config = {"stop_strings": "x"}
+    assert Answers(model, types.SimpleNamespace(eos_token_ids=[]), [], Generation()).stops == ["x"]
+    assert Answers(model, types.SimpleNamespace(eos_token_ids=[]), [], Generation(stop=["y"])).stops == ["y"]
+
+
 def question(ids, reference=""):
     return types.SimpleNamespace(prompt_ids=ids, prompt=str(ids), reference=reference, where=str(len(ids)))
 
