@@ -25,6 +25,7 @@ def as_int_tensor(name: str, value, rank: int | None) -> Tensor:
         shape = value.shape
     else:
         array = as_array(name, value)
+        array = array if array.size else array.astype(np.int32)  # NumPy takes what is empty for float64
         if array.dtype == object or not (np.issubdtype(array.dtype, np.integer) or array.dtype == bool):
             raise InputError(f"{name}: integers expected, got {array.dtype}; rows must have equal lengths")
         shape, value = array.shape, Tensor(array.astype(np.int32))

@@ -67,5 +67,5 @@ def check_left(scores: np.ndarray, rows: np.ndarray) -> None:
     """InputError where one of these rows has no token left."""
     if np.isneginf(scores.max(-1)[rows]).any():
         raise InputError(
-            "no token is left to choose: no_repeat_ngram_size, bad_words_ids, suppress_tokens and the like forbid all"
+            "no token is left to choose: no_repeat_ngram_size, bad_words_ids, suppress_tokens or min_length forbid all"
         )

@@ -15,6 +15,7 @@ from model_zoo.generation.processors import Step
 from model_zoo.generation_settings import FIELDS, settled
 from model_zoo.graph import evaluating
 from model_zoo.inputs import as_array, as_int_tensor
+from model_zoo.settings import require
 
 
 class Default:
@@ -118,10 +119,10 @@ def generate(
     beams, sampled = settings["num_beams"], settings.do_sample
     if beams > vocabulary:
         raise InputError(f"num_beams is {beams}; at most the vocabulary's {vocabulary} was expected")
-    check_whole("num_return_sequences", num_return_sequences, 1)
+    require("generate", "num_return_sequences", num_return_sequences, int, ge=1)
     if num_return_sequences > (beams if beams > 1 or not sampled else num_return_sequences):
         raise InputError(f"num_return_sequences is {num_return_sequences}; it takes do_sample, or as many num_beams")
-    check_whole("seed", seed if seed is not None else 0, 0)
+    require("generate", "seed", seed or 0, int, ge=0)
     missing = [name for name in ("put", "end") if streamer is not None and not hasattr(streamer, name)]
     if missing:
         raise InputError(f"streamer: {type(streamer).__name__} has no {missing[0]}; put(ids) and end() are called")
@@ -232,12 +233,6 @@ def answer_length(prompt: int, room: int, max_new_tokens: int | Default | None, 
     if not isinstance(new, (int, np.integer)) or new < 1:
         raise InputError(f"{name} leaves {new!r} new tokens; at least 1 was expected (the prompt has {prompt})")
     return int(new)
-
-
-def check_whole(name: str, value, least: int) -> None:
-    """InputError for what is not a whole number of at least this."""
-    if not isinstance(value, (int, np.integer)) or value < least:
-        raise InputError(f"{name} is {value!r}; a whole number of at least {least} was expected")
 
 
 def end_ids(eos, vocabulary: int, name: str = "eos_token_id") -> list[int]:

@@ -292,6 +292,8 @@ def test_stop_strings(small):
     "settings, message",
     [
         ({"max_new_tokens": 0}, "max_new_tokens leaves 0"),
+        ({"input_ids": []}, r"input_ids is empty: shape \(1, 0\)"),
+        ({"input_ids": [[], []]}, r"input_ids is empty: shape \(2, 0\)"),
         ({"max_new_tokens": 100}, "beyond the context of 64"),
         ({"max_length": 3}, "max_length leaves -2"),
         ({"max_length": 9, "max_new_tokens": 3}, "give one of them"),
@@ -324,7 +326,7 @@ def test_stop_strings(small):
 def test_wrong_settings_are_named(small, settings, message):
     model, prompt = small
     with pytest.raises(InputError, match=message):
-        model.generate(prompt, **settings)
+        model.generate(**{"input_ids": prompt, **settings})
 
 
 def test_buckets_are_few_and_close():
