@@ -7,6 +7,7 @@ generation_config.json follow from the fields. Without MindSpore and NumPy: reci
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -34,6 +35,10 @@ def stopping(value: Any) -> str | None:
     )
 
 
+drawn = functools.partial(setting, None, drawn=True)
+"""A field that counts with do_sample alone."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choosing:
     """How tokens are chosen. None: what the base's generation_config.json says, or else nothing.
@@ -47,9 +52,7 @@ class Choosing:
     )
     no_repeat_ngram_size: int | None = setting(None, "No sequence of so many tokens occurs twice.", ge=0, off=0)
     bad_words_ids: list[list[int]] | None = setting(None, "Sequences of token ids that are never written.")
-    min_length: int | None = setting(
-        None, "No end token before prompt and answer have so many tokens together.", ge=0, off=0
-    )
+    min_length: int | None = setting(None, "No end token before prompt and answer have so many tokens.", ge=0, off=0)
     min_new_tokens: int | None = setting(None, "No end token before the answer has so many tokens.", ge=0, off=0)
     forced_eos_token_id: list[int] | int | None = setting(None, "The last token where max_new_tokens is reached.")
     exponential_decay_length_penalty: list[float] | None = setting(
@@ -57,32 +60,16 @@ class Choosing:
     )
     suppress_tokens: list[int] | None = setting(None, "Token ids that are never written.")
     begin_suppress_tokens: list[int] | None = setting(None, "Token ids that do not begin an answer.")
-    temperature: float | None = setting(None, "Sampling temperature: divides the logits.", gt=0, off=1, drawn=True)
-    top_k: int | None = setting(None, "Sample among the k most likely tokens; 0: all.", ge=0, off=0, drawn=True)
-    top_p: float | None = setting(
-        None,
-        "Nucleus sampling: the most likely tokens up to this total probability (Holtzman et al. 2020).",
-        gt=0,
-        le=1,
-        off=1,
-        drawn=True,
+    temperature: float | None = drawn("Sampling temperature: divides the logits.", gt=0, off=1)
+    top_k: int | None = drawn("Sample among the k most likely tokens; 0: all.", ge=0, off=0)
+    top_p: float | None = drawn("Nucleus sampling: the most likely tokens up to this total.", gt=0, le=1, off=1)
+    min_p: float | None = drawn("Leave out tokens below this share of the largest probability.", ge=0, le=1, off=0)
+    typical_p: float | None = drawn(
+        "Tokens of typical information (Meister et al. 2023), up to this.", gt=0, le=1, off=1
     )
-    min_p: float | None = setting(
-        None, "Leave out tokens below this share of the largest probability.", ge=0, le=1, off=0, drawn=True
-    )
-    typical_p: float | None = setting(
-        None,
-        "The tokens of nearly the expected information, up to this total probability (Meister et al. 2023).",
-        gt=0,
-        le=1,
-        off=1,
-        drawn=True,
-    )
-    epsilon_cutoff: float | None = setting(
-        None, "Leave out tokens below this probability (Hewitt et al. 2022).", ge=0, lt=1, off=0, drawn=True
-    )
-    eta_cutoff: float | None = setting(
-        None, "The same, lower where the entropy is high (Hewitt et al. 2022).", ge=0, lt=1, off=0, drawn=True
+    epsilon_cutoff: float | None = drawn("Leave out tokens below this probability.", ge=0, lt=1, off=0)
+    eta_cutoff: float | None = drawn(
+        "The same, lower where the entropy is high (Hewitt et al. 2022).", ge=0, lt=1, off=0
     )
     renormalize_logits: bool | None = setting(None, "Normalise the scores at the end; counts for beams.", off=False)
     num_beams: int | None = setting(None, "Number of beams of beam search; 1: none.", ge=1, le=1024, off=1)
@@ -91,8 +78,8 @@ class Choosing:
     )
     early_stopping: bool | str | None = setting(
         None,
-        "When a beam search ends: true: as soon as num_beams answers are complete; false: when better ones are "
-        "unlikely; never: when none can be better.",
+        "When beams end: true: once num_beams answers are complete; false: when better ones are unlikely; never: when "
+        "none can be better.",
         check=stopping,
         off=False,
         beams=True,

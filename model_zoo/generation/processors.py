@@ -46,9 +46,9 @@ def softmax(scores: np.ndarray) -> np.ndarray:
     return np.exp(log_softmax(scores))
 
 
-def forbid(scores, tokens):
-    """Tokens that no row may have."""
-    scores[:, list(tokens)] = -np.inf
+def forbid(scores, tokens, rows=slice(None)):
+    """Scores without these tokens, in all rows or in some."""
+    scores[np.ix_(np.arange(len(scores))[rows], tokens)] = -np.inf
     return scores
 
 
@@ -59,22 +59,34 @@ def force(scores, tokens):
     return scores
 
 
-def keep_top(scores, count):
+def least_of_top(scores, count):
     """The least score of each row's `count` best ones, ``(B, 1)``."""
     count = min(count, scores.shape[-1])
     return np.partition(scores, -count, axis=-1)[:, -count, None]
 
 
-def without(scores, removed, step):
-    """Scores without the tokens that a filter removes, but for each row's best ones."""
-    return np.where(removed & (scores < keep_top(scores, step.keep)), -np.inf, scores)
+def cut(scores, bound, step):
+    """Scores without the tokens whose probability is below a bound, but for each row's best ones."""
+    return np.where((softmax(scores) < bound) & (scores < least_of_top(scores, step.keep)), -np.inf, scores)
+
+
+def ranked_cut(scores, order, beyond, step):
+    """Scores without those that are beyond a filter's bound in some order, but for the first ones."""
+    removed = np.zeros_like(beyond)
+    beyond[:, : step.keep] = False
+    np.put_along_axis(removed, order, beyond, -1)
+    return np.where(removed, -np.inf, scores)
+
+
+def entropy(probabilities):
+    """Of each row, ``(B, 1)``."""
+    return -(probabilities * np.log(np.where(probabilities > 0, probabilities, 1))).sum(-1, keepdims=True)
 
 
 def repetition_penalty(scores, penalty, step):
     for row, tokens in zip(scores, step.rows(), strict=True):
         seen = np.unique(tokens)
-        values = row[seen]
-        row[seen] = np.where(values > 0, values / penalty, values * penalty)
+        row[seen] = np.where(row[seen] > 0, row[seen] / penalty, row[seen] * penalty)
     return scores
 
 
@@ -87,10 +99,9 @@ def no_repeat_ngram_size(scores, size, step):
 
 
 def bad_words_ids(scores, words, step):
-    """An end token is no bad word."""
-    rows = step.rows()
-    for *before, last in (word for word in words if len(word) != 1 or word[0] not in step.eos):
-        for row, tokens in zip(scores, rows, strict=True):
+    words = [word for word in words if len(word) != 1 or word[0] not in step.eos]  # an end token is no bad word
+    for row, tokens in zip(scores, step.rows(), strict=True):
+        for *before, last in words:
             if tokens[max(len(tokens) - len(before), 0) :].tolist() == before:
                 row[last] = -np.inf
     return scores
@@ -98,7 +109,7 @@ def bad_words_ids(scores, words, step):
 
 def exponential_decay(scores, start_and_factor, step):
     start, factor = start_and_factor
-    if step.new > start and step.eos:
+    if step.new > start:
         ends = scores[:, step.eos]
         grown = np.abs(ends) * (factor ** (step.new - start) - 1)
         scores[:, step.eos] = ends + np.where(np.isneginf(ends), 0, grown)  # what is left out stays so
@@ -109,69 +120,39 @@ def top_p(scores, share, step):
     probabilities = softmax(scores)
     order = np.argsort(-probabilities, -1, kind="stable")
     ranked = np.take_along_axis(probabilities, order, -1)
-    beyond = ranked.cumsum(-1) - ranked >= share  # the first that reaches the share stays
-    return scattered(scores, order, beyond, step)
-
-
-def scattered(scores, order, beyond, step):
-    """Scores without those that are beyond a filter's bound in some order, but for the first ones."""
-    removed = np.zeros_like(beyond)
-    beyond[:, : step.keep] = False
-    np.put_along_axis(removed, order, beyond, -1)
-    return np.where(removed, -np.inf, scores)
-
-
-def min_p(scores, share, step):
-    probabilities = softmax(scores)
-    return without(scores, probabilities < share * probabilities.max(-1, keepdims=True), step)
-
-
-def entropy(probabilities):
-    """Of each row, ``(B, 1)``."""
-    return -(probabilities * np.log(np.where(probabilities > 0, probabilities, 1))).sum(-1, keepdims=True)
+    return ranked_cut(scores, order, ranked.cumsum(-1) - ranked >= share, step)  # the first that reaches it stays
 
 
 def typical_p(scores, share, step):
     """In the order of how far a token's information is from what is expected."""
     probabilities = softmax(scores)
-    with np.errstate(divide="ignore"):
-        distance = np.abs(-np.log(probabilities) - entropy(probabilities))
+    distance = np.abs(-log_softmax(scores) - entropy(probabilities))
     order = np.argsort(distance, -1, kind="stable")
     ranked = np.take_along_axis(distance, order, -1)
     last = (np.take_along_axis(probabilities, order, -1).cumsum(-1) < share).sum(-1, keepdims=True)
     bound = np.take_along_axis(ranked, np.minimum(last, scores.shape[-1] - 1), -1)
-    return scattered(scores, order, ranked > bound, step)
-
-
-def eta_cutoff(scores, epsilon, step):
-    probabilities = softmax(scores)
-    eta = np.minimum(epsilon, np.sqrt(epsilon) * np.exp(-entropy(probabilities)))
-    return without(scores, probabilities < eta, step)
-
-
-def no_end(scores: np.ndarray, step: Step, short: np.ndarray | bool) -> np.ndarray:
-    """No end tokens for rows that are shorter than a minimum."""
-    scores[np.ix_(np.flatnonzero(np.broadcast_to(short, len(scores))), step.eos)] = -np.inf
-    return scores
+    return ranked_cut(scores, order, ranked > bound, step)
 
 
 PROCESSORS: dict[str, Any] = {
     "repetition_penalty": repetition_penalty,
     "no_repeat_ngram_size": no_repeat_ngram_size,
     "bad_words_ids": bad_words_ids,
-    "min_length": lambda scores, least, step: no_end(scores, step, step.mask.sum(1) < least),
-    "min_new_tokens": lambda scores, least, step: no_end(scores, step, step.new < least),
+    "min_length": lambda scores, least, step: forbid(scores, step.eos, step.mask.sum(1) < least),
+    "min_new_tokens": lambda scores, least, step: forbid(scores, step.eos) if step.new < least else scores,
     "forced_eos_token_id": lambda scores, token, step: force(scores, token) if step.left == 1 else scores,
     "exponential_decay_length_penalty": exponential_decay,
     "suppress_tokens": lambda scores, tokens, step: forbid(scores, tokens),
     "begin_suppress_tokens": lambda scores, tokens, step: scores if step.new else forbid(scores, tokens),
     "temperature": lambda scores, temperature, step: scores / temperature,
-    "top_k": lambda scores, count, step: np.where(scores < keep_top(scores, max(count, step.keep)), -np.inf, scores),
+    "top_k": lambda scores, k, step: np.where(scores < least_of_top(scores, max(k, step.keep)), -np.inf, scores),
     "top_p": top_p,
-    "min_p": min_p,
+    "min_p": lambda scores, share, step: cut(scores, share * softmax(scores).max(-1, keepdims=True), step),
     "typical_p": typical_p,
-    "epsilon_cutoff": lambda scores, least, step: without(scores, softmax(scores) < least, step),
-    "eta_cutoff": eta_cutoff,
+    "epsilon_cutoff": cut,
+    "eta_cutoff": lambda scores, epsilon, step: cut(
+        scores, np.minimum(epsilon, np.sqrt(epsilon) * np.exp(-entropy(softmax(scores)))), step
+    ),
     "renormalize_logits": lambda scores, normalise, step: log_softmax(scores) if normalise else scores,
 }
 """What a setting does, in the order in which transformers has them."""
