@@ -62,10 +62,12 @@ class Choosing:
     begin_suppress_tokens: list[int] | None = setting(None, "Token ids that do not begin an answer.")
     temperature: float | None = drawn("Sampling temperature: divides the logits.", gt=0, off=1)
     top_k: int | None = drawn("Sample among the k most likely tokens; 0: all.", ge=0, off=0)
-    top_p: float | None = drawn("Nucleus sampling: the most likely tokens up to this total.", gt=0, le=1, off=1)
+    top_p: float | None = drawn(
+        "Nucleus sampling: the most likely tokens up to this total probability.", gt=0, le=1, off=1
+    )
     min_p: float | None = drawn("Leave out tokens below this share of the largest probability.", ge=0, le=1, off=0)
     typical_p: float | None = drawn(
-        "Tokens of typical information (Meister et al. 2023), up to this.", gt=0, le=1, off=1
+        "Typical sampling (Meister et al. 2023) up to this total probability.", gt=0, le=1, off=1
     )
     epsilon_cutoff: float | None = drawn("Leave out tokens below this probability.", ge=0, lt=1, off=0)
     eta_cutoff: float | None = drawn(

@@ -13,6 +13,7 @@ import numpy as np
 from adapters.stored import check_loadable
 from model_zoo.arguments import require
 from model_zoo.errors import InputError, similar
+from model_zoo.generation_settings import DRAWN
 from pet.names import own_tokenizer
 
 log = logging.getLogger("pet")
@@ -62,19 +63,19 @@ class TextGeneration:
 
         Args:
             text: one text or several.
-            settings: of `generate`. ``top_k`` above 1, ``top_p`` and ``temperature`` sample, unless ``do_sample`` says
-                otherwise; with none of them decoding is greedy. Without ``max_new_tokens`` and ``max_length``
-                an answer goes on to its end-of-sequence token, or until the context is full.
+            settings: of `generate`. ``top_k`` above 1, ``top_p``, ``temperature`` and the like sample, unless
+                ``do_sample`` says otherwise; with none of them decoding is greedy. Without ``max_new_tokens`` and
+                ``max_length`` an answer goes on to its end-of-sequence token, or until the context is full.
 
         Returns:
-            ``[{"text_generation_text": [text]}, …]``, one entry per text.
+            ``[{"text_generation_text": [text]}, …]``, one entry per text, with ``num_return_sequences`` answers.
         """
         several = isinstance(text, Collection) and not isinstance(text, (str, Mapping))
         texts = list(text) if several else [text]
         if not texts or not all(isinstance(one, str) for one in texts):
             raise InputError(f"pipeline: a text or a list of texts was expected, got {text!r}")
         options = {**self.defaults, **settings}
-        draws = (options.get("top_k") or 1) != 1 or "top_p" in options or "temperature" in options
+        draws = (options.get("top_k") or 1) != 1 or any(name in options for name in DRAWN if name != "top_k")
         if defaults := getattr(self.model, "generation_defaults", None):  # the model's own, where it was given some
             options = completed(defaults, options, self.model.room)
         options.setdefault("do_sample", draws)
@@ -85,8 +86,10 @@ class TextGeneration:
         answers: list[str] = []
         for first in range(0, len(prompts), self.batch_size):
             answers += self.continued(prompts[first : first + self.batch_size], dict(options))
-        whole = answers if self.chat else [one + answer for one, answer in zip(texts, answers, strict=True)]
-        return [{"text_generation_text": [one]} for one in whole]
+        count = options.get("num_return_sequences", 1)
+        begun = ["" if self.chat else one for one in texts for _ in range(count)]
+        whole = [one + answer for one, answer in zip(begun, answers, strict=True)]
+        return [{"text_generation_text": whole[first : first + count]} for first in range(0, len(whole), count)]
 
     def prompt(self, text: str) -> list[int]:
         """The ids that are continued."""

@@ -40,6 +40,14 @@ def test_top_k_draws(answering):
     assert answering(TEXTS, top_k=1) == answering(TEXTS)
 
 
+def test_several_answers_to_each_text(answering):
+    found = answering(["类型#裤", "类型#裙"], num_return_sequences=2, num_beams=3)
+    assert [len(one["text_generation_text"]) for one in found] == [2, 2]
+    assert [one["text_generation_text"][0] for one in found] == [
+        one["text_generation_text"][0] for one in answering(["类型#裤", "类型#裙"], num_beams=3)
+    ]
+
+
 def test_a_bare_text_is_continued():
     plain = pet.pipeline(model="gpt_tiny", max_new_tokens=4)
     assert not plain.chat
