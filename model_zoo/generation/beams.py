@@ -23,7 +23,7 @@ def beam_search(
     pad: int,
     returned: int = 1,
     generator: np.random.Generator | None = None,
-    stopped: Callable[[np.ndarray], bool] = lambda answer: False,
+    stopped: Callable[[np.ndarray], bool] | None = None,
 ) -> np.ndarray:
     """The best continuations of every row.
 
@@ -64,12 +64,12 @@ def beam_search(
             running = []
             for rank, flat in enumerate(order[row]):
                 parent, token = divmod(int(flat), vocabulary)
-                answer = np.append(wide_ids[row * beams + parent, prompt:], token)
-                value = candidates[row, flat]
-                if token not in eos and new + 1 < new_tokens and not stopped(answer):
+                value, before = candidates[row, flat], wide_ids[row * beams + parent, prompt:]
+                ended = token in eos or new + 1 == new_tokens or (stopped and stopped(np.append(before, token)))
+                if not ended:
                     running.append((value, parent, token))
                 elif rank < beams:  # only an end among the best counts as finished
-                    finished[row].append((value / (new + 1) ** penalty, answer))
+                    finished[row].append((value / (new + 1) ** penalty, np.append(before, token)))
             running = sorted(running, key=lambda item: -item[0])[:beams]
             finished[row] = sorted(finished[row], key=lambda item: -item[0])[:beams]
             totals[row] = NEVER

@@ -148,10 +148,10 @@ def generate(
 
     def stopped(answer: np.ndarray) -> bool:
         """Whether an answer holds a stop string."""
-        text = tokenizer.decode(answer.tolist()) if stops else ""
+        text = tokenizer.decode(answer.tolist())
         return any(stop in text for stop in stops)
 
-    common = {"new_tokens": new_tokens, "eos": eos, "pad": pad, "stopped": stopped}
+    common = {"new_tokens": new_tokens, "eos": eos, "pad": pad, "stopped": stopped if stops else None}
     common["generator"] = np.random.default_rng(seed)
     try:
         with evaluating(model):
@@ -200,7 +200,7 @@ def continued(decoder, ids, mask, choice, streamer, *, new_tokens, eos, pad, gen
         if streamer is not None and running[0]:
             streamer.put(tokens[:1])
         running &= (tokens[:, None] != ends).all(-1)
-        for row in np.flatnonzero(running):
+        for row in np.flatnonzero(running) if stopped else ():
             running[row] = not stopped(ids[row, prompt:])
         if not running.any() or new + 1 == new_tokens:
             break
