@@ -303,13 +303,15 @@ class ChatTemplate:
         question, name, key, number = PROBE
         call = {"type": "function", "id": number, "function": {"name": name, "arguments": {key: 1}}}
         tools = [{"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}}]
-        values = {**self.variables, "tools": tools, "documents": None, "add_generation_prompt": False}
+        values = {**self.variables, "documents": None, "add_generation_prompt": False}
         told = {"role": "tool", "content": "1", "name": name, "tool_call_id": number}
         answered = False
-        for after, form in itertools.product([[told], []], CALL_FORMS):  # QwQ's reads a call that is answered otherwise
+        # QwQ's reads a call that is answered otherwise; some refuse tools, and not their calls
+        for given, after, form in itertools.product([tools, None], [[told], []], CALL_FORMS):
             answer = as_called({"role": "assistant", "content": "", "tool_calls": [call]}, *form)
+            messages = [{"role": "user", "content": question}, answer, *after]
             try:
-                (text,) = self.renderer({**values, "messages": [{"role": "user", "content": question}, answer, *after]})
+                (text,) = self.renderer({**values, "tools": given, "messages": messages})
             except InputError:
                 continue  # the conversation itself says what is wrong, where each form fails
             written, answered = text.partition(question)[2], True

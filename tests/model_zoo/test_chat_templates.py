@@ -287,9 +287,11 @@ def test_calls_are_given_as_the_template_reads_them(made, form):
     )
 
 
-def test_a_template_that_leaves_calls_out_is_refused(made):
+@pytest.mark.parametrize("refused", ["", "{% if tools %}{{ raise_exception('no tools') }}{% endif %}"])
+def test_a_template_that_leaves_calls_out_is_refused(made, refused):
+    """Also one that refuses the tools of which a conversation tells nothing."""
     ours = AutoTokenizer.from_pretrained(
-        made(FORGETS.replace("message.content.split", "(message.content or '').split"))
+        made(refused + FORGETS.replace("message.content.split", "(message.content or '').split"))
     )
     for read in (ours.example, lambda messages: ours.prompt(messages[:3])):
         with pytest.raises(InputError, match=r"leaves calls of tools \(tool_calls\) out; .*data.template"):
