@@ -122,26 +122,32 @@ def chat_template(t: Translation, named: Any, entry: Mapping[str, Any]) -> str |
     said, turns = (t.values.get(key) or {} for key in ("special_tokens", "eot_tokens"))
     eos = said.get("eos_token") if isinstance(said, Mapping) else None
     if prompt.end in turns or eos == prompt.end:
-        test, prompt = "true", but(prompt, needs=prompt.end)
-    else:
-        test = "false" if eos else f"eos_token == '{prompt.end}'"
-    learnt = (prompt.end in turns and entry.get("train_on_eot")) or entry.get("train_on_eos") or "turn"
-    if learnt not in ENDS:
-        t.refuse("train_on_eos", f"{learnt!r} is not supported; known: {', '.join(ENDS)}")
-        return None
-    return prompt.jinja(ends=ENDS[learnt].format(test))
+        prompt = but(prompt, needs=prompt.end)
+    of_eos = entry.get("train_on_eos") or "turn"
+    of_eot = entry.get("train_on_eot") or of_eos
+    for learnt in (of_eos, of_eot):
+        if learnt not in ENDS:
+            t.refuse("train_on_eos", f"{learnt!r} is not supported; known: {', '.join(ENDS)}")
+            return None
+    is_eos = str(eos == prompt.end).lower() if eos else f"eos_token == '{prompt.end}'"
+    is_eot = str(prompt.end in turns).lower() if turns else is_eos
+    if of_eot == of_eos:
+        return prompt.jinja(ends=ENDS[of_eos].format("true" if "true" in (is_eos, is_eot) else is_eos))
+    return prompt.jinja(ends=f"{ENDS[of_eos].format(is_eos)} or {ENDS[of_eot].format(is_eot)}")
 
 
 ENDS = {"turn": "{}", "last": "loop.last and {}", "none": "false"}
-"""``train_on_eos`` -> where the end of an answer is learnt, if at all."""
+"""``train_on_eos`` and ``train_on_eot`` -> where the end of an answer is learnt, if at all: a token that is the
+tokenizer's end token goes by the first, one of ``eot_tokens`` by the second, and that is both by either."""
 
 
 def _own_prompt(t: Translation, name: str, given: Mapping[str, Any]) -> tuple[str, str | None]:
     """The file's own prompt of rows with an input and of those without."""
     before = given.get("system_format") or "{system}"
-    if before != "{system}" and not given.get("system_prompt"):
+    default = None if given.get("field_system") else given.get("system_prompt")  # which is for rows without the column
+    if before != "{system}" and not default:
         t.refuse(name, "system_format without system_prompt: data.template has the same text for rows without a system")
-    t.put("data.system", given.get("system_prompt") or None)
+    t.put("data.system", default or None)
     turns = given.get("format") or "{instruction} {input} ", given.get("no_input_format") or "{instruction} "
     texts = [before + turn.replace("{instruction}", "{prompt}") for turn in turns]
     return texts[0], texts[1] if texts[1] != texts[0] else None

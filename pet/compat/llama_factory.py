@@ -173,6 +173,8 @@ DEFAULTS = {
 }
 PRE_TRAINING = {"data.train_on": "all", "data.packing": "pack", "data.too_long": "cut"}
 RANKING = {"chosen": "chosen", "rejected": "rejected", "kto_tag": "label"}
+BESIDE = ("input", "history", "system", "tools")
+"""Roles of columns that an objective which reads rows itself would recognise."""
 COLUMNS = {
     "alpaca": {"prompt": "prompt", "query": "input", "response": "answer", "system": "system", "history": "history"},
     "sharegpt": {"messages": "messages", "system": "system", "tools": "tools"},
@@ -237,7 +239,7 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
 def _prompt(t: Translation, values: Mapping[str, Any]) -> None:
     """The prompt that the file names, with what it says of system texts and thoughts."""
     name, system, thinking = values.get("template"), values.get("default_system"), values.get("enable_thinking", True)
-    prompt, tools = LLAMA_FACTORY.get(str(name)), "tools" in t.get("data.columns", {})
+    prompt, tools = LLAMA_FACTORY.get(str(name)), t.get("data.columns", {}).get("tools")
     if prompt is None or tools:
         t.put("data.system", system or None)
         t.put("data.enable_thinking", None if thinking else thinking)
@@ -283,6 +285,8 @@ def _dataset(t: Translation, key: str, said: str, home: Path, name: str, texts: 
     if beyond := [role for role in columns if role not in roles] + [tag for tag in tags if tag not in TAGS]:
         t.lack(key, said, f"{name}: {', '.join(beyond)}: such data cannot be read")
     given = {roles[role]: column for role, column in columns.items() if role in roles}  # auto reads these alone
+    if t.get("train.objective"):
+        given |= {role: "" for role in BESIDE if role not in given}
     given |= {names[0]: word for names in SAID_BY if (word := tags.get(f"{names[0]}_tag")) and word not in names}
     words = {word: TAGS[tag] for tag, word in tags.items() if tag in TAGS and TAGS[tag] not in ("role", "content")}
     path = str(home / entry["file_name"]) if "file_name" in entry else name

@@ -195,8 +195,7 @@ def read_file(
             row = convert(record)
             if system is not None and row.messages is not None:
                 for messages in (row.messages, *row.others):
-                    if messages[0]["role"] not in ("system", "developer"):
-                        messages.insert(0, {"role": "system", "content": system})
+                    _open(messages, system)
         except Wrong as error:
             problems.add(path, record.line, str(error))
             if convert is None:  # the format is unknown: every row would say so again
@@ -205,12 +204,19 @@ def read_file(
         yield row
 
 
+def _open(messages: list[dict[str, Any]], system: str) -> None:
+    """Puts a system text before messages that have none of their own."""
+    if not messages or messages[0]["role"] not in ("system", "developer"):
+        messages.insert(0, {"role": "system", "content": system})
+
+
 def _documents_of(
     path: Path, conversations: Callable, documents: int, answers: bool, columns: Mapping[str, str], any_order: bool
 ) -> Callable[[Record], Row]:
     """Rows by a function of the objective's, which sees the roles of ``columns`` as columns, and nothing that says the
     same by another name."""
-    hidden = {*columns.values(), *(name for names in SAYING_THE_SAME if set(names) & set(columns) for name in names)}
+    same = (name for names in SAYING_THE_SAME if set(names) & set(columns) for name in names)
+    hidden = {*columns, *columns.values(), *same}
 
     def convert(record: Record) -> Row:
         for role, name in columns.items():
@@ -339,13 +345,10 @@ def _build(
         elif "input_ids" in roles:
             row.tokens = tokens_of({role: value(record, role, role == "input_ids") for role in roles})
         else:
-            messages: list[dict[str, Any]] = []
-            if system := text(record, "system", required=False):
-                messages.append({"role": "system", "content": system})
             if "messages" in roles:
-                messages += messages_of(listed(value(record, "messages", True), roles["messages"][0]))
+                messages = messages_of(listed(value(record, "messages", True), roles["messages"][0]))
             else:
-                messages += messages_of_history(value(record, "history", False))
+                messages = messages_of_history(value(record, "history", False))
                 if asked := conversation(value(record, "prompt", True)):
                     messages += [dict(one, weight=0) if one["role"] == "assistant" else one for one in asked]
                 else:
@@ -355,6 +358,8 @@ def _build(
                     messages += replies
                 elif (reply := text(record, "answer", required=answers)) or answers:
                     messages.append({"role": "assistant", "content": reply})
+            if system := text(record, "system", required=False):
+                _open(messages, system)
             check_turns(messages, answers, any_order)
             row.messages, row.tools = messages, tools_of(value(record, "tools", False))
             row.thinking = thinking_of(record.columns.get(KWARGS))

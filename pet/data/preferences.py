@@ -84,7 +84,7 @@ def _question(columns: Mapping[str, Any]) -> Messages:
     name = next((name for name in QUESTIONS if columns.get(name)), "input")
     value = _given(columns.get(name)) or None
     if isinstance(value, list):
-        return found + value
+        return value if _system(value) else found + value
     if isinstance(value, str) and len(turns := _turns(value)) > 1:
         return found + (turns if turns[-1]["content"] else turns[:-1])
     if value is not None:
@@ -132,7 +132,7 @@ def _conversation(name: str, answer: Any, question: Messages, named: Sequence[st
 
 
 def _system(question: Messages) -> Messages:
-    return [message for message in question[:1] if _plain([message])[0][0] == "system"]
+    return [message for message in question[:1] if isinstance(message, Mapping) and _plain([message])[0][0] == "system"]
 
 
 def _turns(text: str) -> Messages:

@@ -62,7 +62,8 @@ class Data(Section):
     columns: dict[Role, str] = Field(
         default_factory=dict,
         description="Column names in the file where they differ from the format's: {prompt: question, answer: reply}; "
-        "role and content name the parts of a message. Of columns for several kinds of rows each file has its own.",
+        "role and content name the parts of a message; an empty name: no such column is read. Of columns for several "
+        "kinds of rows each file has its own.",
     )
     roles: dict[str, Speaker] = Field(
         default_factory=dict,

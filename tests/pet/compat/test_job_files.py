@@ -337,6 +337,10 @@ def test_axolotls_loftq(tmp_path):
             {"type": {"format": "{instruction}", "no_input_format": "{instruction}", "system_prompt": "Be short. "}},
             {"data.template": "{system}{prompt}", "data.template_without_input": None, "data.system": "Be short. "},
         ),
+        (
+            {"type": {"field_system": "told", "system_prompt": "For rows without the column. "}},
+            {"data.columns": {"system": "told"}, "data.system": None},
+        ),
         ({"type": "chat_template", "chat_template": "chatml"}, {"data.template": CHATML}),
         ({"type": "sharegpt", "conversation": "chatml"}, {"data.template": CHATML}),
     ],
@@ -688,7 +692,7 @@ def test_llama_factorys_ranked_data_set(tmp_path):
     translation = llama_factory.translate(file, tmp_path / "job.yaml")
     assert (translation.get("data.format"), translation.get("data.columns")) == (
         "auto",
-        {"messages": "talk", "chosen": "good", "rejected": "bad"},
+        {"messages": "talk", "chosen": "good", "rejected": "bad", **dict.fromkeys(llama_factory.BESIDE, "")},
     )
 
 
@@ -847,6 +851,12 @@ CHAT = {"path": "rows.jsonl", "type": "chat_template"}
         ({"special_tokens": {"eos_token": "<|im_end|>"}}, {"train_on_eos": "last"}, "loop.last and true", "<|im_end|>"),
         ({"special_tokens": {"eos_token": "</s>"}}, {}, "false", ""),
         ({}, {"train_on_eos": "none"}, "false", ""),
+        (
+            {"eot_tokens": ["<|im_end|>"]},
+            {"train_on_eot": "last"},  # unless it is the tokenizer's end token, too
+            "eos_token == '<|im_end|>' or loop.last and true",
+            "<|im_end|>",
+        ),
     ],
 )
 def test_where_axolotl_learns_the_end_of_an_answer(tmp_path, given, entry, ends, needs):

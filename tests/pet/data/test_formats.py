@@ -230,6 +230,29 @@ def test_a_system_message_for_rows_without(write):
     assert len(second.messages) == 3
 
 
+def test_a_conversations_own_system_message_counts_before_its_columns(write):
+    said = [system("own"), user("a"), assistant("b")]
+    rows = [{"messages": said, "system": "column"}, {"messages": said[1:], "system": "column"}]
+    first, second = read_rows(write("rows.jsonl", rows))
+    assert first.messages == said and second.messages == [system("column"), *said[1:]]
+    (compared,) = read_rows(
+        write("pairs.jsonl", [{"prompt": said[:2], "system": "column", "chosen": "b", "rejected": "c"}]),
+        conversations=pairs,
+        documents=2,
+    )
+    assert compared.messages == said and compared.others == [[*said[:2], assistant("c")]]
+
+
+def test_a_column_of_no_name_is_not_read(write):
+    row = {"prompt": "a", "chosen": "b", "rejected": "c", "system": "s", "history": [["x", "y"]]}
+    columns = {"system": "", "history": ""}
+    (read,) = read_rows(write("pairs.jsonl", [row]), conversations=pairs, documents=2, columns=columns)
+    assert read.messages == [user("a"), assistant("b")]
+    row = {"instruction": "a", "output": "b", "system": "s"}
+    (read,) = read_rows(write("rows.jsonl", [row]), format="alpaca", columns={"system": ""})
+    assert read.messages == [user("a"), assistant("b")]
+
+
 def test_questions_need_no_answer_when_predicting(write):
     path = write("rows.jsonl", [{"prompt": "a"}, {"prompt": "b", "completion": "c"}])
     assert [len(row.messages) for row in read_rows(path, answers=False)] == [1, 2]
