@@ -9,7 +9,8 @@ _CLASSES, _CONFIG, _CONTEXT, _HIGH_LEVEL, _ARGUMENTS, _PET, _CALLBACKS = (
 )
 _SCRIPT, _SCRIPT_CONFIG = f"{__name__}.script", f"{__name__}.script_config"
 _STREAMERS = {"model_zoo.generation.streamers": ("TextIteratorStreamer", "TextStreamer")}
-_PIPELINE = {"pet.text_generation": ("pipeline",)}
+_PIPELINE = {"pet.text_generation": ("pipeline",), _CLASSES: ("TextGenerationPipeline",)}
+_PARALLEL = {_CONFIG: ("TransformerOpParallelConfig",)}
 _TRAINER = {_HIGH_LEVEL: ("Trainer",), _ARGUMENTS: ("TrainingArguments",)}
 _INIT = {_CONTEXT: ("ContextConfig", "ParallelContextConfig", "init_context")}
 _BUILD = {**_INIT, _SCRIPT: ("build_context", "build_parallel_config", "build_profile_cb")}
@@ -69,6 +70,8 @@ __modules__ = modules_of(
         **_MODELS,
         "auto_class": _AUTO,
         "models.auto": _AUTO,
+        **dict.fromkeys(("modules", "modules.transformer", "modules.transformer.transformer"), _PARALLEL),
+        "models.glm.glm_processor": {_CLASSES: ("GLMProcessor", "process_response")},
         "models.glm.chatglm_6b_tokenizer": {_CLASSES: ("ChatGLMTokenizer",)},
         "core": {**_BUILD, **_MONITORS},
         "core.callback": {_CALLBACKS: (*_MONITORS[_CALLBACKS], "CheckpointMointor", "EvalCallBack", "ProfileMonitor")},

@@ -28,12 +28,14 @@ from pet.compat.mindformers.classes import (
     LlamaForCausalLM as LlamaForCausalLM,
     LlamaProcessor as LlamaProcessor,
     LlamaTokenizer as LlamaTokenizer,
+    TextGenerationPipeline as TextGenerationPipeline,
 )
 from pet.compat.mindformers.config import (
     ChatGLM2Config as ChatGLM2Config,
     GLMConfig as GLMConfig,
     GPT2Config as GPT2Config,
     LlamaConfig as LlamaConfig,
+    TransformerOpParallelConfig as TransformerOpParallelConfig,
 )
 from pet.compat.mindformers.context import (
     ContextConfig as ContextConfig,

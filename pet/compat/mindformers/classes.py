@@ -6,7 +6,8 @@ Model classes take a configuration (`pet.compat.mindformers.config`) and give th
 from __future__ import annotations
 
 import functools
-from types import SimpleNamespace
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,10 +26,13 @@ from pet import auto
 from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import find_ckpt, is_ckpt
 from pet.compat.ckpt.view import MindFormersCheckpoint
+from pet.compat.mindformers.config import TransformerOpParallelConfig, give_names
 from pet.compat.mindformers.generation_defaults import NAMES as GENERATION, give_defaults
-from pet.compat.mindformers.pet_config import with_adapter
+from pet.compat.mindformers.pet_config import get_pet_model, with_adapter
 from pet.compat.mindformers.presets import split_name
+from pet.compat.mindformers.sizes import file_config, model_section, name_of, read_file
 from pet.names import find_tokenizer, preset_names
+from pet.text_generation import TextGeneration
 from pet.train.base_dropout import attach_dropout
 
 if TYPE_CHECKING:
@@ -41,18 +45,29 @@ if TYPE_CHECKING:
         def __setattr__(self, name: str, value: Any) -> None: ...
 
 
+def _values(name: Any) -> dict[str, Any] | None:
+    """What stands in a MindFormers YAML file, if this is the path of one."""
+    return read_file(Path(name)) if str(name).endswith((".yaml", ".yml")) else None
+
+
 class AutoConfig(auto.AutoConfig):
-    """Configurations by directory or name, also ``glm_6b_lora``: that of the model, which has LoRA as ``lora``."""
+    """Configurations by directory, name, also ``glm_6b_lora``: that of the model, which has LoRA as ``lora``, or
+    MindFormers' YAML file."""
 
     @staticmethod
     def from_pretrained(name_or_directory) -> ScriptConfig:
         """See `pet.AutoConfig`. Scripts set ``checkpoint_name_or_path``, ``do_sample`` and the like on it;
         ``parallel_config`` is there to be set, too, and has no meaning: see ``set_parallel_config``.
         """
-        name, lora = split_name(name_or_directory)
-        config = auto.AutoConfig.from_pretrained(name)
-        config.lora, config.parallel_config = lora, SimpleNamespace()
+        (name, lora), values = split_name(name_or_directory), _values(name_or_directory)
+        if values is None:
+            config = auto.AutoConfig.from_pretrained(name)
+        else:
+            config, name = file_config(values), model_section(values).get("checkpoint_name_or_path")
+            config.pet_config = model_section(values).get("pet_config")
+        config.lora, config.parallel_config = lora, TransformerOpParallelConfig()
         config.checkpoint_name_or_path = None if name in preset_names() else name
+        give_names(config, {"seq_length": config.dims.context})
         return config
 
 
@@ -61,16 +76,27 @@ class AutoModel(auto.AutoModel):
 
     @staticmethod
     def from_pretrained(name_or_directory, **settings) -> CausalLM:
-        """See `pet.AutoModel`."""
+        """See `pet.AutoModel`. Of a MindFormers YAML file: the model that it describes, with the weights that it
+        names."""
+        if (values := _values(name_or_directory)) is not None:
+            config = AutoConfig.from_pretrained(name_or_directory)
+            config.checkpoint_name_or_path = model_section(values).get("checkpoint_name_or_path")
+            return AutoModel.from_config(config)
         name, lora = split_name(name_or_directory)
-        return with_adapter(auto.AutoModel.from_pretrained(name, **settings), lora)
+        model = auto.AutoModel.from_pretrained(name, **settings)
+        give_names(model.config, {"seq_length": model.config.dims.context})
+        give_defaults(model, {}, name)
+        return with_adapter(model, lora)
 
     @staticmethod
     def from_config(config, **settings) -> CausalLM:
         """See `pet.AutoModel`; with the weights of a configuration's ``checkpoint_name_or_path``."""
+        config = AutoConfig.from_pretrained(config) if _values(config) is not None else config
         name, lora = split_name(config)
         lora = lora or getattr(config, "lora", None)
         model = auto.AutoModel.from_config(name, **settings) if isinstance(name, str) else built(name)
+        if pet := getattr(config, "pet_config", None):
+            return get_pet_model(model, pet)
         return with_adapter(model, lora)
 
 
@@ -88,11 +114,14 @@ def _of_rows(decode):
 
 
 class AutoTokenizer(auto.AutoTokenizer):
-    """Tokenizers by directory, file or name, also ``X_lora``."""
+    """Tokenizers by directory, file or name, also ``X_lora``, or of MindFormers' YAML file."""
 
     @staticmethod
     def from_pretrained(name_or_path, *arguments, **settings) -> own.Tokenizer:
         """See `pet.AutoTokenizer`."""
+        if (values := _values(name_or_path)) is not None:
+            own = (values.get("processor") or {}).get("tokenizer") or {}
+            name_or_path = own.get("vocab_file") or name_of(values)
         tokenizer = auto.AutoTokenizer.from_pretrained(split_name(name_or_path)[0], *arguments, **settings)
         tokenizer.decode = _of_rows(tokenizer.decode)
         return tokenizer
@@ -111,7 +140,7 @@ def built(config) -> CausalLM:
             with MindFormersCheckpoint(find_ckpt(checkpoint), model.config.to_dict(), form) as view:
                 load_into(model, view)
     given = {name: value for name, value in vars(config).items() if name in GENERATION and not name.endswith("_id")}
-    give_defaults(model, {**given, **getattr(config, "generation", {})})
+    give_defaults(model, {**given, **getattr(config, "generation", {})}, checkpoint)
     attach_dropout(model, getattr(config, "dropout", {}))
     model.prepare_inputs_for_predict_layout = lambda *inputs, **_: inputs  # for MindFormers' compilation
     return model
@@ -198,6 +227,9 @@ class ChatGLM4Tokenizer(_Named, GLM4Tokenizer):
     """GLM-4's tokenizer."""
 
 
+PROCESSOR = ("max_length", "padding", "return_tensors")
+
+
 class Processor:
     """Texts to a model's input, padded to one length.
 
@@ -227,7 +259,9 @@ class Processor:
 
     @classmethod
     def from_pretrained(cls, name_or_directory, **settings) -> Self:
-        """The processor over the tokenizer of a checkpoint directory or bundled base."""
+        """The processor over the tokenizer of a checkpoint directory or bundled base, or of MindFormers' YAML file."""
+        section = (_values(name_or_directory) or {}).get("processor") or {}
+        settings = {**{name: section[name] for name in PROCESSOR if name in section}, **settings}
         return cls(AutoTokenizer.from_pretrained(name_or_directory), **settings)
 
     def save_pretrained(self, directory) -> None:
@@ -253,3 +287,17 @@ class LlamaProcessor(Processor):
 
 class AutoProcessor(Processor):
     """A processor by name."""
+
+
+def TextGenerationPipeline(model, tokenizer=None, **settings) -> TextGeneration:
+    """See `pet.pipeline`."""
+    return TextGeneration(model, tokenizer, **settings)
+
+
+def process_response(response: str) -> str:
+    """An answer of ChatGLM-6B with a year in the place of its mark, and Chinese punctuation beside Chinese letters."""
+    text = response.strip().replace("[[训练时间]]", "2023年")
+    return re.sub(r"(?<=[\u4e00-\u9fff])[,!:;?]|[,!:;?](?=[\u4e00-\u9fff])", lambda found: WIDE[found[0]], text)
+
+
+WIDE = dict(zip(",!:;?", "，！：；？", strict=True))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from model_zoo.errors import InputError
 from model_zoo.families import chatglm, chatglm2, gpt2, llama
 from pet.compat.ckpt.names import Form
 from pet.compat.mindformers.generation_defaults import NAMES as GENERATION
-from pet.compat.mindformers.presets import split_name
 from pet.compat.translation import elsewhere, flag, same
 from pet.recipe.translation import Ignored, Refused, Rule, Translation
 
@@ -99,6 +99,17 @@ def config_values(cls, names: Mapping[str, Rule], given: Mapping[str, Any]) -> d
     return t.settings
 
 
+class TransformerOpParallelConfig(SimpleNamespace):
+    """What scripts set as a configuration's ``parallel_config``, which has no meaning: see ``set_parallel_config``."""
+
+
+def give_names(config: Any, given: Mapping[str, Any]) -> None:
+    """Names that scripts read off any configuration, to hand them to ``generate`` or a tokenizer."""
+    for name in (*GENERATION, "seq_length"):
+        if not hasattr(config, name):
+            setattr(config, name, given.get(name))
+
+
 class _Config:
     """A configuration by MindFormers' argument names; see `config_values`."""
 
@@ -110,19 +121,17 @@ class _Config:
         # no field: it must not be written to a config.json
         config.checkpoint_name_or_path = given.get("checkpoint_name_or_path")
         config.generation = {name: given[name] for name in GENERATION if name in given}
-        for name in (*GENERATION, "seq_length"):  # scripts hand them to generate by hand
-            if not hasattr(config, name):
-                setattr(config, name, given.get(name))
+        give_names(config, given)
         config.dropout = {place: given[name] for name, place in DROPOUTS.items() if given.get(name)}
         config.form = Form(use_rearrange_rope=bool(given.get("use_rearrange_rope")))
         return config
 
     @staticmethod
     def from_pretrained(name_or_directory):
-        """The configuration of a directory, a bundled base or a preset (``gpt2``, ``glm_6b_lora``)."""
-        from pet.auto import AutoConfig
+        """See `pet.compat.mindformers.classes.AutoConfig`."""
+        from pet.compat.mindformers.classes import AutoConfig
 
-        return AutoConfig.from_pretrained(split_name(name_or_directory)[0])
+        return AutoConfig.from_pretrained(name_or_directory)
 
 
 class GPT2Config(_Config):

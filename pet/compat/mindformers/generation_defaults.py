@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from model_zoo.counting import layout_of
+from model_zoo.errors import InputError
 from model_zoo.generation_settings import FIELDS
 from pet.text_generation import completed
 
@@ -29,17 +32,36 @@ def defaults_in(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def give_defaults(model, given: Mapping[str, Any]) -> None:
-    """Makes a configuration's settings those of ``model.generate`` and of pipelines over the model."""
+PADS = {"gpt2": "eos_token_id", "llama": 0, "chatglm2": 0}
+"""What MindFormers' configurations pad with where nothing says it."""
+
+
+def _pad_of(model, checkpoint: Any) -> int | None:
+    """What prompts for a model are padded with: as its config.json says, or else the tokenizer beside its weights."""
+    from pet.auto import AutoTokenizer
+
+    pad = getattr(model.config, "pad_token_id", None)
+    if pad is None and checkpoint:
+        with contextlib.suppress(InputError):  # of a .ckpt, or weights without their tokenizer
+            pad = AutoTokenizer.from_pretrained(checkpoint).pad_token_id
+    if pad is None:
+        pad = PADS.get(layout_of(model.config.to_dict()))
+        pad = getattr(model.config, pad, None) if isinstance(pad, str) else pad
+    return pad if isinstance(pad, int) else None
+
+
+def give_defaults(model, given: Mapping[str, Any], checkpoint: Any = None) -> None:
+    """Makes a configuration's settings those of ``model.generate`` and of pipelines over the model.
+
+    Args:
+        given: the settings.
+        checkpoint: directory or name of the model's weights.
+    """
     from model_zoo.generation import generate
 
-    defaults = defaults_in(given)
-    pad, bos, eos = (getattr(model.config, f"{name}_token_id", None) for name in ("pad", "bos", "eos"))
-    if pad is None and layout_of(model.config.to_dict()) == "gpt2" and isinstance(eos, int):
-        pad = eos  # MindFormers' default
+    defaults, bos = defaults_in(given), getattr(model.config, "bos_token_id", None)
+    pad = functools.cache(lambda: _pad_of(model, checkpoint))
     model.generation_defaults = defaults
-    if not defaults and pad is None:
-        return
     signature = inspect.signature(generate)
 
     def with_defaults(*arguments, **settings):
@@ -48,12 +70,12 @@ def give_defaults(model, given: Mapping[str, Any]) -> None:
         called = dict(signature.bind_partial(model, *arguments, **settings).arguments)
         del called["model"]
         called = completed(defaults, called, model.room)
-        prompts = None if "attention_mask" in called else without_padding(called.get("input_ids"), pad, bos)
+        prompts = None if "attention_mask" in called else without_padding(called.get("input_ids"), pad(), bos)
         if prompts is None:
             return type(model).generate(model, **called)
         longest = max(map(len, prompts))
         rows = [(longest - len(prompt), prompt) for prompt in prompts]
-        called["input_ids"] = [[pad] * lacking + prompt for lacking, prompt in rows]
+        called["input_ids"] = [[pad()] * lacking + prompt for lacking, prompt in rows]
         called["attention_mask"] = [[0] * lacking + [1] * len(prompt) for lacking, prompt in rows]
         found = type(model).generate(model, **called)
         return [row[lacking:] for row, (lacking, _) in zip(found, rows, strict=True)]

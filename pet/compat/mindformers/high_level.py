@@ -265,6 +265,6 @@ class Trainer(Request):
             tokenizer = self.tokenizer
             if tokenizer is None or is_path(tokenizer):
                 tokenizer = AutoTokenizer.from_pretrained(tokenizer or recipe.model.tokenizer or key[0])
-            give_defaults(loaded, self.generation_settings())
+            give_defaults(loaded, self.generation_settings(), key[0])
             self._loaded = key, loaded, tokenizer
         return self._loaded[1:]

@@ -85,6 +85,21 @@ def config_of(values: Mapping[str, Any]) -> dict[str, Any]:
     raise InputError("model.model_config: says neither the sizes of the model (hidden_size, num_layers …) nor its name")
 
 
+def file_config(values: Mapping[str, Any]) -> Any:
+    """The configuration of the model that a file describes, as a script makes it of the file's section.
+
+    Raises:
+        InputError: see `config_of`.
+    """
+    from pet.auto import AutoConfig
+
+    section = model_section(values)
+    config_of(values)  # says what cannot be had
+    if not says_sizes(values):
+        return AutoConfig.from_pretrained(name_of(values))
+    return getattr(configurations, section["type"])(**{k: v for k, v in section.items() if k != "pet_config"})
+
+
 def says_sizes(values: Mapping[str, Any]) -> bool:
     """Whether the file says how large its model is."""
     section = model_section(values)

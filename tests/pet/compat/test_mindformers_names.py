@@ -51,6 +51,9 @@ from mindformers.tools import set_output_path, get_output_root_path
 from mindformers.utils.file_utils import set_output_path
 from mindformers.tools.resume_ckpt import get_resume_checkpoint
 from mindformers.mindformer_book import MindFormerBook
+from mindformers import TextGenerationPipeline, TransformerOpParallelConfig
+from mindformers.modules.transformer import TransformerOpParallelConfig
+from mindformers.models.glm.glm_processor import process_response
 """
 
 
@@ -106,6 +109,59 @@ def test_a_configuration_that_a_script_has_changed(tmp_path):
     outputs = network.generate(tokenizer("a red")["input_ids"], max_length=8)
     texts = tokenizer.decode(outputs)
     assert texts == [tokenizer.decode(outputs[0])] and texts[0].startswith("a red")
+
+
+def test_a_file_gives_configuration_model_tokenizer_and_processor(tmp_path, fixtures):
+    from pet.compat.mindformers import AutoConfig, AutoModel, AutoProcessor, AutoTokenizer, GPT2Config
+
+    sizes = "hidden_size: 16, num_layers: 1, num_heads: 2, vocab_size: 1216, seq_length: 32, top_k: 3"
+    lora = "pet_config: {pet_type: lora, lora_rank: 2}"
+    processor = f"{{max_length: 12, tokenizer: {{vocab_file: {fixtures / 'tok_gpt2' / 'vocab.json'}}}}}"
+    for name, more in (("plain", "bos_token_id: 0"), ("lora", lora)):
+        (tmp_path / f"{name}.yaml").write_text(
+            f"model: {{model_config: {{type: GPT2Config, eos_token_id: 1, {sizes}, {more}}}}}\nprocessor: {processor}"
+        )
+    file = str(tmp_path / "plain.yaml")
+    config = AutoConfig.from_pretrained(file)
+    assert (config.n_embd, config.seq_length, config.top_k) == (16, 32, 3)
+    assert GPT2Config.from_pretrained(file).to_dict() == config.to_dict()
+    assert GPT2Config.from_pretrained("gpt_tiny").seq_length == 256
+    for model in (AutoModel.from_pretrained(file), AutoModel.from_config(config), AutoModel.from_config(file)):
+        assert list_adapters(model) == [] and model.generation_defaults["top_k"] == 3
+    for model in (
+        AutoModel.from_pretrained(str(tmp_path / "lora.yaml")),
+        AutoModel.from_config(tmp_path / "lora.yaml"),
+    ):
+        assert list_adapters(model) == ["default"]
+    assert AutoTokenizer.from_pretrained(file).encode("a") == AutoTokenizer.from_pretrained(
+        fixtures / "tok_gpt2"
+    ).encode("a")
+    assert AutoProcessor.from_pretrained(file)("a")["text"].shape == (1, 12)
+    (tmp_path / "other.yaml").write_text("model: {model_config: {type: BertConfig, num_layers: 1}}")
+    with pytest.raises(InputError, match="'BertConfig' is not supported"):
+        AutoModel.from_pretrained(tmp_path / "other.yaml")
+
+
+@pytest.mark.parametrize("name", ["llama_tiny", "glm_tiny"])
+def test_padding_of_the_bases_tokenizer_is_no_part_of_a_prompt(name):
+    """Neither of LLaMA's config.json, which names none, nor of a model that was not built from a configuration."""
+    from pet.compat.mindformers import AutoConfig, AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    ids, padded = (tokenizer("a red", **how)["input_ids"] for how in ({}, {"padding": "max_length", "max_length": 32}))
+    assert len(padded) == 32
+    for model in (AutoModel.from_pretrained(name), AutoModel.from_config(AutoConfig.from_pretrained(name))):
+        expected = model.generate([ids], max_new_tokens=2, do_sample=False)
+        assert np.array_equal(model.generate([padded], max_new_tokens=2, do_sample=False), expected)
+
+
+def test_answers_of_chatglm_are_written_as_mindformers_writes_them():
+    from pet.compat.mindformers.models.glm.glm_processor import process_response
+
+    from pet.compat.mindformers import TextGenerationPipeline
+
+    assert process_response(" 你好,世界! ok, yes:是[[训练时间]]") == "你好，世界！ ok, yes：是2023年"
+    assert TextGenerationPipeline("glm_tiny", max_new_tokens=1)("a")[0]["text_generation_text"]
 
 
 def test_get_pet_model():
