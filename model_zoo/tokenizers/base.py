@@ -18,11 +18,8 @@ from model_zoo.tokenizers.conversations import with_texts
 from model_zoo.tokenizers.files import TokenizerFiles
 from model_zoo.tokenizers.pieces import InPieces
 from model_zoo.tokenizers.prompts import STYLES, TRAIN_ON, Part, check_messages, check_style, labels, recognise_style
-from model_zoo.tokenizers.special import check_needed, named_token, stripping
+from model_zoo.tokenizers.special import TOKEN_KEYS, TokenText, check_needed, named_token, stripping
 from model_zoo.tokenizers.streaming import StreamDecoder, whole_ids
-
-TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token")
-"""The tokens that a chat template may name."""
 
 
 class Tokenizer(InPieces, ABC):
@@ -34,6 +31,7 @@ class Tokenizer(InPieces, ABC):
     Attributes:
         special_tokens: {text: id} of the control tokens.
         bos_token_id, eos_token_id, pad_token_id: Ids, or None where the family has no such token.
+        bos_token, eos_token, pad_token: Their texts; that of pad_token may be set.
         eos_token_ids: All ids that end an answer, ``eos_token_id`` first.
         vocab_size: Number of ids, control tokens included. A model's own vocabulary is often padded beyond it.
         prompt_style: Name of the chat format used by ``prompt`` and ``example``.
@@ -58,6 +56,7 @@ class Tokenizer(InPieces, ABC):
     #: whether ``__call__`` returns ``token_type_ids``
     has_token_types = False
     added: Sequence[dict] = ()  # tokens, as tokenizer.json describes them
+    bos_token, eos_token, pad_token = TokenText(), TokenText(), TokenText()
 
     def __init__(
         self,

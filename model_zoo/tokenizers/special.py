@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from model_zoo.ends import listed_ends
 from model_zoo.errors import InputError, shown
 from model_zoo.tokenizers.files import TokenizerFiles
 
 LISTED = "added_tokens_decoder"
+TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token")
+"""The tokens that a chat template may name."""
+
+
+class TokenText:
+    """The text of a control token, beside its id: ``tokenizer.pad_token = tokenizer.eos_token``."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, tokenizer: Any, owner: type | None = None) -> Any:
+        return self if tokenizer is None else tokenizer.control_text(getattr(tokenizer, f"{self.name}_id"))
+
+    def __set__(self, tokenizer: Any, text: str | None) -> None:
+        if self.name != "pad_token":
+            raise InputError(f"{self.name}: the tokenizer keeps its own; pad_token alone may be set")
+        tokenizer.pad_token_id = None if text is None else tokenizer.token_to_id(text)
 
 
 def named_token(settings: dict, key: str) -> str | None:

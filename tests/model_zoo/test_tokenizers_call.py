@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from model_zoo.errors import InputError
-from model_zoo.tokenizers import ChatGLM2Tokenizer, ChatGLMTokenizer, GPT2Tokenizer, LlamaTokenizer
+from model_zoo.tokenizers import AutoTokenizer, ChatGLM2Tokenizer, ChatGLMTokenizer, GPT2Tokenizer, LlamaTokenizer
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +102,16 @@ def test_only_text_is_encoded(llama):
 def test_mindspore_is_not_imported():
     code = "import sys; import model_zoo.tokenizers; sys.exit('mindspore' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_special_tokens_have_texts_and_the_padding_may_be_another(fixtures):
+    tokenizer = AutoTokenizer.from_pretrained(fixtures / "tok_llama")
+    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<s>", "</s>")
+    tokenizer.pad_token = tokenizer.eos_token
+    assert tokenizer("a", padding="max_length", max_length=9)["input_ids"].count(tokenizer.eos_token_id) > 5
+    with pytest.raises(InputError, match="eos_token: the tokenizer keeps its own; pad_token alone may be set"):
+        tokenizer.eos_token = "<s>"
+    with pytest.raises(InputError, match="no control token '<pad>'"):
+        tokenizer.pad_token = "<pad>"
+    tokenizer.pad_token = None
+    assert tokenizer.pad_token is None and AutoTokenizer.from_pretrained(fixtures / "tok_glm4").bos_token is None

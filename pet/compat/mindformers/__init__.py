@@ -72,6 +72,7 @@ __modules__ = modules_of(
         "models.auto": _AUTO,
         **dict.fromkeys(("modules", "modules.transformer", "modules.transformer.transformer"), _PARALLEL),
         "models.glm.glm_processor": {_CLASSES: ("GLMProcessor", "process_response")},
+        "models.glm2.glm4_tokenizer": {_CLASSES: ("ChatGLM4Tokenizer",)},
         "models.glm.chatglm_6b_tokenizer": {_CLASSES: ("ChatGLMTokenizer",)},
         "core": {**_BUILD, **_MONITORS},
         "core.callback": {_CALLBACKS: (*_MONITORS[_CALLBACKS], "CheckpointMointor", "EvalCallBack", "ProfileMonitor")},

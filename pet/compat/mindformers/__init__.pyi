@@ -18,6 +18,7 @@ from pet.compat.mindformers.classes import (
     ChatGLM2ForConditionalGeneration as ChatGLM2ForConditionalGeneration,
     ChatGLM2Tokenizer as ChatGLM2Tokenizer,
     ChatGLM3Tokenizer as ChatGLM3Tokenizer,
+    ChatGLM4Tokenizer as ChatGLM4Tokenizer,
     ChatGLMTokenizer as ChatGLMTokenizer,
     GLMChatModel as GLMChatModel,
     GLMForPreTraining as GLMForPreTraining,

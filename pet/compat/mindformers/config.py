@@ -11,6 +11,7 @@ from model_zoo.errors import InputError
 from model_zoo.families import chatglm, chatglm2, gpt2, llama
 from pet.compat.ckpt.names import Form
 from pet.compat.mindformers.generation_defaults import NAMES as GENERATION
+from pet.compat.mindformers.presets import split_name
 from pet.compat.translation import elsewhere, flag, same
 from pet.recipe.translation import Ignored, Refused, Rule, Translation
 
@@ -128,10 +129,14 @@ class _Config:
 
     @staticmethod
     def from_pretrained(name_or_directory):
-        """See `pet.compat.mindformers.classes.AutoConfig`."""
-        from pet.compat.mindformers.classes import AutoConfig
+        """The configuration of a directory, a bundled base or a preset (``gpt2``, ``glm_6b_lora``)."""
+        from pet.auto import AutoConfig
 
-        return AutoConfig.from_pretrained(name_or_directory)
+        if str(name_or_directory).endswith((".yaml", ".yml")):
+            raise InputError(f"{name_or_directory}: AutoConfig.from_pretrained reads MindFormers' YAML files")
+        config = AutoConfig.from_pretrained(split_name(name_or_directory)[0])
+        give_names(config, {"seq_length": config.dims.context})
+        return config
 
 
 class GPT2Config(_Config):
