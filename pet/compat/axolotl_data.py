@@ -39,6 +39,8 @@ RANKING = {"field_chosen": "chosen", "field_rejected": "rejected", "field_prompt
 RANKING |= {"field_completion": "answer", "field_label": "label"}
 CHATS = ("chat_template", "sharegpt")
 """Types whose prompt is a chat template."""
+MESSAGES_ALONE = ("dpo", "ipo", "simpo")
+"""Objectives for which chat templates read no column of system texts."""
 RANKED_TYPES = ("chat_template", "chatml", "llama3", "bradley_terry", "None")
 """Of data sets of preferences; their columns are recognised."""
 
@@ -65,6 +67,8 @@ def datasets(t: Translation, name: str, value: Any) -> None:
             if field not in roles and there:
                 t.refuse(f"{name}.{field}", f"{there!r} is not supported")
         columns = {roles[field]: there for field, there in entry.items() if roles.get(field) and there}
+        if kind == "chat_template" and t.get("train.objective") in MESSAGES_ALONE:
+            columns.setdefault("system", "")
         words = _messages(t, name, entry, columns) if kind in CHATS else {}
         files = entry.get("data_files") or entry.get("path")
         files = [files] if isinstance(files, str) else list(files)

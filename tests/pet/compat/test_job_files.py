@@ -660,7 +660,8 @@ def test_preferences(tmp_path, system, given, expected):
     names = ("objective", "beta", "sft_weight", "gamma", "desirable_weight", "undesirable_weight", "reference")
     assert {name: found[name] for name in names if name in found} == expected
     if "rl" in given:
-        assert translation.get("data.columns") == {"chosen": "better", "rejected": "worse"}
+        alone = {"system": ""} if given["rl"] in ("dpo", "ipo", "simpo") else {}
+        assert translation.get("data.columns") == {"chosen": "better", "rejected": "worse", **alone}
     if given.get("stage") == "sft":
         assert "pref_beta" in translation.ignored
 
