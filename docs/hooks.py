@@ -100,6 +100,15 @@ def methods_page() -> str:
     return text.replace("<!-- measured -->", re.sub(r"\[(`\w+`)\]\([^)]*\)", r"\1", "\n".join(found)))
 
 
+def generation_page() -> str:
+    """Every setting of how tokens are chosen."""
+    from model_zoo.generation_settings import FIELDS
+
+    rows = [[f"`{name}`", field.metadata["description"]] for name, field in FIELDS.items()]
+    text = (ROOT / "docs" / "generation.md").read_text("utf-8")
+    return text.replace("<!-- settings -->", table(["setting", "meaning"], rows))
+
+
 def seven_billion_page(name: str) -> str:
     """A page on models of published size with what was measured of them; their sections are those of a file that
     `benchmarks/real_size.py` writes."""
@@ -120,6 +129,7 @@ PAGES = {
     "reference/commands.md": commands_page,
     "reference/python.md": python_page,
     "methods.md": methods_page,
+    "generation.md": generation_page,
     **{name: functools.partial(seven_billion_page, name) for name in ("seven-billion.md", "seven-billion.zh-CN.md")},
     "project/architecture.md": lambda: project_page("ARCHITECTURE.md"),
     "project/changes.md": lambda: project_page("CHANGELOG.md"),
