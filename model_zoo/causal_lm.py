@@ -14,7 +14,7 @@ from model_zoo.ends import listed_ends
 from model_zoo.engine import set_kernels
 from model_zoo.errors import InputError
 from model_zoo.factory import CellFactory
-from model_zoo.inputs import as_int_tensor, check_runs
+from model_zoo.inputs import as_int_tensor, as_mask, check_runs
 from model_zoo.layers import Linear, int_range, name_parameters
 from model_zoo.norms import LayerNorm, RMSNorm
 from model_zoo.turns import in_turn
@@ -145,9 +145,7 @@ class CausalLM(nn.Cell):
         ids = as_int_tensor("input_ids", input_ids, 2)
         self.check_ids(ids)
         if attention_mask is not None:
-            attention_mask = as_int_tensor("attention_mask", attention_mask, 2)
-            if attention_mask.shape != ids.shape:
-                raise InputError(f"attention_mask has shape {attention_mask.shape}, input_ids {ids.shape}")
+            attention_mask = Tensor(as_mask(attention_mask, tuple(ids.shape)))
         if position_ids is not None:
             position_ids = as_int_tensor("position_ids", position_ids, None)
             shape = tuple(position_ids.shape)

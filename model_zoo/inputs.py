@@ -18,20 +18,29 @@ def as_array(name: str, value) -> np.ndarray:
 
 
 def as_int_tensor(name: str, value, rank: int | None) -> Tensor:
-    """A list, array or Tensor as an int32 Tensor; InputError when it is not integers of this rank."""
-    if isinstance(value, Tensor):
-        if value.dtype != ms.int32:
-            value = value.astype(ms.int32)
-        shape = value.shape
-    else:
+    """A list, array or Tensor as an int32 Tensor; InputError when it is not integers of 32 bits and of this rank."""
+    if not isinstance(value, Tensor) or value.dtype != ms.int32:
         array = as_array(name, value)
         array = array if array.size else array.astype(np.int32)  # NumPy takes what is empty for float64
         if array.dtype == object or not (np.issubdtype(array.dtype, np.integer) or array.dtype == bool):
             raise InputError(f"{name}: integers expected, got {array.dtype}; rows must have equal lengths")
-        shape, value = array.shape, Tensor(array.astype(np.int32))
-    if rank is not None and len(shape) != rank:
-        raise InputError(f"{name} has shape {tuple(shape)}; (batch, length) expected")
+        narrow = array.astype(np.int32)
+        if (narrow != array).any():
+            raise InputError(f"{name} holds {array[narrow != array][0]}, which has more than 32 bits")
+        value = Tensor(narrow)
+    if rank is not None and len(value.shape) != rank:
+        raise InputError(f"{name} has shape {tuple(value.shape)}; (batch, length) expected")
     return value
+
+
+def as_mask(value, shape: tuple[int, ...]) -> np.ndarray:
+    """An attention mask as an int32 array of this shape; InputError where it holds anything but 1 and 0."""
+    mask = as_array("attention_mask", value)
+    if mask.shape != shape:
+        raise InputError(f"attention_mask has shape {mask.shape}, input_ids {shape}")
+    if (wrong := mask[~np.isin(mask, (0, 1))]).size:
+        raise InputError(f"attention_mask holds {wrong[0]}; 1 for real tokens and 0 for padding expected")
+    return mask.astype(np.int32)
 
 
 def check_runs(dtype) -> None:

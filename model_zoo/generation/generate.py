@@ -14,7 +14,7 @@ from model_zoo.generation.defaults import say_unheeded, say_unused, say_window
 from model_zoo.generation.processors import Step
 from model_zoo.generation_settings import FIELDS, settled
 from model_zoo.graph import evaluating
-from model_zoo.inputs import as_array, as_int_tensor
+from model_zoo.inputs import as_array, as_int_tensor, as_mask
 from model_zoo.settings import require
 
 
@@ -171,13 +171,7 @@ def as_prompt(input_ids, attention_mask) -> tuple[np.ndarray, np.ndarray]:
     if attention_mask is None:
         return ids, np.ones_like(ids)
     mask = as_array("attention_mask", attention_mask)
-    mask = mask[None] if mask.ndim == 1 else mask
-    if mask.shape != ids.shape:
-        raise InputError(f"attention_mask has shape {mask.shape}, input_ids {ids.shape}")
-    if not np.isin(mask, (0, 1)).all():
-        wrong = mask[~np.isin(mask, (0, 1))][0]
-        raise InputError(f"attention_mask holds {wrong}; 1 for real tokens and 0 for padding expected")
-    mask = mask.astype(np.int64)
+    mask = as_mask(mask[None] if mask.ndim == 1 else mask, ids.shape).astype(np.int64)
     if not mask[:, -1].all():
         raise InputError("attention_mask: the last column must be real; pad on the left to generate")
     return ids, mask

@@ -98,10 +98,16 @@ def test_wrong_input_is_refused(case):
         model([[1, 2, 3], [1, 2]])
     with pytest.raises(InputError, match="integers expected"):
         model(np.ones((1, 4), np.float32))
+    with pytest.raises(InputError, match="integers expected"):
+        model(ms.Tensor(np.full((1, 4), 5.5, np.float32)))
+    with pytest.raises(InputError, match="input_ids holds 4294967301, which has more than 32 bits"):
+        model(np.full((1, 4), 2**32 + 5))
     with pytest.raises(InputError, match="empty"):
         model(np.zeros((1, 0), np.int32))
     with pytest.raises(InputError, match="attention_mask has shape"):
         model(reference["input_ids"], np.ones((1, 2), int))
+    with pytest.raises(InputError, match=r"attention_mask holds -10000\.0; 1 for real tokens and 0"):
+        model(reference["input_ids"], ms.Tensor(np.where(reference["input_ids"] < 0, 0, -10000.0).astype(np.float32)))
 
 
 def test_both_config_forms_give_the_same_logits(fixtures):
