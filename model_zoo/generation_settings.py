@@ -15,24 +15,25 @@ from typing import Any
 from model_zoo.errors import InputError
 from model_zoo.settings import faults, setting
 
+MOST = 1 << 31
+"""Of a number of tokens, and of a factor."""
+
 
 def decay(value: Any) -> str | None:
     """What keeps this from being None, or a start and a factor."""
     if value is None:
         return None
-    numbers = isinstance(value, (list, tuple)) and all(type(one) in (int, float) for one in value)
-    if not numbers or len(value) != 2 or value[0] != int(value[0]) or not value[1] > 0:
+    numbers = isinstance(value, (list, tuple)) and len(value) == 2 and all(type(one) in (int, float) for one in value)
+    if not numbers or not all(abs(one) < MOST for one in value) or value[0] != int(value[0]) or value[1] <= 0:
         return f"{value!r}; [a number of tokens, a factor above 0] was expected"
     return None
 
 
 def stopping(value: Any) -> str | None:
     """What keeps this from being None, a truth value or never."""
-    return (
-        None
-        if value is None or isinstance(value, bool) or value == "never"
-        else f"{value!r}; true, false or never was expected"
-    )
+    if value is None or isinstance(value, bool) or value == "never":
+        return None
+    return f"{value!r}; true, false or never was expected"
 
 
 drawn = functools.partial(setting, None, drawn=True)

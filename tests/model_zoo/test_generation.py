@@ -309,6 +309,8 @@ def test_stop_strings(small):
         ({"bad_words_ids": [5]}, "bad_words_ids is"),
         ({"early_stopping": "soon"}, "early_stopping: 'soon'; true, false or never"),
         ({"exponential_decay_length_penalty": [3]}, "exponential_decay_length_penalty: "),
+        ({"exponential_decay_length_penalty": [10**400, 2.0]}, "exponential_decay_length_penalty: "),
+        ({"exponential_decay_length_penalty": [3, float("nan")]}, "exponential_decay_length_penalty: "),
         ({"no_repeat_ngram_size": 1.5}, "no_repeat_ngram_size is 1.5"),
         ({"streamer": object()}, "streamer: object has no put"),
         ({"streamer": TextStreamer(Letters())}, "one row at a time"),
