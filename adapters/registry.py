@@ -22,7 +22,7 @@ from adapters.naming import name_module, trained_in
 from adapters.peft_config import SCORE
 from adapters.restart import base_loading
 from adapters.sites import Site, activate, attach, check_vacant, detach
-from model_zoo.arguments import require
+from model_zoo.arguments import check_argument
 from model_zoo.errors import InputError, nearest
 
 BASE = "__base__"
@@ -363,7 +363,7 @@ class Registry:
 
 def check_model(model: Any) -> None:
     """Raises InputError for what is no network: a name in its place, say."""
-    require("model", "nn.Cell", model)
+    check_argument("model", "nn.Cell", model)
 
 
 def registry(model: nn.Cell) -> Registry:

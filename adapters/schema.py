@@ -135,6 +135,8 @@ class Settings:
             yield from ((field.name, fault) for fault in faults(field.name, hints[field.name], field.metadata, value))
             if not self.targeted and field.name in TARGETS and value not in (None, "", [], ()):
                 yield field.name, f"{field.name} has no meaning here; the method belongs to the whole model"
+        if isinstance(self.targets, (list, tuple)) and not self.targets:
+            yield "targets", "targets is an empty list; leave it out for the default cells"
 
     def validate(self) -> None:
         """Raises InputError for values that make no sense, before any cell is touched."""

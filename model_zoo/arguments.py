@@ -92,7 +92,7 @@ def checked(function: Function) -> Function:
     return checking  # type: ignore[return-value]
 
 
-def require(name: str, annotation: str, value: Any) -> None:
+def check_argument(name: str, annotation: str, value: Any) -> None:
     """Raises InputError for what `misfit` finds."""
     if (wrong := misfit(name, annotation, value)) is not None:
         raise InputError(wrong)

@@ -44,7 +44,8 @@ drawn = functools.partial(setting, None, drawn=True)
 class Choosing:
     """How tokens are chosen. None: what the base's generation_config.json says, or else nothing.
 
-    A field's ``off`` is the value that does nothing beside None; ``drawn`` ones count with do_sample alone.
+    A field's ``off`` is the value that does nothing beside None; ``drawn`` ones count with do_sample alone, ``beams``
+    ones with several beams.
     """
 
     do_sample: bool = setting(False, "Sample; false: greedy decoding, or beam search.")

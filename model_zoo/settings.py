@@ -21,7 +21,7 @@ KINDS = {int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a num
 
 
 def setting(default: Any, description: str, **facts: Any) -> Any:
-    """A field of a method's settings.
+    """A field of settings: of a method, or of how tokens are chosen.
 
     Args:
         default: its value where nothing is said; None: the method or the model decides.
@@ -29,7 +29,7 @@ def setting(default: Any, description: str, **facts: Any) -> Any:
         facts: ``ge``, ``gt``, ``le``, ``lt``: bounds, of a mapping those of its values; ``choices``: the values that
             it can have; ``min_length``: of a text; ``check``: value → what is wrong with it, or None;
             ``recipe=False``: a recipe's adapter section does not have it; ``peft``: its key in PEFT's file, where that
-            is all the difference.
+            is all the difference; ``off``, ``drawn``, ``beams``: see `model_zoo.generation_settings.Choosing`.
     """
     return dataclasses.field(default=default, metadata={"description": description, **facts})
 
@@ -73,8 +73,6 @@ def faults(name: str, hint: Any, facts: Mapping[str, Any], value: Any) -> Iterat
         yield f"{name} is {shown(value)}; {expected(kinds[0], facts)} was expected"
     elif kinds[0] is str and "min_length" in facts and not (isinstance(value, str) and value):
         yield f"{name} is {shown(value)}; a text that is not empty was expected"
-    elif name == "targets" and isinstance(value, (list, tuple)) and not value:
-        yield "targets is an empty list; leave it out for the default cells"
     elif (wrong := misfit(name, str(hint), value)) is not None:
         yield wrong
 

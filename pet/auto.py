@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from model_zoo import auto, tokenizers
-from model_zoo.arguments import require
+from model_zoo.arguments import check_argument
 from model_zoo.causal_lm import CausalLM
 from model_zoo.configs import Config
 from model_zoo.quantization import Quantization
@@ -54,7 +54,7 @@ class AutoModel(auto.AutoModel):
         Raises:
             InputError: no such model, or a tensor is missing, extra or misshapen.
         """
-        require("quantization", "Quantization | dict | None", quantization)
+        check_argument("quantization", "Quantization | dict | None", quantization)
         if isinstance(quantization, dict):
             quantization = Quantization.named(quantization)
         model = auto.AutoModel.from_pretrained(find_model(name_or_directory), dtype, quantization)

@@ -122,16 +122,17 @@ def find_model(name: str | os.PathLike, directory: str | os.PathLike = ".") -> P
         return path
     if path.is_dir():
         inner = min(path.glob("snapshots/*/config.json"), default=None)  # of a repository in Hugging Face's cache
-        why = foreign(os.listdir(path))
-        here = f"; there is one in {inner.parent}" if inner else why and f"; {why}"
+        way = f"there is one in {inner.parent}" if inner else foreign(os.listdir(path))
         wanted = "expected a Hugging Face checkpoint directory"
-        raise InputError(f"model {text!r}: {path} holds no config.json, {wanted}{here}")
+        raise InputError(f"model {text!r}: {path} holds no config.json, {wanted}" + (f"; {way}" if way else ""))
     if path.name == "config.json" and path.is_file():
         return path.parent
     if path.exists():
-        way = f"pet convert {text} --output DIR makes one of MindSpore's" if path.suffix == ".ckpt" else ""
-        way = f"; {way}" if (way := foreign([path.name]) or way) else ""
-        raise InputError(f"model {text!r}: is a file, expected a Hugging Face checkpoint directory{way}")
+        way = foreign([path.name])
+        if path.suffix == ".ckpt" and not way:
+            way = f"pet convert {text} --output DIR makes one of MindSpore's"
+        wanted = "expected a Hugging Face checkpoint directory"
+        raise InputError(f"model {text!r}: is a file, {wanted}" + (f"; {way}" if way else ""))
     presets = preset_names()
     if text in presets:
         raise InputError(

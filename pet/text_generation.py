@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from adapters.stored import check_loadable
-from model_zoo.arguments import require
+from model_zoo.arguments import check_argument
 from model_zoo.errors import InputError, similar
 from model_zoo.generation_settings import DRAWN
 from pet.names import own_tokenizer
@@ -37,7 +37,7 @@ class TextGeneration:
     def __init__(self, model, tokenizer=None, adapter=None, chat: bool | None = None, batch_size: int = 8, **defaults):
         from pet.auto import AutoModel, AutoTokenizer
 
-        require("pipeline: adapter", "str | os.PathLike | None", adapter)
+        check_argument("pipeline: adapter", "str | os.PathLike | None", adapter)
         if adapter is not None:
             check_loadable(adapter)
         if isinstance(model, (str, os.PathLike)):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model_zoo.errors import InputError, nearest, similar
+from model_zoo.generation_settings import settled
 from pet import interrupts
 from pet.cli.chat_session import ChatSession, add_chat_session, make_chat_session, not_text
 from pet.cli.parser import Parser, wrapped
@@ -86,8 +87,7 @@ class Conversation:
                 super().on_text(text)
 
         ids, ends = self.prompt(messages), ends_of(session.model, session.tokenizer)
-        own = session.model.generation_config.get("num_beams")
-        streamed = (settings.num_beams or own or 1) == 1
+        streamed = settled({"num_beams": settings.num_beams}, session.model.generation_config).get("num_beams", 1) == 1
 
         def receive(number: int) -> None:
             if signals or not streamed:  # beams are written in one piece

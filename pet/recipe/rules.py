@@ -199,17 +199,13 @@ def generation(recipe: Recipe) -> Iterator[Finding]:
     """Settings of sampling without sampling, and of beams without beams."""
     settings = recipe.generation
     beams = settings.num_beams is None or settings.num_beams > 1  # the base may have some
-    for names, needed, heeded in (
-        (DRAWN, "do_sample: true", settings.do_sample),
-        (OF_BEAMS, "num_beams above 1", beams),
+    for names, key, needed in (
+        (() if settings.do_sample else DRAWN, "do_sample", "do_sample: true"),
+        (() if beams else OF_BEAMS, "num_beams", "num_beams above 1"),
     ):
-        for name in names if not heeded else ():
+        for name in names:
             if getattr(settings, name) is not None and _given(settings, name):
-                yield _find(
-                    f"generation.{name}",
-                    f"generation.{needed.split()[0].strip(':')}",
-                    f"has no effect without {needed}",
-                )
+                yield _find(f"generation.{name}", f"generation.{key}", f"has no effect without {needed}")
 
 
 def data(recipe: Recipe) -> Iterator[Finding]:

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from model_zoo.arguments import require
+from model_zoo.arguments import check_argument
 from model_zoo.atomic import open_file, read_json
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.errors import InputError
@@ -148,7 +148,7 @@ def save(
     with atomic_directory(path) if distributed.is_main else contextlib.nullcontext() as stage:
         holders: list[str] = []
         place = extra(stage) if distributed.is_main and extra is not None else None
-        require("what save_extra returns", "str | os.PathLike | None", place)
+        check_argument("what save_extra returns", "str | os.PathLike | None", place)
         if place is not None:
             holders = [file.relative_to(stage).as_posix() for file in sorted((stage / place).glob("*.safetensors"))]
         held = {name for holder in holders for name in SafetensorsFile(stage / holder).tensors}

@@ -289,15 +289,11 @@ class AutoProcessor(Processor):
     """A processor by name."""
 
 
-def TextGenerationPipeline(model, tokenizer=None, **settings) -> TextGeneration:
-    """See `pet.pipeline`."""
-    return TextGeneration(model, tokenizer, **settings)
+TextGenerationPipeline = TextGeneration
+WIDE = dict(zip(",!:;?", "，！：；？", strict=True))
 
 
 def process_response(response: str) -> str:
     """An answer of ChatGLM-6B with a year in the place of its mark, and Chinese punctuation beside Chinese letters."""
     text = response.strip().replace("[[训练时间]]", "2023年")
     return re.sub(r"(?<=[\u4e00-\u9fff])[,!:;?]|[,!:;?](?=[\u4e00-\u9fff])", lambda found: WIDE[found[0]], text)
-
-
-WIDE = dict(zip(",!:;?", "，！：；？", strict=True))
