@@ -19,6 +19,7 @@ import numpy as np
 
 from adapters.initial import START
 from adapters.patterns import as_list, check_expression, full_match, in_linear_time, named, within
+from adapters.peft_others import WAYS
 from adapters.schema import Settings, token_ids
 from adapters.settings import LoRA
 from adapters.stacked import UnstackedFile
@@ -65,8 +66,6 @@ IA3_KEYS = (
     "runtime_config",
     "target_modules",
 )
-PEFT_ALONE = ("DELORA", "GLORA", "LN_TUNING", "LOHA", "LOKR", "VBLORA", "XLORA")
-"""PEFT's methods whose names look like misspellings of supported ones."""
 TOKENS_KEYS = ("init_weights", "peft_version", "runtime_config", "target_modules", "token_indices")
 # Settings of LoRA that change the result and that nothing here computes, and what they do: refused unless they are off.
 UNSUPPORTED = {
@@ -123,10 +122,10 @@ def read_adapter_config(directory: str | Path, supported: Collection[str]) -> di
     values = read_json(directory / CONFIG, "a PEFT adapter configuration")
     kind = values.get("peft_type")
     if not isinstance(kind, str) or kind not in supported:
-        raise InputError(
-            f"{directory / CONFIG}: peft_type is {kind!r}; supported: {', '.join(sorted(supported))}"
-            + (similar(kind, supported) if isinstance(kind, str) and kind not in PEFT_ALONE else "")
-        )
+        named = f"{directory / CONFIG}: peft_type is {kind!r}; supported: {', '.join(sorted(supported))}"
+        if isinstance(kind, str):
+            named += f"; {WAYS[kind]}" if kind in WAYS else similar(kind, supported)
+        raise InputError(named)
     for head in (directory / name for name in VALUE_HEADS):
         if head.exists():
             _say_left_out(head)

@@ -13,6 +13,8 @@ from mindspore import nn, ops
 from peers import imported
 
 import pet
+from adapters.methods import BY_PEFT_TYPE
+from adapters.peft_others import WAYS
 from adapters.registry import registry
 from model_zoo.errors import InputError
 
@@ -540,3 +542,32 @@ def test_merge_and_unload_beside_peft(pairs, tmp_path):
     ours = pet.merge_and_unload(ours, safe=True)
     equal((ours, theirs))
     assert ours.parameters_dict().keys() == dict(theirs.named_parameters()).keys()
+
+
+ELSEWHERE = {"C3A": {"block_size": 16}, "LOHA": {"r": 4}, "VERA": {"r": 8, "projection_prng_key": 1}}
+
+
+@pytest.mark.parametrize("kind", ELSEWHERE)
+def test_a_method_that_is_not_here_opens_as_the_lora_that_peft_makes_of_it(pairs, kind, tmp_path):
+    from peft.tuners.lora import conversion
+
+    pair = pairs("llama_gqa")
+    config = {"peft_type": kind, "task_type": "CAUSAL_LM", "target_modules": ["q_proj"], **ELSEWHERE[kind]}
+    made = peft.get_peft_model(copy.deepcopy(pair.theirs), peft.get_peft_config(config)).eval()
+    change_trained(made)
+    made.save_pretrained(tmp_path / "own")
+    with pytest.raises(InputError, match=r"save_as_lora.* makes a LoRA adapter of it, which opens here"):
+        pet.load_adapter(pair.ours, tmp_path / "own")
+    conversion.save_as_lora(tmp_path / "lora", made, rank=1.0)
+    pet.load_adapter(pair.ours, tmp_path / "lora")
+    try:
+        found = pair.our_logits()
+    finally:
+        pet.delete_adapter(pair.ours, "default")
+    np.testing.assert_allclose(found, their_logits(made), rtol=0, atol=LIMIT)
+    assert np.abs(found - pair.our_logits()).max() > 0.01
+
+
+def test_a_way_is_said_for_each_method_of_peft_that_is_not_here():
+    assert set(WAYS) <= set(peft.PeftType)
+    assert not set(WAYS) & set(BY_PEFT_TYPE)

@@ -377,6 +377,8 @@ def test_other_methods_cannot_be_merged(kind, fixtures, tmp_path):
     parts = ("cannot be merged",) if known else (f"peft_type is {kind!r}; supported: BITFIT",)
     message = refused(fixtures / "llama_mha", adapter, tmp_path / "out", *parts)
     assert "did you mean" not in message, "another method is no misspelling"
+    way = {"LOHA": "save_as_lora", "ADALORA": "merge_and_unload", "POLY": "PEFT's alone"}.get(kind, "")
+    assert way in message
 
 
 def test_another_base_is_refused_unless_told(fixtures, tmp_path):

@@ -1,0 +1,20 @@
+"""PEFT's methods that are not here, and what to do with an adapter of one: of most of them PEFT itself makes what opens
+here, a LoRA adapter or a whole checkpoint."""
+
+from __future__ import annotations
+
+AS_LORA = (
+    *("C3A", "DELORA", "FOURIERFT", "GRALORA", "LOHA", "LOKR", "MISS", "PSOFT", "RANDLORA", "TINYLORA", "UNILORA"),
+    *("VBLORA", "VERA", "WAVEFT"),
+)
+MERGED = (
+    *("ADALORA", "BOFT", "DEFT", "FROD", "GLORA", "HIRA", "HRA", "LN_TUNING", "OFT", "OSF", "PEANUT", "PVERA", "ROAD"),
+    *("SHIRA", "SUPERTUNING"),
+)
+NEITHER = ("ADAPTION_PROMPT", "CARTRIDGE", "CPT", "LILY", "MULTITASK_PROMPT_TUNING", "POLY", "SHADOW", "XLORA")
+WAYS = {
+    **dict.fromkeys(AS_LORA, "PEFT's save_as_lora(path, model, rank=1.0) makes a LoRA adapter of it, which opens here"),
+    **dict.fromkeys(MERGED, "PEFT's merge_and_unload() makes a checkpoint of it and its base, which opens here"),
+    **dict.fromkeys(NEITHER, "a method of PEFT's alone"),
+}
+"""By the name in adapter_config.json: what a user of such an adapter can do."""
