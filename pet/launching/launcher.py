@@ -150,6 +150,8 @@ def launch(
         InputError: no command or no such program, no workers, more workers than devices, a machine number outside the
             job, several machines without a secret, or a log directory that cannot be written.
     """
+    if not hasattr(os, "waitid"):
+        raise InputError("pet launch: several processes are started and watched on Linux alone; here one process runs")
     if not command:
         raise InputError("pet launch: no command; write it after --, for example: pet launch -n 2 -- python train.py")
     if workers < 1:

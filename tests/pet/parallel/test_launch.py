@@ -332,6 +332,9 @@ def test_wrong_arguments_are_refused_before_anything_starts(monkeypatch):
     with pytest.raises(InputError, match="host:port"):
         split_address("here")
     assert split_address("[fd00::1]:8118") == ("fd00::1", 8118)
+    monkeypatch.delattr(os, "waitid")  # macOS has none
+    with pytest.raises(InputError, match="on Linux alone"):
+        launch(["true"], 2)
 
 
 @pytest.fixture
