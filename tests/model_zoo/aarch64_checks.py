@@ -29,7 +29,7 @@ HEAP = 0x20_0000_0000
 BACK = 0x30_0000_0000
 """Where a function returns to; nothing is there, and the emulator stops."""
 START = "int pet_use_threads(int); int main(void) { pet_use_threads(1); return 0; }"
-READ, MAP, UNMAP, END = 63, 222, 215, (93, 94)
+MAP, UNMAP, END = 222, 215, (93, 94)
 NEEDLESS = (29, 96, 98, 123, 124, 135, 172, 226, 233)
 """System calls of Linux, by number: the C library asks for these, and nothing depends on what they do."""
 
@@ -40,7 +40,8 @@ def compiled(directory: Path) -> Path:
     flags = [flag for flag in COMMON if flag not in ("-shared", "-fPIC")]
     sources = [*map(str, sorted(SOURCES.glob("*.c"))), str(directory / "main.c")]
     zig = [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-linux-musl", "-static", "-mcpu=tsv110"]
-    subprocess.run([*zig, *flags, *sources, "-lm", "-Wl,--no-gc-sections", "-o", str(directory / "kernels")], check=True)
+    zig.append("-Wl,--no-gc-sections")  # nothing calls them
+    subprocess.run([*zig, *flags, *sources, "-lm", "-o", str(directory / "kernels")], check=True)
     return directory / "kernels"
 
 
@@ -67,7 +68,9 @@ class Program:
         self.heap, self.lent = HEAP, []
         self.processor.hook_add(UC_HOOK_INTR, self.system_call)
         self.processor.hook_add(UC_HOOK_MEM_UNMAPPED, self.lend)
-        headers = next(place + table - offset for _, _, offset, place, _, size, _, _ in loaded if offset <= table < size)
+        headers = next(
+            place + table - offset for _, _, offset, place, _, size, _, _ in loaded if offset <= table < size
+        )
         top = STACK + STACK_SIZE - PAGE
         about = [3, headers, 4, 56, 5, count, 6, PAGE, 25, top, 0, 0]  # what a Linux program finds on its stack
         self.stack = top - PAGE
