@@ -174,6 +174,12 @@ def test_the_engine_is_imported_through_its_door():
     assert wrong == []
 
 
+@pytest.mark.parametrize("suffix", ["py", "c", "h"])
+def test_no_file_of_the_product_is_longer_than_400_lines(suffix):
+    paths = [path for package in PACKAGES for path in (ROOT / package).rglob(f"*.{suffix}")]
+    assert paths and [path for path in paths if len(path.read_text().splitlines()) > 400] == []
+
+
 def test_no_directory_of_the_tests_hides_a_package():
     """A directory of a package's name on the path is found before what `pip install -e` installs."""
     here = str(Path(__file__).parent)

@@ -5,6 +5,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#define INLINE static inline __attribute__((always_inline))
+
 /* How many, and how many such vectors of a product's rows are computed together: what the registers hold. */
 #ifdef __AVX512F__
 enum { LANES = 16, WIDE = 4 };
