@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 import mindspore as ms
 from mindspore import nn
 
-from model_zoo import progress
+from model_zoo import BLIND, progress
+from model_zoo.errors import InputError
 
 _numbers = itertools.count()
 
@@ -46,6 +47,17 @@ class Graph(nn.Cell):
         return self.function(*arguments)
 
 
+def address_of(tensor: ms.Tensor) -> int:
+    """Where a tensor's numbers lie; 0 until an accelerator has them.
+
+    Raises:
+        InputError: MindSpore is `model_zoo.BLIND`.
+    """
+    if ms.__version__ == BLIND and ms.get_context("device_target") == "CPU":
+        raise InputError(f"MindSpore {BLIND} does not say where a CPU's tensors lie: pip install 'mindspore>=2.7.1'")
+    return tensor.data_ptr()
+
+
 class AddressGuard:
     """The addresses of parameters in memory. A compiled graph goes on reading them there: what ``set_data``, and so
     ``mindspore.load_param_into_net``, puts elsewhere it would not see.
@@ -60,12 +72,12 @@ class AddressGuard:
 
     def note(self) -> None:
         """Takes the addresses as they are now for those of the graph."""
-        self.known = [parameter.data_ptr() for parameter in self.parameters]
+        self.known = [address_of(parameter) for parameter in self.parameters]
 
     @property
     def changed(self) -> bool:
         """Whether one of them has another address than was noted."""
-        return self.known is not None and self.known != [parameter.data_ptr() for parameter in self.parameters]
+        return self.known is not None and self.known != [address_of(parameter) for parameter in self.parameters]
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from model_zoo.engine.cells import custom, outputs
 from model_zoo.engine.ir import OPERAND, RESULT, WORKSPACE, Buffer, Instruction, NotTraceable, Value, buffers
 from model_zoo.engine.ops import OPS
 from model_zoo.engine.schedule import batches, factors, schedule
+from model_zoo.graph import address_of
 
 
 def alias_in_place(instructions: Sequence[Instruction], held: set[Buffer]) -> None:
@@ -118,7 +119,7 @@ def bound(weight: Tensor) -> list[int]:
     own, name = not isinstance(weight, Parameter), str(weight.dtype).lower().ljust(4 * NAME_WORDS, "\0")
     words = np.frombuffer(name.encode(), np.int32).tolist()
     numbers = weight.asnumpy().view(np.int32).reshape(-1).tolist() if own else []
-    return [*words_of(0 if own else weight.data_ptr()), *words, len(weight.shape), *weight.shape, *numbers]
+    return [*words_of(0 if own else address_of(weight)), *words, len(weight.shape), *weight.shape, *numbers]
 
 
 def lower(instructions: Sequence[Instruction], operands: Sequence[Value | str]) -> np.ndarray:

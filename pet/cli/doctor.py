@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from model_zoo import BLIND
 from model_zoo.cores import available_cores
 from model_zoo.errors import InputError, explain
 from pet.cli.parser import Parser
@@ -46,7 +47,9 @@ def packages() -> Iterator[Finding]:
         yield "bad", "numpy", f"{numpy}: MindSpore's wheel is built for NumPy 1; its first operator fails. numpy<2"
     if safetensors and _numbers(safetensors) >= (0, 8):
         yield "bad", "safetensors", f"{safetensors} writes wrong bytes for non-contiguous arrays. safetensors<0.8"
-    if mindspore and _numbers(mindspore) != _numbers(TESTED[-1]):
+    if mindspore == BLIND:
+        yield "bad", "mindspore", f"{mindspore} does not say where a CPU's tensors lie. mindspore>=2.7.1"
+    elif mindspore and _numbers(mindspore) != _numbers(TESTED[-1]):
         known = mindspore.startswith(tuple(f"{one}." for one in TESTED))
         told = "passed the quick tests and the full diagnosis on a CPU" if known else "was not tested"
         *older, last = TESTED[:-1]

@@ -6,10 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mindspore
 import pytest
 
 import adapters
+from model_zoo import BLIND
+from model_zoo.errors import InputError
 from model_zoo.generation.streamers import TextStreamer
+from model_zoo.graph import address_of
 from pet.cli import doctor
 from pet.cli.main import main
 from pet.installation import TESTED, foreign_adapters
@@ -149,7 +153,7 @@ def test_a_program_that_imports_pet_hears_of_it(another_library):
     ("version", "words"),
     [
         ("2.10.0", None),
-        ("2.7.2", "2.7.2 passed the quick tests and the full diagnosis"),
+        ("2.7.1", "2.7.1 passed the quick tests and the full diagnosis"),
         ("2.8.0", "2.8.0 passed"),
         ("2.1.0", "2.1.0 was not tested"),
         ("2.11.0", "2.11.0 was not tested; all tests passed with 2.10, the quick ones with 2.7, 2.8 and 2.9"),
@@ -163,10 +167,20 @@ def test_doctor_says_which_versions_were_tested(monkeypatch, version, words):
     assert words is None or told[0].startswith(words)
 
 
+def test_a_mindspore_that_does_not_say_where_tensors_lie_is_refused(monkeypatch):
+    monkeypatch.setattr(doctor, "installed", {"mindspore": BLIND, "numpy": "1.26.4"}.get)
+    assert ("bad", "mindspore") in [finding[:2] for finding in doctor.packages()]
+    weight = mindspore.Parameter(mindspore.Tensor([1.0]))
+    assert address_of(weight) == weight.data_ptr() != 0
+    monkeypatch.setattr(mindspore, "__version__", BLIND)
+    with pytest.raises(InputError, match=r"MindSpore 2\.7\.0 does not say where .*mindspore>=2\.7\.1"):
+        address_of(weight)
+
+
 def test_tested_versions_are_those_that_are_installed_and_that_checks_run_with():
     project, checks = ((ROOT / name).read_text() for name in ("pyproject.toml", ".ci/run"))
     after = ".".join([TESTED[-1].split(".")[0], str(int(TESTED[-1].split(".")[1]) + 1)])
-    assert f'"mindspore>={TESTED[0]},<{after}"' in project
+    assert f'"mindspore>={TESTED[0]}.1,<{after}"' in project
     assert f"mindspore=={TESTED[0]}.*" in checks
 
 
