@@ -128,15 +128,21 @@ def _validate(tree: dict[str, Any], report: Report) -> Recipe | None:
 
 def _cross_check(recipe: Recipe, report: Report, needs: Iterable[str]) -> None:
     for name in needs:
-        path = rules.key(name)
+        path = _key(name)
         if not attrgetter(name)(recipe) and not report.concerns([path]):
             report.add(path, "is missing, and this command needs it")
-    before = set(report.bad)
-    for rule in rules.RULES:
-        for at, others, message in rule(recipe):
-            # a rule about a key that was already refused would talk about its default
-            if not any(path[: len(bad)] == bad or bad[: len(path)] == path for path in (at, *others) for bad in before):
-                report.add(at, message)
+    _report(report, itertools.chain.from_iterable(rule(recipe) for rule in rules.RULES))
+
+
+def _key(text: str) -> KeyPath:
+    return tuple(text.split("."))
+
+
+def _report(report: Report, findings: Iterable[rules.Finding]) -> None:
+    """Adds what rules find, but for what is about a key that was refused before: they would talk about its default."""
+    new = [(at, why) for at, others, why in findings if not report.concerns(map(_key, [at, *others.split()]))]
+    for at, why in new:
+        report.add(_key(at), why)
 
 
 def _expand_paths(tree: dict[str, Any], directory: Path, report: Report, check: bool) -> None:
@@ -234,10 +240,7 @@ def _check_model(recipe: Recipe, report: Report) -> None:
     room = rules.room(recipe, config)
     if room is not None and "max_length" not in recipe.data.model_fields_set and not recipe.data.buckets:
         recipe.data.max_length = max(2, min(room, recipe.data.max_length))
-    before = set(report.bad)
-    for where, others, message in rules.context(recipe, config):
-        if not before.intersection({where, *others}):
-            report.add(where, message)
+    _report(report, rules.context(recipe, config))
 
 
 def _check_adapter(text: str | None, at: KeyPath, report: Report, words: Iterable[str] = ()) -> None:

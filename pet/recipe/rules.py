@@ -21,20 +21,11 @@ from pet.recipe.adapter import MANAGEMENT
 from pet.recipe.classes import OPTIONS
 from pet.recipe.fields import is_jinja
 from pet.recipe.schema import Recipe
-from pet.recipe.source import KeyPath
 
-Finding = tuple[KeyPath, tuple[KeyPath, ...], str]
+Finding = tuple[str, str, str]
+"""The key that is wrong, those that it is at odds with (with spaces between), and what is wrong."""
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length")
-
-
-def key(text: str) -> KeyPath:
-    """``"train.steps"`` as a path."""
-    return tuple(text.split("."))
-
-
-def _find(at: str, others: str, message: str) -> Finding:
-    return key(at), tuple(key(other) for other in others.split()), message
 
 
 def _given(part: Any, name: str) -> bool:
@@ -53,16 +44,16 @@ def adapter(recipe: Recipe) -> Iterator[Finding]:
     """What the method itself refuses together."""
     settings = settings_of(recipe)
     for name, message in settings.problems() if settings is not None else ():
-        yield _find(f"adapter.{name}", "", message.removeprefix(f"{name} ").removeprefix(": "))
+        yield f"adapter.{name}", "", message.removeprefix(f"{name} ").removeprefix(": ")
 
 
 def length(recipe: Recipe) -> Iterator[Finding]:
     """Steps, epochs, warm-up and descent."""
     train = recipe.train
     if train.steps is not None and train.epochs is not None:
-        yield _find("train.steps", "train.epochs", "give steps or epochs, not both")
+        yield "train.steps", "train.epochs", "give steps or epochs, not both"
     if _given(train, "warmup_power") and not train.warmup:
-        yield _find("train.warmup_power", "train.warmup", "has no effect without a warm-up")
+        yield "train.warmup_power", "train.warmup", "has no effect without a warm-up"
     if train.schedule != "wsd":
         return  # a warm-up longer than the run is shortened to it
     phases = [("train.warmup", train.warmup), ("train.decay", train.decay)]
@@ -71,14 +62,12 @@ def length(recipe: Recipe) -> Iterator[Finding]:
     if train.steps is not None:
         for name, value in phases:
             if value >= 1 and value > train.steps:
-                yield _find(
-                    name, "train.steps", f"{value} steps are more than the run has (train.steps: {train.steps})"
-                )
+                yield name, "train.steps", f"{value} steps are more than the run has (train.steps: {train.steps})"
                 return
         if steps + shares * train.steps > train.steps:
-            yield _find("train.warmup", "train.steps train.decay", "warm-up and descent are longer than the run")
+            yield "train.warmup", "train.steps train.decay", "warm-up and descent are longer than the run"
     elif shares > 1:
-        yield _find("train.warmup", "train.decay", "the shares of warm-up and descent are more than the whole run")
+        yield "train.warmup", "train.decay", "the shares of warm-up and descent are more than the whole run"
 
 
 def batches(recipe: Recipe) -> Iterator[Finding]:
@@ -86,39 +75,39 @@ def batches(recipe: Recipe) -> Iterator[Finding]:
     rows, parallel = recipe.train.batch_size, recipe.parallel
     pieces = parallel.data * parallel.micro_batches
     if rows % parallel.data:
-        yield _find("train.batch_size", "parallel.data", f"{rows} rows cannot be divided over {parallel.data} copies")
+        yield "train.batch_size", "parallel.data", f"{rows} rows cannot be divided over {parallel.data} copies"
     elif rows % pieces:
-        yield _find(
+        yield (
             "train.batch_size",
             "parallel.data parallel.micro_batches",
             f"{rows} rows cannot be divided over {parallel.data} × {parallel.micro_batches} micro-batches",
         )
     if parallel.pipeline > 1 and parallel.micro_batches < parallel.pipeline:
-        yield _find(
+        yield (
             "parallel.micro_batches",
             "parallel.pipeline",
             f"{parallel.micro_batches} micro-batches leave stages idle; expected at least {parallel.pipeline}, "
             "one per stage",
         )
     if parallel.reduce_dtype != "float32" and parallel.processes == 1:
-        yield _find("parallel.reduce_dtype", "parallel.data parallel.tensor", "one process adds nothing up over others")
+        yield "parallel.reduce_dtype", "parallel.data parallel.tensor", "one process adds nothing up over others"
     if parallel.reduce_buckets > 1 and (parallel.data != parallel.processes or parallel.data == 1):
         names = "parallel.data parallel.tensor parallel.pipeline"
-        yield _find("parallel.reduce_buckets", names, "gradients are sent in pieces between replicas alone")
+        yield "parallel.reduce_buckets", names, "gradients are sent in pieces between replicas alone"
     elif parallel.reduce_buckets > 1 and parallel.shard_base:
-        yield _find("parallel.reduce_buckets", "parallel.shard_base", "gathers and sums would meet in one graph")
+        yield "parallel.reduce_buckets", "parallel.shard_base", "gathers and sums would meet in one graph"
     if parallel.shard_base and recipe.adapter.method == "none":
-        yield _find("parallel.shard_base", "adapter.method", "every weight is trained, and what is frozen is shared")
+        yield "parallel.shard_base", "adapter.method", "every weight is trained, and what is frozen is shared"
     elif parallel.shard_base and recipe.model.quantization.type is not None:
-        yield _find("parallel.shard_base", "model.quantization.type", "packed weights are not gathered")
+        yield "parallel.shard_base", "model.quantization.type", "packed weights are not gathered"
     if parallel.pipeline == 1 and parallel.micro_batches > 1:
-        yield _find(
+        yield (
             "parallel.micro_batches",
             "parallel.pipeline",
             "only a pipeline is cut into micro-batches; use train.accumulation",
         )
     if parallel.pipeline > 1 and (metrics := recipe.eval.written):
-        yield _find(
+        yield (
             "eval.metrics",
             "parallel.pipeline",
             f"{', '.join(metrics)} need generated answers, and a pipeline does not generate; "
@@ -128,7 +117,7 @@ def batches(recipe: Recipe) -> Iterator[Finding]:
     with contextlib.suppress(InputError):  # joining the job says what is wrong with its variables
         started = read_job().size
     if started not in (1, parallel.processes):
-        yield _find(
+        yield (
             "parallel.data",
             "parallel.tensor parallel.pipeline",
             f"data × tensor × pipeline = {parallel.data} × {parallel.tensor} × {parallel.pipeline} = "
@@ -164,35 +153,28 @@ def optimizer(recipe: Recipe) -> Iterator[Finding]:
     """Settings of another optimizer, schedule or precision than the chosen one."""
     train = recipe.train
     for name, chooser, message in without_effect(train):
-        yield _find(f"train.{name}", f"train.{chooser}", message)
+        yield f"train.{name}", f"train.{chooser}", message
     method, fields = recipe.adapter.method, getattr(named(recipe.adapter.method), "__dataclass_fields__", ())
     if train.lora_plus_ratio is not None and "learning_rate_ratio" not in fields:
-        yield _find("train.lora_plus_ratio", "adapter.method", f"has no effect with adapter.method: {method}")
+        yield "train.lora_plus_ratio", "adapter.method", f"has no effect with adapter.method: {method}"
     dropout = getattr(recipe.adapter, "dropout", None)
     if train.r_drop_alpha > 0 and dropout == 0:
-        yield _find("train.r_drop_alpha", "adapter.dropout", "compares two dropouts of a row, but adapter.dropout is 0")
-
-
-def preferences(recipe: Recipe) -> Iterator[Finding]:
-    """Settings that do not go with learning from preferences."""
-    for at, other, message in preference_rules.problems(recipe):
-        yield _find(at, other, message)
+        yield "train.r_drop_alpha", "adapter.dropout", "compares two dropouts of a row, but adapter.dropout is 0"
 
 
 def evaluation(recipe: Recipe) -> Iterator[Finding]:
     """Evaluation settings that need data, metrics or a schedule."""
     evaluation, data = recipe.eval, recipe.data
     if data.eval and data.eval_fraction:
-        yield _find("data.eval_fraction", "data.eval", "has no effect beside data.eval; keep one of them")
+        yield "data.eval_fraction", "data.eval", "has no effect beside data.eval; keep one of them"
     if data.eval_fraction and not data.train:
-        yield _find("data.eval_fraction", "data.train", "takes rows out of data.train, which is missing")
+        yield "data.eval_fraction", "data.train", "takes rows out of data.train, which is missing"
     for name in ("eval_format", "eval_columns", "eval_rows"):
         if getattr(data, name) is not None and not (data.eval or data.test):
-            yield _find(f"data.{name}", "data.eval", "is about the files of data.eval and data.test, which are missing")
+            yield f"data.{name}", "data.eval", "is about the files of data.eval and data.test, which are missing"
         elif name != "eval_rows" and getattr(data, name) is not None and data.eval_fraction:
-            yield _find(f"data.{name}", "data.eval_fraction", "rows held out of data.train are in its format")
-    for finding in evaluation_rules.problems(evaluation, bool(data.eval or data.eval_fraction)):
-        yield _find(*finding)
+            yield f"data.{name}", "data.eval_fraction", "rows held out of data.train are in its format"
+    yield from evaluation_rules.problems(evaluation, bool(data.eval or data.eval_fraction))
 
 
 def generation(recipe: Recipe) -> Iterator[Finding]:
@@ -205,7 +187,7 @@ def generation(recipe: Recipe) -> Iterator[Finding]:
     ):
         for name in names:
             if getattr(settings, name) is not None and _given(settings, name):
-                yield _find(f"generation.{name}", f"generation.{key}", f"has no effect without {needed}")
+                yield f"generation.{name}", f"generation.{key}", f"has no effect without {needed}"
 
 
 def data(recipe: Recipe) -> Iterator[Finding]:
@@ -213,37 +195,33 @@ def data(recipe: Recipe) -> Iterator[Finding]:
     settings = recipe.data
     if settings.buckets is not None:
         if settings.packing != "buckets":
-            yield _find("data.buckets", "data.packing", f"has no effect with data.packing: {settings.packing}")
+            yield "data.buckets", "data.packing", f"has no effect with data.packing: {settings.packing}"
         if sorted(set(settings.buckets)) != settings.buckets:
-            yield _find("data.buckets", "", "expected rising lengths, such as [128, 256, 512]")
+            yield "data.buckets", "", "expected rising lengths, such as [128, 256, 512]"
         elif settings.buckets[-1] != settings.max_length:
             why = f"the longest must be data.max_length ({settings.max_length})"
-            yield _find("data.buckets", "data.max_length", why)
+            yield "data.buckets", "data.max_length", why
     for name, path in (("mix", "train"), ("rows", "train"), ("eval_rows", "eval"), ("eval_rows", "test")):
         count, paths = len(getattr(settings, name) or []), len(getattr(settings, path) or [])
         fits = count in (0, paths) or (name != "mix" and count == 1) or (path != "train" and not paths)
         if not fits:
             what = "weights" if name == "mix" else "parts"
-            yield _find(f"data.{name}", f"data.{path}", f"{count} {what} for {paths} paths in data.{path}")
+            yield f"data.{name}", f"data.{path}", f"{count} {what} for {paths} paths in data.{path}"
     written = settings.template is not None and not is_jinja(settings.template)
     for name in ("template", "template_without_input"):
         text = getattr(settings, name)
         if text is not None and "{prompt}" not in text and (written or name != "template"):
-            yield _find(f"data.{name}", "", "the text must hold {prompt}, where the question goes")
+            yield f"data.{name}", "", "the text must hold {prompt}, where the question goes"
     if settings.template_without_input is not None and not written:
-        yield _find(
-            "data.template_without_input", "data.template", "belongs to a template that is a text with {prompt}"
-        )
+        yield "data.template_without_input", "data.template", "belongs to a template that is a text with {prompt}"
     if written and settings.enable_thinking is not None:
-        yield _find("data.enable_thinking", "data.template", "a text has no such switch; a chat template may have one")
+        yield "data.enable_thinking", "data.template", "a text has no such switch; a chat template may have one"
     if settings.format in ("text", "tokens"):
         yield from _without_questions(recipe)
     asked = settings.eval_format or settings.format
     if asked in ("text", "tokens") and (written := recipe.eval.written):
         key = "data.eval_format" if settings.eval_format else "data.format"
-        yield _find(
-            "eval.metrics", key, f"{', '.join(written)} compare answers to questions, and {asked} rows hold none"
-        )
+        yield "eval.metrics", key, f"{', '.join(written)} compare answers to questions, and {asked} rows hold none"
 
 
 def _without_questions(recipe: Recipe) -> Iterator[Finding]:
@@ -251,10 +229,10 @@ def _without_questions(recipe: Recipe) -> Iterator[Finding]:
     settings = recipe.data
     for name in ("template", "template_without_input", "enable_thinking", "system"):
         if getattr(settings, name) is not None:
-            yield _find(f"data.{name}", "data.format", f"{settings.format} rows have no question that it could go with")
+            yield f"data.{name}", "data.format", f"{settings.format} rows have no question that it could go with"
     # of a text everything is learnt, so "all" says what happens; of ids what their own labels say
     if settings.train_on in {"text": ("last",), "tokens": ("last", "all")}[settings.format]:
-        yield _find("data.train_on", "data.format", f"has no effect on {settings.format} rows")
+        yield "data.train_on", "data.format", f"has no effect on {settings.format} rows"
 
 
 def streaming(recipe: Recipe) -> Iterator[Finding]:
@@ -262,7 +240,7 @@ def streaming(recipe: Recipe) -> Iterator[Finding]:
     settings = recipe.data
     if not settings.streaming:
         if _given(recipe.data, "stream_window"):
-            yield _find("data.stream_window", "data.streaming", "has no effect without data.streaming: true")
+            yield "data.stream_window", "data.streaming", "has no effect without data.streaming: true"
         return
     whole = {
         "eval_fraction": "rows that stream cannot be divided; give data.eval a file of its own",
@@ -272,9 +250,9 @@ def streaming(recipe: Recipe) -> Iterator[Finding]:
     }
     for name, why in whole.items():
         if getattr(settings, name):
-            yield _find(f"data.{name}", "data.streaming", why)
+            yield f"data.{name}", "data.streaming", why
     if settings.packing == "buckets" and settings.buckets is None:
-        yield _find(
+        yield (
             "data.buckets",
             "data.packing data.streaming data.max_length",
             f"streaming cannot choose the lengths by the data; give them, such as "
@@ -282,29 +260,25 @@ def streaming(recipe: Recipe) -> Iterator[Finding]:
         )
     unknown = "how long an epoch is shows only at its end"
     if recipe.train.steps is None:
-        yield _find("train.steps", "train.epochs data.streaming", f"is needed with data.streaming: {unknown}")
+        yield "train.steps", "train.epochs data.streaming", f"is needed with data.streaming: {unknown}"
     if recipe.eval.every_epochs is not None:
-        yield _find("eval.every_epochs", "data.streaming", f"{unknown} when data streams; set eval.every_steps")
+        yield "eval.every_epochs", "data.streaming", f"{unknown} when data streams; set eval.every_steps"
 
 
 def model(recipe: Recipe) -> Iterator[Finding]:
     """Random weights and adapters."""
     if recipe.model.from_scratch and recipe.adapter.method != "none":
-        yield _find(
+        yield (
             "model.from_scratch",
             "adapter.method",
             f"an adapter ({recipe.adapter.method}) on random weights learns nothing useful; set adapter.method: none",
         )
     if recipe.output.force and recipe.train.resume:
-        yield _find("output.force", "train.resume", "deletes the run that train.resume would go on with; keep one")
+        yield "output.force", "train.resume", "deletes the run that train.resume would go on with; keep one"
     if recipe.output.merged and (reason := getattr(named(recipe.adapter.method), "unmergeable", "")):
-        yield _find(
-            "output.merged",
-            "adapter.method",
-            f"{recipe.adapter.method} cannot be merged into the weights: {reason}",
-        )
+        yield "output.merged", "adapter.method", f"{recipe.adapter.method} cannot be merged into the weights: {reason}"
     if recipe.output.merged and recipe.adapter.method == "none":
-        yield _find("output.merged", "adapter.method", "has no effect without an adapter")
+        yield "output.merged", "adapter.method", "has no effect without an adapter"
 
 
 def packed(recipe: Recipe) -> Iterator[Finding]:
@@ -313,21 +287,19 @@ def packed(recipe: Recipe) -> Iterator[Finding]:
     if section.type is None:
         for name in ("block", "double", "skip"):
             if _given(section, name):
-                yield _find(f"model.quantization.{name}", "", "has no effect without model.quantization.type")
+                yield f"model.quantization.{name}", "", "has no effect without model.quantization.type"
         return
     try:
         section.settings()
     except InputError as error:
         name = next((name for name in ("block", "double") if name in str(error)), "type")
-        yield _find(f"model.quantization.{name}", "model.quantization.type", str(error))
+        yield f"model.quantization.{name}", "model.quantization.type", str(error)
     if section.type == "int8" and _given(section, "block"):
-        yield _find("model.quantization.block", "model.quantization.type", "has no effect with int8, which goes by row")
+        yield "model.quantization.block", "model.quantization.type", "has no effect with int8, which goes by row"
     if recipe.model.from_scratch:
-        yield _find("model.quantization", "model.from_scratch", "random weights are trained, and packed ones cannot be")
+        yield "model.quantization", "model.from_scratch", "random weights are trained, and packed ones cannot be"
     elif recipe.adapter.method == "none":
-        yield _find(
-            "model.quantization", "adapter.method", f"weights in {section.type} cannot be trained; choose an adapter"
-        )
+        yield "model.quantization", "adapter.method", f"weights in {section.type} cannot be trained; choose an adapter"
 
 
 def context_length(config: dict[str, Any]) -> int | None:
@@ -353,7 +325,7 @@ def context(recipe: Recipe, config: dict[str, Any]) -> Iterator[Finding]:
     virtual = limit - rest
     if recipe.data.max_length > rest:
         sum_ = f"{recipe.data.max_length}" + (f" + {virtual} virtual tokens" if virtual else "")
-        yield _find(
+        yield (
             "data.max_length",
             "model.path model.config adapter.length",
             f"{sum_} is longer than the model's context of {limit} tokens",
@@ -362,14 +334,15 @@ def context(recipe: Recipe, config: dict[str, Any]) -> Iterator[Finding]:
         try:
             recipe.model.quantization.settings().places(config_of({**config, **recipe.model.config}))
         except InputError as error:
-            yield _find("model.quantization", "model.quantization.type model.path", str(error))
+            yield "model.quantization", "model.quantization.type model.path", str(error)
     # evaluations' own limit gives way to a small context by itself
     if recipe.generation.max_new_tokens is not None and recipe.generation.max_new_tokens + virtual >= limit:
-        yield _find(
+        yield (
             "generation.max_new_tokens",
             "model.path model.config adapter.length",
             f"{recipe.generation.max_new_tokens} leave no room for a question in the model's context of {limit} tokens",
         )
 
 
-RULES = (adapter, length, batches, optimizer, preferences, evaluation, generation, data, streaming, model, packed)
+RULES = (adapter, length, batches, optimizer, preference_rules.problems, evaluation, generation, data, streaming, model)
+RULES += (packed,)

@@ -30,7 +30,6 @@ def with_settings(train, settings: dict[str, Any]):
     from pet.recipe.problems import checked, elsewhere
     from pet.recipe.rules import length, without_effect
     from pet.recipe.schema import Recipe
-    from pet.recipe.source import dotted
     from pet.recipe.training import Train
     from pet.recipe.trl_names import hint
 
@@ -52,7 +51,7 @@ def with_settings(train, settings: dict[str, Any]):
     if found.steps is not None and found.epochs is not None:
         log.warning("Trainer: steps: %d count, and not epochs: %s", found.steps, found.epochs)
         found = found.model_copy(update={"epochs": None})
-    wrong = [f"{dotted(at)}: {message}" for at, _, message in length(Recipe.model_construct(train=found))]
+    wrong = [f"{at}: {message}" for at, _, message in length(Recipe.model_construct(train=found))]
     for name, _, message in without_effect(found):
         if name in OPTIONS:
             wrong.append(f"train.{name}: {message}")
