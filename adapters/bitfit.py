@@ -63,12 +63,11 @@ class BitFitConfig(BitFit, MethodConfig):
 class AddedBias(AdapterModule):
     """A bias for a cell that has none."""
 
+    saved = ("bias=shift",)
+
     def __init__(self, site):
         super().__init__()
         self.shift = Parameter(Tensor(np.zeros(site.out_features, np.float32)), name="bias")
-
-    def tensors(self) -> dict[str, Parameter]:
-        return {"bias": self.shift}
 
     def why_unmergeable(self) -> str:
         return "the base has no bias at this cell to add it to; BitFit with add_missing=False merges"

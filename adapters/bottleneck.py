@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Tensor, nn, ops
 
 from adapters.dropout import Dropout
 from adapters.factors import generator_for, kaiming_uniform
@@ -93,17 +93,8 @@ class Bottleneck(AdapterModule):
         self.down = projection(kaiming_uniform(generator_for(config.seed, site.path), config.size, into))
         self.activation = Activation(config.non_linearity)
         self.up = projection(np.zeros((site.out_features, config.size)))
-
-    def tensors(self) -> dict[str, Parameter]:
-        found = {
-            "bottleneck_down.weight": self.down.weight,
-            "bottleneck_down.bias": self.down.bias,
-            "bottleneck_up.weight": self.up.weight,
-            "bottleneck_up.bias": self.up.bias,
-        }
-        if self.norm is not None:
-            found.update({"bottleneck_norm.weight": self.norm.weight, "bottleneck_norm.bias": self.norm.bias})
-        return found
+        cells = ("down", "up", "norm") if config.layer_norm else ("down", "up")
+        self.saved = tuple(f"bottleneck_{name}={name}" for cell in cells for name in (f"{cell}.weight", f"{cell}.bias"))
 
     def construct(self, x, y):
         source = x if self.parallel else y

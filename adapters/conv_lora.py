@@ -27,6 +27,8 @@ class LoRAConv(AdapterModule):
     MindSpore keeps a Conv1d's weight with an axis of height 1; A and B have PEFT's three axes.
     """
 
+    saved = ("lora_A.weight", "lora_B.weight")
+
     def __init__(self, config, site):
         super().__init__()
         cell, rank = site.cell, config.rank_at(site.path)
@@ -44,9 +46,6 @@ class LoRAConv(AdapterModule):
             rank, kernel, 1, cell.pad_mode, cell.padding, stride=cell.stride, dilation=cell.dilation, group=1
         )
         self.second = ops.Conv2D(site.out_features, (1, 1))
-
-    def tensors(self) -> dict[str, Parameter]:
-        return {"lora_A.weight": self.lora_A.weight, "lora_B.weight": self.lora_B.weight}
 
     def change(self, x, shape):
         """What B·A adds, as float32 in this shape."""
@@ -75,6 +74,7 @@ class LoRAConv(AdapterModule):
 class DoRAConv(LoRAConv):
     """DoRA on one convolution: a magnitude per output channel. PEFT's shape for it is ``(1, out, 1…)``."""
 
+    saved = (*LoRAConv.saved, "lora_magnitude_vector")
     needs_base = True
 
     def __init__(self, config, site):
@@ -84,9 +84,6 @@ class DoRAConv(LoRAConv):
         self.lora_magnitude_vector = Parameter(Tensor(norms.reshape(self.along)), name="lora_magnitude_vector")
         self.magnitude = Magnitude(norms, self.scale)
         self.product = ops.MatMul(transpose_b=True)
-
-    def tensors(self) -> dict[str, Parameter]:
-        return {**super().tensors(), "lora_magnitude_vector": self.lora_magnitude_vector}
 
     def on_base(self, x, y, base, weight, bias):
         a, b = ops.stop_gradient(self.lora_A.weight), ops.stop_gradient(self.lora_B.weight)

@@ -20,6 +20,8 @@ from adapters.sites import weight_array
 class LoRAEmbedding(AdapterModule):
     """LoRA on one embedding table ``(V, width)``. There is no dropout: the input is ids."""
 
+    saved = ("lora_embedding_A", "lora_embedding_B")
+
     def __init__(self, config, site):
         super().__init__()
         rank = config.rank_at(site.path)
@@ -30,9 +32,6 @@ class LoRAEmbedding(AdapterModule):
         self.lora_embedding_B.learning_rate_ratio = config.learning_rate_ratio
         self.gather = ops.Gather()
         self.product = ops.MatMul(transpose_a=True, transpose_b=True)
-
-    def tensors(self) -> dict[str, Parameter]:
-        return {"lora_embedding_A": self.lora_embedding_A, "lora_embedding_B": self.lora_embedding_B}
 
     def change(self, ids):
         """s·B·A's row of every id, as the cell scales rows: ``(N, width)`` in float32."""
@@ -55,6 +54,7 @@ class LoRAEmbedding(AdapterModule):
 class DoRAEmbedding(LoRAEmbedding):
     """DoRA on one embedding table: a magnitude per column, the norm over the vocabulary, as in PEFT."""
 
+    saved = (*LoRAEmbedding.saved, "lora_magnitude_vector")
     needs_base = True
     starts_from_base = True
 
@@ -63,9 +63,6 @@ class DoRAEmbedding(LoRAEmbedding):
         norms = row_norms(weight_array(site).T)
         self.lora_magnitude_vector = Parameter(Tensor(norms), name="lora_magnitude_vector")
         self.magnitude = Magnitude(norms, self.scale)
-
-    def tensors(self) -> dict[str, Parameter]:
-        return {**super().tensors(), "lora_magnitude_vector": self.lora_magnitude_vector}
 
     def on_base(self, ids, y, base, weight, bias):
         a, b = ops.stop_gradient(self.lora_embedding_A), ops.stop_gradient(self.lora_embedding_B)

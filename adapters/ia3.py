@@ -89,15 +89,14 @@ class IA3(AdapterModule):
         feedforward: scale the input instead of the output.
     """
 
+    saved = ("ia3_l",)
+
     def __init__(self, site, feedforward: bool):
         super().__init__()
         self.changes_input, self.reads_output = feedforward, not feedforward
         self.transposed = site.transposed
         shape = (1, site.in_features) if feedforward else (site.out_features, 1)
         self.ia3_l = Parameter(Tensor(np.ones(shape, np.float32)), name="ia3_l")
-
-    def tensors(self) -> dict[str, Parameter]:
-        return {"ia3_l": self.ia3_l}
 
     def scaled(self, x):
         """Each channel times its factor."""

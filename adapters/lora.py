@@ -87,6 +87,8 @@ class LoRALinear(AdapterModule):
         narrow: the narrow type of its products, which ``kernel`` cannot have (`pet.train.precision`), or None.
     """
 
+    saved = ("lora_A.weight", "lora_B.weight")
+
     def __init__(self, config: LoRAConfig, site):
         super().__init__()
         rank = config.rank_at(site.path)
@@ -167,9 +169,6 @@ class LoRALinear(AdapterModule):
         """A matrix in the weight's own layout as ``(out, in)``, and back."""
         return weight.T if self.transposed else weight
 
-    def tensors(self) -> dict[str, Parameter]:
-        return {"lora_A.weight": self.lora_A.weight, "lora_B.weight": self.lora_B.weight}
-
     def flat(self, x):
         """The adapter's input as ``(N, in)`` in float32, after dropout."""
         flat = x.reshape(-1, x.shape[-1]).astype(ms.float32)
@@ -222,6 +221,7 @@ class LoRALinear(AdapterModule):
 class DoRALinear(LoRALinear):
     """DoRA on one linear cell; see `adapters.dora`. Dropout acts on the input of A alone."""
 
+    saved = (*LoRALinear.saved, "lora_magnitude_vector")
     needs_base = True
 
     def __init__(self, config: LoRAConfig, site):
@@ -230,9 +230,6 @@ class DoRALinear(LoRALinear):
         self.lora_magnitude_vector = Parameter(Tensor(norms), name="lora_magnitude_vector")
         self.magnitude = Magnitude(norms, self.scale)
         self.weight_product = ops.MatMul(transpose_a=site.transposed, transpose_b=True)
-
-    def tensors(self) -> dict[str, Parameter]:
-        return {**super().tensors(), "lora_magnitude_vector": self.lora_magnitude_vector}
 
     def on_base(self, x, y, base, weight, bias):
         a, b = ops.stop_gradient(self.lora_A.weight), ops.stop_gradient(self.lora_B.weight)

@@ -43,6 +43,11 @@ class LowRankAdapterConfig(Settings, MethodConfig):
 class LowRankAdapter(AdapterModule):
     """The network at one cell."""
 
+    saved = (
+        *("low_rank_down_a.weight=down_a.weight", "low_rank_down_b.weight=down_b.weight"),
+        *("low_rank_down.bias=down_bias", "low_rank_up_a.weight=up_a.weight"),
+        *("low_rank_up_b.weight=up_b.weight", "low_rank_up.bias=up_bias"),
+    )
     reads_output = True
 
     def __init__(self, config: LowRankAdapterConfig, site, width: int):
@@ -56,16 +61,6 @@ class LowRankAdapter(AdapterModule):
         self.up_bias = Parameter(Tensor(np.zeros(hidden, np.float32)), name="up_bias")
         self.activation = Activation(config.non_linearity)
         self.product = ops.MatMul(transpose_b=True)
-
-    def tensors(self) -> dict[str, Parameter]:
-        return {
-            "low_rank_down_a.weight": self.down_a.weight,
-            "low_rank_down_b.weight": self.down_b.weight,
-            "low_rank_down.bias": self.down_bias,
-            "low_rank_up_a.weight": self.up_a.weight,
-            "low_rank_up_b.weight": self.up_b.weight,
-            "low_rank_up.bias": self.up_bias,
-        }
 
     def construct(self, x, y):
         flat = y.reshape(-1, y.shape[-1]).astype(ms.float32)  # (N, H)

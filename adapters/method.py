@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -37,11 +38,14 @@ class AdapterModule(nn.Cell):
     engine's table ``construct`` and ``before`` are (`model_zoo.engine.trace`).
 
     Attributes:
+        saved: its parameters by the last part of their names in an adapter file, ``name=attribute`` where the two
+            differ.
         rows: ``(B,)`` 0/1 Tensor while a batch mixes adapters, else None: the rows that this module applies to.
         reads_output: whether what it adds depends on the output so far, so that the order on a cell matters.
         starts_from_base: whether its first values are taken out of the base's weights.
     """
 
+    saved: ClassVar[tuple[str, ...]]
     changes_input = False
     needs_base = False
     reads_output = False
@@ -68,7 +72,8 @@ class AdapterModule(nn.Cell):
 
     def tensors(self) -> dict[str, Parameter]:
         """The parameters by the last part of their name in an adapter file (``lora_A.weight``)."""
-        raise TypeError(f"{type(self).__name__} must say which tensors it has")
+        pairs = (entry.partition("=") for entry in self.saved)
+        return {name: attrgetter(attribute or name)(self) for name, _, attribute in pairs}
 
     def attached(self, site) -> bool:
         """Called when it sits on its cell, and when another base was loaded beneath it. Returns whether the cell's own

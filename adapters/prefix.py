@@ -177,12 +177,11 @@ class AttentionPrefix(AdapterModule):
 class PrefixShare(AttentionPrefix):
     """Keys and values that are trained as they are."""
 
+    saved = (f"{PEFT_NAME}=prompt",)
+
     def __init__(self, values: np.ndarray):
         super().__init__()
         self.prompt = Parameter(Tensor(np.ascontiguousarray(values, np.float32)), name=PEFT_NAME)
-
-    def tensors(self) -> dict[str, Parameter]:
-        return {PEFT_NAME: self.prompt}
 
     def share(self):
         return self.prompt

@@ -214,6 +214,7 @@ class PromptColumns(AdapterModule):
 class PromptEmbedding(AdapterModule):
     """Puts the prompt where the ids are negative."""
 
+    saved = ()
     changes_input = True
 
     def __init__(self, source: nn.Cell, length: int):
@@ -221,9 +222,6 @@ class PromptEmbedding(AdapterModule):
         object.__setattr__(self, "source", source)  # a child of the module on the model
         self.length = length
         self.gather = ops.Gather()
-
-    def tensors(self) -> dict[str, Parameter]:
-        return {}
 
     def before(self, ids):
         """Ids that the embedding has a row for."""

@@ -92,6 +92,7 @@ class TokenRows(AdapterModule):
         ids: which rows.
     """
 
+    saved = (f"{KEY}=trained",)
     needs_base = True
     starts_from_base = True
 
@@ -103,9 +104,6 @@ class TokenRows(AdapterModule):
         self.place = Tensor(place)
         self.trained = Parameter(Tensor(weight_array(site)[self.ids].astype(np.float32)), name="trained")
         self.gather = ops.Gather()
-
-    def tensors(self) -> dict[str, Parameter]:
-        return {KEY: self.trained}
 
     def on_base(self, ids, y, base, weight, bias):
         place = self.gather(self.place, ids.reshape(-1), 0)  # (N,)
@@ -143,12 +141,9 @@ class TokenOutputs(AdapterModule):
             self.trained = Parameter(Tensor(weight_array(site)[self.ids].astype(np.float32)), name="trained")
         # not as a child: the rows belong to the embedding's module
         object.__setattr__(self, "owner", (shared or self,))
-        self.own = shared is None
+        self.saved = TokenRows.saved if shared is None else ()
         self.table_rows, self.gather = stored_rows(), ops.Gather()
         self.product = ops.MatMul(transpose_b=True)
-
-    def tensors(self) -> dict[str, Parameter]:
-        return {KEY: self.trained} if self.own else {}
 
     def on_base(self, x, y, base, weight, bias):
         rows = self.table_rows(weight, self.row)  # (n, width)
