@@ -293,6 +293,13 @@ class Config:
         return config
 
     @classmethod
+    def published(cls, architecture: str | None = None, **values: Any) -> dict[str, Any]:
+        """The config.json of a published model: what is said of it, and the fields' defaults."""
+        defaults = {field.name: field.default for field in dataclasses.fields(cls) if field.name != "extra"}
+        values = {**{name: value for name, value in defaults.items() if value is not None}, **values}
+        return {"architectures": [architecture or cls.architectures[values["model_type"]]], **values}
+
+    @classmethod
     def check_types(cls, values: Mapping[str, Any]) -> None:
         """Raises InputError for every value that is not of its field's type, sizes below 1 among them."""
         hints = get_type_hints(cls)

@@ -131,23 +131,4 @@ class GLMConfig(Config):
 
 
 CONFIG = GLMConfig
-PRESETS = {
-    "glm_6b": {
-        "architectures": ["ChatGLMModel"],
-        "model_type": "chatglm",
-        "position_encoding_2d": True,
-        "num_layers": 28,
-        "hidden_size": 4096,
-        "inner_hidden_size": 16384,
-        "num_attention_heads": 32,
-        "vocab_size": 130528,
-        "max_sequence_length": 2048,
-        "layernorm_epsilon": 1e-5,
-        "pad_token_id": 3,
-        "mask_token_id": 130000,
-        "gmask_token_id": 130001,
-        "bos_token_id": 130004,
-        "eos_token_id": 130005,
-        "torch_dtype": "float16",
-    }
-}
+PRESETS = {"glm_6b": GLMConfig.published("ChatGLMModel", inner_hidden_size=16384, torch_dtype="float16")}

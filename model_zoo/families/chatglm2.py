@@ -100,40 +100,14 @@ class ChatGLM2Config(Config):
 
 
 CONFIG = ChatGLM2Config
-
-
-def _published(layers: int = 28, **other) -> dict:
-    return {
-        "architectures": ["ChatGLMModel"],
-        "model_type": "chatglm",
-        "num_layers": layers,
-        "hidden_size": 4096,
-        "ffn_hidden_size": 13696,
-        "kv_channels": 128,
-        "num_attention_heads": 32,
-        "multi_query_attention": True,
-        "multi_query_group_num": 2,
-        "padded_vocab_size": 65024,
-        "seq_length": 32768,
-        "add_qkv_bias": True,
-        "add_bias_linear": False,
-        "rmsnorm": True,
-        "post_layer_norm": True,
-        "original_rope": True,
-        "layernorm_epsilon": 1e-5,
-        "tie_word_embeddings": False,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        "torch_dtype": "float16",
-        **other,
-    }
-
+_OLDER = {"eos_token_id": 2, "pad_token_id": 0, "torch_dtype": "float16"}
 
 PRESETS = {
-    "glm2_6b": _published(),
-    "glm3_6b": _published(seq_length=8192),
-    "glm4_9b": _published(
-        40,
+    "glm2_6b": ChatGLM2Config.published("ChatGLMModel", **_OLDER),
+    "glm3_6b": ChatGLM2Config.published("ChatGLMModel", seq_length=8192, **_OLDER),
+    "glm4_9b": ChatGLM2Config.published(
+        "ChatGLMModel",
+        num_layers=40,
         padded_vocab_size=151552,
         seq_length=8192,
         layernorm_epsilon=1.5625e-7,

@@ -60,12 +60,5 @@ class GemmaConfig(RotaryConfig):
 
 def published_gemma(config: type[GemmaConfig], dims: Sequence[int], **other: Any) -> dict[str, Any]:
     """As `published`, with what all published ones have in common."""
-    common = {
-        "hidden_activation": "gelu_pytorch_tanh",
-        "attention_bias": False,
-        "tie_word_embeddings": True,
-        "bos_token_id": 2,
-        "eos_token_id": 1,
-        "pad_token_id": 0,
-    }
+    common = {"tie_word_embeddings": True, "bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
     return published(config, dims, **common, **other)

@@ -39,9 +39,6 @@ def _gemma2(*dims: int, scalar: int = 256) -> dict:
     return published_gemma(
         Gemma2Config,
         dims,
-        vocab_size=256000,
-        max_position_embeddings=8192,
-        rope_theta=10000.0,
         query_pre_attn_scalar=scalar,
         sliding_window=4096,
         attn_logit_softcapping=50.0,

@@ -51,11 +51,9 @@ def _gemma3(*dims: int, context: int = 131072, window: int = 1024, **other) -> d
         Gemma3Config,
         dims,
         max_position_embeddings=context,
-        rope_theta=1000000.0,
-        rope_local_base_freq=10000.0,
         sliding_window=window,
         sliding_window_pattern=6,
-        **{"vocab_size": 262208, "query_pre_attn_scalar": 256, **other},
+        **other,
     )
 
 

@@ -86,22 +86,8 @@ CONFIG = GPT2Config
 
 
 def _published(layers: int, hidden: int, heads: int, context: int = 1024) -> dict:
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "n_layer": layers,
-        "n_embd": hidden,
-        "n_head": heads,
-        "n_positions": context,
-        "n_ctx": context,
-        "vocab_size": 50257,
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": 1e-5,
-        "tie_word_embeddings": True,
-        "bos_token_id": 50256,
-        "eos_token_id": 50256,
-        "torch_dtype": "float32",
-    }
+    sizes = {"n_layer": layers, "n_embd": hidden, "n_head": heads, "n_positions": context, "n_ctx": context}
+    return GPT2Config.published(**sizes, bos_token_id=50256, eos_token_id=50256, torch_dtype="float32")
 
 
 PRESETS = {

@@ -59,15 +59,7 @@ class LlamaConfig(RotaryConfig):
 
 CONFIG = LlamaConfig
 
-LLAMA = {
-    "hidden_act": "silu",
-    "vocab_size": 32000,
-    "max_position_embeddings": 2048,
-    "rope_theta": 10000.0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "torch_dtype": "float16",
-}
+LLAMA = {"bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "float16"}
 LLAMA2 = {**LLAMA, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
 LLAMA3 = {
     **LLAMA,

@@ -30,15 +30,7 @@ class Qwen3Config(RotaryConfig):
 CONFIG = Qwen3Config
 
 
-PUBLISHED = {
-    "hidden_act": "silu",
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-    "rope_theta": 1000000.0,
-    "attention_bias": False,
-    "bos_token_id": 151643,
-    "eos_token_id": 151645,
-}
+PUBLISHED = {"max_position_embeddings": 40960, "rope_theta": 1000000.0, "bos_token_id": 151643, "eos_token_id": 151645}
 """What all published models of these generations have in common."""
 
 

@@ -82,8 +82,6 @@ def _qwen3_moe(layers: int, hidden: int, heads: int, ffn: int, of_expert: int) -
         Qwen3MoeConfig,
         (layers, hidden, heads, 4, ffn, 128),
         moe_intermediate_size=of_expert,
-        num_experts=128,
-        num_experts_per_tok=8,
         norm_topk_prob=True,
         decoder_sparse_step=1,
         mlp_only_layers=[],

@@ -221,12 +221,5 @@ SIZES = (
 
 def published(config: type[RotaryConfig], dims: Sequence[int], **other: Any) -> dict[str, Any]:
     """The config.json of a published model, given its `SIZES`; a head's may be left out."""
-    values = {
-        "model_type": config.model_type,
-        **dict(zip(SIZES, dims, strict=False)),
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        **other,
-    }
-    return {"architectures": [config.architectures[values["model_type"]]], **values}
+    sizes = dict(zip(SIZES, dims, strict=False))
+    return config.published(**{**sizes, "tie_word_embeddings": False, "torch_dtype": "bfloat16", **other})
