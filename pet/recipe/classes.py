@@ -16,7 +16,7 @@ CALLBACKS = {
     "metrics": "pet.train.callbacks.records:MetricsFile",
     "samples": "pet.train.callbacks.records:SamplesFile",
     "csv": "pet.train.callbacks.records:CsvFile",
-    "tensorboard": "pet.train.callbacks.tensorboard:TensorBoard",
+    "tensorboard": "pet.train.callbacks.trackers:TensorBoard",
     "wandb": "pet.train.callbacks.trackers:WandB",
     "swanlab": "pet.train.callbacks.trackers:SwanLab",
     "mlflow": "pet.train.callbacks.trackers:MLflow",
