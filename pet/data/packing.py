@@ -57,6 +57,20 @@ def causal_layout(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return positions, positions + 1
 
 
+def placed(ids: np.ndarray, real: np.ndarray, layout: LayoutFunction) -> dict[str, np.ndarray]:
+    """``position_ids``, ``start`` and ``end`` of rows ``(B, S)`` with one document each, wherever their padding is."""
+    count, length = ids.shape
+    positions = np.zeros((count, *layout(ids[0])[0].shape[:-1], length), np.int32)
+    start = np.tile(np.arange(length, dtype=np.int32), (count, 1))
+    end = start + 1
+    for row in range(count):
+        kept = np.flatnonzero(real[row])
+        if len(kept):
+            positions[row][..., kept], ends = layout(ids[row, kept])
+            start[row, kept], end[row, kept] = kept[0], np.asarray(ends) + kept[0]
+    return {"position_ids": positions, "start": start, "end": end}
+
+
 def shared_tokens(first: Sample, second: Sample, layout: LayoutFunction) -> int:
     """How many tokens at the beginning of two documents (ids, trained) can stand in a row once for both: the same ones,
     at the same positions, none of which is learnt, predicts what is learnt, or sees a token that is not shared."""

@@ -13,7 +13,7 @@ from model_zoo.errors import InputError, nearest
 
 from .dataset import IGNORED, TokenDataset, learnt
 from .loader import Batch, check_division
-from .packing import LayoutFunction, causal_layout, collate
+from .packing import LayoutFunction, causal_layout, placed
 from .settings import DataSettings
 
 
@@ -174,7 +174,7 @@ class CollateLoader:
         # what follows padding cannot be predicted from it
         after_real = np.pad(real_tokens[:, :-1], ((0, 0), (1, 0)))
         trained = real_tokens & after_real if given is None else given != IGNORED
-        made = self._arrange(ids, real_tokens)
+        made = placed(ids, real_tokens, self.layout)
         labels = np.where(trained, ids if given is None else given, IGNORED).astype(np.int32)
         labels[len(real) :] = IGNORED
         batch = Batch({**made, **values, "labels": labels})
@@ -184,27 +184,6 @@ class CollateLoader:
         batch.label_tokens = int((labels[:, 1:] != IGNORED).sum())
         batch.useful_tokens = int(real_tokens[: len(real)].sum())
         return batch
-
-    def _arrange(self, ids: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
-        """Positions and visibility of rows whose real tokens stand together, wherever the padding is."""
-        batch, length = ids.shape
-        made: dict[str, np.ndarray] = {}
-        for row in range(batch):
-            kept = np.flatnonzero(real[row])
-            document = ids[row, kept]
-            rows = [[(document, np.ones(len(document), bool))]] if len(kept) else [[]]
-            two = np.ndim(self.layout(ids[row])[0])
-            one = collate(rows, length, layout=self.layout, position_rows=two)
-            shift = int(kept[0]) if len(kept) else 0
-            for name in ("position_ids", "start", "end"):
-                target = made.setdefault(name, np.zeros((batch, *one[name].shape[1:]), np.int32))
-                if name == "position_ids":
-                    target[row][..., kept] = one[name][0][..., : len(kept)]
-                else:
-                    own = np.arange(length) + (name == "end")
-                    target[row] = own
-                    target[row, kept] = one[name][0, : len(kept)] + shift
-        return made
 
 
 def stack(samples: list[Mapping[str, Any]]) -> dict[str, np.ndarray]:

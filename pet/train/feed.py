@@ -23,7 +23,7 @@ from model_zoo.errors import InputError, first_line, shown
 from pet.auto import AutoTokenizer
 from pet.data import DataSettings, load_dataset, make_loader
 from pet.data.dataset import IGNORED
-from pet.data.packing import causal_layout
+from pet.data.packing import causal_layout, placed
 from pet.recipe.classes import rows_of
 from pet.recipe.training import Train
 from pet.train.distributed import DistributedContext
@@ -155,7 +155,7 @@ def complete(batch: dict[str, Any], model=None, index: int = 0) -> dict[str, Any
     ids = _integers(batch["input_ids"], f"batch {index}: input_ids")
     if ids.ndim != 2 or not ids.size:
         raise InputError(f"batch {index}: input_ids has shape {ids.shape}; (batch, length) expected")
-    count, length = ids.shape
+    count = len(ids)
     mask = batch.get("attention_mask")
     mask = np.ones_like(ids) if mask is None else _integers(mask, f"batch {index}: attention_mask", truths=True)
     if mask.size and not 0 <= mask.min() <= mask.max() <= 1:
@@ -173,37 +173,25 @@ def complete(batch: dict[str, Any], model=None, index: int = 0) -> dict[str, Any
     whole["sample_ids"] = list(names) if is_several(names) else []
     if len(whole["sample_ids"]) != count:
         raise InputError(f"batch {index}: sample_ids is {shown(names)}; a list of {count} was expected")
-    placed = {key: _integers(batch[key], f"batch {index}: {key}") for key in PLACES if key in batch}
-    for key, value in placed.items():
+    given = {key: _integers(batch[key], f"batch {index}: {key}") for key in PLACES if key in batch}
+    for key, value in given.items():
         if value.shape[:1] + value.shape[-1:] != ids.shape or (key in INTERVAL and value.ndim != 2):
             raise InputError(f"batch {index}: {key} has shape {value.shape}, input_ids {ids.shape}")
-    if len(placed) == len(PLACES):
-        return {**whole, **placed}
-    if given := [key for key in INTERVAL if key in placed]:
-        lacking = ", ".join(key for key in PLACES if key not in placed)
-        raise InputError(f"batch {index}: {given[0]} takes no effect without {lacking}")
+    if len(given) == len(PLACES):
+        return {**whole, **given}
+    if alone := [key for key in INTERVAL if key in given]:
+        lacking = ", ".join(key for key in PLACES if key not in given)
+        raise InputError(f"batch {index}: {alone[0]} takes no effect without {lacking}")
     context = getattr(model, "room", None)
     if context is not None and (longest := int((mask != 0).sum(1).max())) > context:
         raise InputError(f"batch {index}: a row of {longest} tokens is longer than the model's context of {context}")
-    layout = layout_of(model)
-    own = np.arange(length, dtype=np.int32)
-    start, end = np.tile(own, (count, 1)), np.tile(own + 1, (count, 1))
-    positions = None
     for row in range(count):
         real = np.flatnonzero(mask[row])
-        if not len(real):
-            continue
-        first, last = int(real[0]), int(real[-1]) + 1
-        if last - first != len(real):
+        if len(real) and real[-1] - real[0] >= len(real):
             raise InputError(f"batch {index}, row {row}: attention_mask has a hole; one run of 1 expected")
-        places, ends = layout(ids[row, first:last])
-        if positions is None:
-            positions = np.zeros((count, *places.shape[:-1], length), np.int32)
-        positions[row, ..., first:last] = places
-        start[row, first:last], end[row, first:last] = first, np.asarray(ends) + first
-    if positions is None:
+    if not mask.any():
         raise InputError(f"batch {index}: attention_mask is 0 everywhere")
-    return {**whole, "position_ids": placed.get("position_ids", positions), "start": start, "end": end}
+    return {**whole, **placed(ids, mask != 0, layout_of(model)), **given}
 
 
 def _integers(value, name: str, truths: bool = False) -> np.ndarray:
