@@ -59,10 +59,7 @@ class ChatGLMTokenizer(SentencePieceTokenizer):
         offset = self.num_image_tokens = int(num_image_tokens or 0)
         controls = control_pieces(processor, offset)
         super().__init__(
-            processor,
-            str(vocab_file),
-            {**(files.companions() if files else {}), "ice_text.model": data},
-            controls,
+            *(vocab_file, data, processor, controls, files),
             offset=offset,
             bos=controls["<sop>"],
             eos=controls["<eop>"],

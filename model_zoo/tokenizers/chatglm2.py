@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from model_zoo.errors import InputError
-from model_zoo.tokenizers.files import TokenizerFiles, parse_sentencepiece, read_bytes
+from model_zoo.tokenizers.files import TokenizerFiles
 from model_zoo.tokenizers.sentencepiece_model import SentencePieceTokenizer, control_pieces
 from model_zoo.tokenizers.special import extra_tokens
 
@@ -32,10 +32,7 @@ class ChatGLM2Tokenizer(SentencePieceTokenizer):
         files: TokenizerFiles | None = None,
     ):
         settings = dict(settings or {})
-        data = read_bytes(vocab_file)
-        processor = parse_sentencepiece(data, vocab_file)
-        if processor.piece_to_id("[gMASK]") != processor.unk_id():
-            raise InputError(f"{vocab_file}: found the sentencepiece model of ChatGLM-6B, expected one of ChatGLM2/3")
+        data, processor = self.opened(vocab_file, "ChatGLM2/3")
         size = processor.get_piece_size()
         controls = control_pieces(processor)
         controls.update({"<bos>": processor.bos_id(), "<eos>": processor.eos_id(), "<pad>": processor.unk_id()})
@@ -47,10 +44,7 @@ class ChatGLM2Tokenizer(SentencePieceTokenizer):
                     "the two files are of different models"
                 )
         super().__init__(
-            processor,
-            str(vocab_file),
-            {**(files.companions() if files else {}), "tokenizer.model": data},
-            controls,
+            *(vocab_file, data, processor, controls, files),
             bos=processor.bos_id(),
             eos=processor.eos_id(),
             pad=processor.unk_id(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from model_zoo.errors import InputError
-from model_zoo.tokenizers.files import TokenizerFiles, parse_sentencepiece, read_bytes
+from model_zoo.tokenizers.files import TokenizerFiles, parse_sentencepiece
 from model_zoo.tokenizers.sentencepiece_model import (
     NO_FIRST_SPACE,
     SPACE,
@@ -46,10 +46,7 @@ class LlamaTokenizer(SentencePieceTokenizer):
         files: TokenizerFiles | None = None,
     ):
         settings = dict(settings or {})
-        data = read_bytes(vocab_file)
-        processor = parse_sentencepiece(data, vocab_file)
-        if processor.piece_to_id("[gMASK]") != processor.unk_id():
-            raise InputError(f"{vocab_file}: found the sentencepiece model of ChatGLM-6B, expected one of LLaMA")
+        data, processor = self.opened(vocab_file, "LLaMA")
         own = control_pieces(processor)
         controls = {**own, **(files.added if files else {}), **extra_tokens(settings)}
         ids = {}
@@ -72,10 +69,7 @@ class LlamaTokenizer(SentencePieceTokenizer):
         said = {} if legacy is None else {"legacy": self.legacy}
         self._own = {**said, "add_bos_token": bool(add_bos), "add_eos_token": bool(add_eos)}
         super().__init__(
-            processor,
-            str(vocab_file),
-            {**(files.companions() if files else {}), "tokenizer.model": data},
-            controls,
+            *(vocab_file, data, processor, controls, files),
             bos=ids["bos_token"],
             eos=ids["eos_token"],
             pad=pad,

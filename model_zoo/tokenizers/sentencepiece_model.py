@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
+from model_zoo.errors import InputError
 from model_zoo.tokenizers.base import Tokenizer
-from model_zoo.tokenizers.files import protobuf_fields
+from model_zoo.tokenizers.files import parse_sentencepiece, protobuf_fields, read_bytes
 from model_zoo.tokenizers.pieces import SPACE, marks_apart
 
 BPE = 2
@@ -31,12 +33,22 @@ class SentencePieceTokenizer(Tokenizer):
     leading_spaces = 1
     adds_space = True
 
-    def __init__(self, processor, source: str, files, special_tokens, *, offset: int = 0, **more):
-        self.processor = processor
-        self.offset = offset
+    def __init__(self, vocab_file, data: bytes, processor, special_tokens, files, *, offset: int = 0, **more):
+        """``files``: a `TokenizerFiles` that the vocabulary is from, or None."""
+        self.processor, self.offset = processor, offset
+        kept = {**(files.companions() if files else {}), self.file_name: data}
         self._pieces: dict[int, tuple[bytes, int]] = {}
         top = max([processor.get_piece_size() + offset, *(number + 1 for number in special_tokens.values())])
-        super().__init__(source, files, special_tokens, vocab_size=top, **more)
+        super().__init__(str(vocab_file), kept, special_tokens, vocab_size=top, **more)
+
+    @staticmethod
+    def opened(vocab_file, expected: str) -> tuple[bytes, Any]:
+        """A file's bytes and the processor over them. Raises InputError for ChatGLM-6B's, which is another family's."""
+        data = read_bytes(vocab_file)
+        processor = parse_sentencepiece(data, vocab_file)
+        if processor.piece_to_id("[gMASK]") != processor.unk_id():
+            raise InputError(f"{vocab_file}: found the sentencepiece model of ChatGLM-6B, expected one of {expected}")
+        return data, processor
 
     def encode_text(self, text: str) -> list[int]:
         ids = self.processor.encode(text)
