@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from adapters.schema import Settings
-from adapters.settings import method_and_settings, named
+from adapters.settings import NO_HEAD, NO_PLACE, method_and_settings, named
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError
 from model_zoo.generation_settings import DRAWN, OF_BEAMS
 from pet.launching.environment import read_job
-from pet.recipe import evaluation_rules, preference_rules
+from pet.recipe import evaluation_rules
 from pet.recipe.adapter import MANAGEMENT
 from pet.recipe.classes import OPTIONS
-from pet.recipe.fields import is_jinja
+from pet.recipe.fields import ADAPTERS_OFF, PRECOMPUTE, is_jinja
 from pet.recipe.schema import Recipe
 
 Finding = tuple[str, str, str]
@@ -160,6 +160,31 @@ def optimizer(recipe: Recipe) -> Iterator[Finding]:
     dropout = getattr(recipe.adapter, "dropout", None)
     if train.r_drop_alpha > 0 and dropout == 0:
         yield "train.r_drop_alpha", "adapter.dropout", "compares two dropouts of a row, but adapter.dropout is 0"
+
+
+LESS_THAN_HALF = "robust takes less than half of the pairs to be wrong"
+
+
+def preferences(recipe: Recipe) -> Iterator[Finding]:
+    """Settings that do not go with learning from preferences."""
+    train = recipe.train
+    if train.objective == "robust" and train.label_smoothing >= 0.5:
+        yield "train.label_smoothing", "train.objective", LESS_THAN_HALF
+    if train.objective == "kto" and train.batch_size // recipe.parallel.data % 2:
+        yield "train.batch_size", "train.objective", "kto exchanges answers of two rows; give an even number"
+    if train.objective == "reward":
+        if recipe.adapter.method == "none":
+            yield "adapter.method", "train.objective", "reward trains a head beside an adapter; choose one"
+        elif not named(recipe.adapter.method).targeted:
+            yield "adapter.method", "train.objective", f"{recipe.adapter.method} {NO_HEAD}; expected lora, for one"
+        if recipe.output.merged:
+            yield "output.merged", "train.objective", NO_PLACE
+        if written := recipe.eval.written:
+            yield "eval.metrics", "train.objective", f"{', '.join(written)}: a reward model writes no answers"
+    if train.reference == ADAPTERS_OFF and recipe.adapter.method == "none":
+        yield "adapter.method", "train.reference", f"{ADAPTERS_OFF}: there is no adapter to switch off"
+    if train.reference == PRECOMPUTE and recipe.data.streaming:
+        yield "data.streaming", "train.reference", f"{PRECOMPUTE} reads the data beforehand; leave it out"
 
 
 def evaluation(recipe: Recipe) -> Iterator[Finding]:
@@ -344,5 +369,4 @@ def context(recipe: Recipe, config: dict[str, Any]) -> Iterator[Finding]:
         )
 
 
-RULES = (adapter, length, batches, optimizer, preference_rules.problems, evaluation, generation, data, streaming, model)
-RULES += (packed,)
+RULES = (adapter, length, batches, optimizer, preferences, evaluation, generation, data, streaming, model, packed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mindspore import ops
 
 from model_zoo.errors import InputError
-from pet.recipe.preference_rules import LESS_THAN_HALF
+from pet.recipe.rules import LESS_THAN_HALF
 from pet.train.objectives.preference import Preference
 
 
