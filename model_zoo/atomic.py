@@ -199,12 +199,7 @@ def _taking_place(directory: Path, replaces: Iterable[str]) -> Iterator[Path]:
     stage = Path(tempfile.mkdtemp(prefix=f".{directory.name}{UNFINISHED}", dir=place))
     try:
         yield stage
-        os.chmod(stage, default_mode(0o777))
-        written = files_below(stage)
-        for file in written:
-            sync(file)
-        for folder in {file.parent for file in written}:
-            sync(folder)
+        written = settled(stage)
         if not directory.exists() or not any(directory.iterdir()):
             os.replace(stage, directory)
         else:
@@ -221,6 +216,15 @@ def _taking_place(directory: Path, replaces: Iterable[str]) -> Iterator[Path]:
         shutil.rmtree(stage, ignore_errors=True)
         raise
     sync(directory.parent)
+
+
+def settled(stage: Path) -> list[Path]:
+    """The files of a directory that has been filled; they are on the disk, and it has a plain one's permissions."""
+    os.chmod(stage, default_mode(0o777))
+    written = files_below(stage)
+    for path in (*written, *{file.parent for file in written}):
+        sync(path)
+    return written
 
 
 SPECIAL = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}

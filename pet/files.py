@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo import atomic
-from model_zoo.atomic import UNFINISHED, default_mode, explained, files_below, replacing, sync, write_text
+from model_zoo.atomic import UNFINISHED, explained, files_below, replacing, settled, sync, write_text
 from model_zoo.errors import nearest
 
 __all__ = [
@@ -116,12 +116,7 @@ def _filled(path: Path) -> Iterator[Path]:
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}{UNFINISHED}", dir=path.parent))
     try:
         yield temporary
-        os.chmod(temporary, default_mode(0o777))
-        for directory, _, names in os.walk(temporary):
-            for name in names:
-                with open(os.path.join(directory, name), "rb") as stream:
-                    os.fsync(stream.fileno())
-            sync(Path(directory))
+        settled(temporary)
         aside = _aside(path)
         if path.exists():
             os.rename(path, aside)
