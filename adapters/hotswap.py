@@ -15,11 +15,10 @@ from mindspore import nn
 from adapters.initial import START
 from adapters.lora import LoRAConfig
 from adapters.matching import chosen_sites
-from adapters.peft_config import STARTED_BY
 from adapters.registry import Adapter, registry
-from adapters.saving import adapter_config, fill, located, read_arrays
+from adapters.saving import adapter_config, fill, misfits, read_arrays
 from model_zoo.arguments import checked
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, located
 
 FIXED = ("use_dora", "init", "bias", "trainable_tokens")
 """Settings that shape the graph, beside cells and ranks."""
@@ -53,26 +52,14 @@ def hotswap_adapter(model: nn.Cell, directory: str | Path, name: str = "default"
     if not isinstance(config, LoRAConfig):
         raise InputError(f"{directory}: of type {values['peft_type']}, but adapter {name!r} is LoRA")
     with located(directory):
-        arrays, stored, metadata = read_arrays(model, state, directory, values, config, strict=True, skipped=[])
-        config, arrays = config.restarted(model, arrays, metadata.get(STARTED_BY))
+        config, arrays, stored, metadata = read_arrays(model, state, directory, values, config, True, [])
         problems = differences(model, adapter, config)
-    parameters = adapter.tensors()
     arrays = arrays if problems else fitted(adapter, config, arrays)
-    problems += [f"{key} is missing" for key in parameters if key not in arrays]
-    problems += [f"{key} is not part of adapter {name!r}" for key in arrays if key not in parameters]
-    problems += [
-        f"{key} has shape {arrays[key].shape}, adapter {name!r} has {tuple(parameter.shape)}"
-        for key, parameter in parameters.items()
-        if key in arrays and arrays[key].shape != tuple(parameter.shape)
-    ]
+    problems += misfits(adapter.tensors(), arrays)
     InputError.raise_any([f"{directory}: {problem}" for problem in problems])
     fill(adapter, arrays)
-    adapter.source = {
-        "values": values,
-        "config": copy.deepcopy(adapter.config),
-        "tensors": stored,
-        "metadata": metadata,
-    }
+    config = copy.deepcopy(adapter.config)
+    adapter.source = {"values": values, "config": config, "tensors": stored, "metadata": metadata}
 
 
 def differences(model: nn.Cell, adapter: Adapter, config: LoRAConfig) -> list[str]:

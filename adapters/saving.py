@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mindspore import nn
+from mindspore import Parameter, nn
 
 from adapters.fitting import add_whole, check_apart, fit, saved_in_full
 from adapters.initial import START
@@ -240,8 +240,7 @@ def load_adapter(
     values, config = adapter_config(directory)
     skipped: list[str] = []
     with located(directory):
-        arrays, stored_arrays, metadata = read_arrays(model, state, directory, values, config, strict, skipped)
-        config, arrays = config.restarted(model, arrays, metadata.get(STARTED_BY))
+        config, arrays, stored, metadata = read_arrays(model, state, directory, values, config, strict, skipped)
         adapter = state.add(config, name)
     try:
         problems = fill(adapter, arrays)
@@ -250,12 +249,7 @@ def load_adapter(
     except BaseException:
         state.delete(name)
         raise
-    adapter.source = {
-        "values": values,
-        "config": copy.deepcopy(config),
-        "tensors": stored_arrays,
-        "metadata": metadata,
-    }
+    adapter.source = {"values": values, "config": copy.deepcopy(config), "tensors": stored, "metadata": metadata}
     if activate:
         state.set(name)
     return skipped + problems
@@ -265,7 +259,8 @@ def read_arrays(model, state, directory: Path, values, config, strict: bool, ski
     """The tensors of an adapter directory, once its header has been found to agree with the configuration.
 
     Returns:
-        The arrays by the modules' names in float32, the same as they are stored, and the file's metadata.
+        The configuration as it was trained, the arrays by the modules' names in float32, the same as they are stored,
+        and the file's metadata.
     """
     with open_weights(directory) as file:
         check_base(model, state, file.metadata, directory, strict, skipped)
@@ -286,7 +281,8 @@ def read_arrays(model, state, directory: Path, values, config, strict: bool, ski
         arrays = {key: file.read(stored, dtype="float32") for key, stored in plain.items()}
         arrays = unpacked(model, config, arrays)
         add_whole(config, model, arrays)
-        return arrays, stored_arrays, dict(file.metadata)
+        config, arrays = config.restarted(model, arrays, file.metadata.get(STARTED_BY))
+        return config, arrays, stored_arrays, dict(file.metadata)
 
 
 def unpacked(model, config, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -353,14 +349,18 @@ def unprefixed(file: SafetensorsFile, directory, config, strict, skipped) -> dic
 def fill(adapter: Adapter, arrays: dict[str, np.ndarray]) -> list[str]:
     """Assigns arrays to the adapter's parameters; what is missing, extra or misshapen is left and returned."""
     parameters = adapter.tensors()
+    for key, array in arrays.items():
+        if key in parameters and tuple(parameters[key].shape) == array.shape:
+            write_parameter(parameters[key], array)
+    return misfits(parameters, arrays)
+
+
+def misfits(parameters: dict[str, Parameter], arrays: dict[str, np.ndarray]) -> list[str]:
+    """What of an adapter's parameters and a file's arrays is missing, extra or misshapen."""
     problems = [f"{key} is missing" for key in parameters if key not in arrays]
     for key, array in arrays.items():
-        parameter = parameters.get(key)
-        if parameter is None:
+        if key not in parameters:
             problems.append(f"{key} belongs to no cell of this model's adapter{nearest(key, parameters)}")
-        elif tuple(parameter.shape) != array.shape:
-            needed = tuple(parameter.shape)
+        elif (needed := tuple(parameters[key].shape)) != array.shape:
             problems.append(f"{key} has shape {array.shape}, the model needs {needed}")
-        else:
-            write_parameter(parameter, array)
     return problems
