@@ -180,10 +180,8 @@ class GLMForPreTraining(_Model):
     _preset = "glm_6b"
 
 
-class GLMChatModel(_Model):
-    """ChatGLM-6B; its answers come from ``generate`` like every model's."""
-
-    _preset = "glm_6b"
+GLMChatModel = GLMForPreTraining
+"""Its answers come from ``generate`` like every model's."""
 
 
 class ChatGLM2ForConditionalGeneration(_Model):
@@ -241,7 +239,7 @@ class Processor:
 
     def __init__(self, tokenizer=None, max_length: int = 128, padding="max_length", return_tensors: str | None = "ms"):
         if not isinstance(tokenizer, own.Tokenizer):
-            raise InputError(f"{type(self).__name__}: tokenizer= is missing, or none of this library's")
+            raise InputError("Processor: tokenizer= is missing, or none of this library's")
         self.tokenizer, self.max_length = tokenizer, max_length
         self.padding, self.return_tensors = padding, return_tensors
 
@@ -273,22 +271,8 @@ class Processor:
         return [self.tokenizer.decode(row.tolist()) for row in np.atleast_2d(np.asarray(ids))]
 
 
-class GPT2Processor(Processor):
-    """For GPT-2."""
-
-
-class GLMProcessor(Processor):
-    """For ChatGLM."""
-
-
-class LlamaProcessor(Processor):
-    """For LLaMA."""
-
-
-class AutoProcessor(Processor):
-    """A processor by name."""
-
-
+GPT2Processor = GLMProcessor = LlamaProcessor = AutoProcessor = Processor
+"""The tokenizer says what differs."""
 TextGenerationPipeline = TextGeneration
 WIDE = dict(zip(",!:;?", "，！：；？", strict=True))
 
