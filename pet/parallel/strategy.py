@@ -86,6 +86,10 @@ class TensorLayout:
         return found
 
 
+EVERYWHERE = TensorLayout((1,), ())
+"""Of a tensor that every device has in full."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Strategy:
     """The layout of a whole job.
@@ -103,16 +107,15 @@ class Strategy:
         """Devices of the job."""
         return self.devices * len(self.stages)
 
-    def layout(self, stage: int, name: str) -> TensorLayout | None:
+    def layout(self, stage: int, name: str) -> TensorLayout:
         """A tensor's layout; that of the parameter for what an optimizer keeps of it (``<slot>.<parameter>``)."""
         known = self.stages[stage]
-        return known.get(name) or known.get(name.partition(".")[2])
+        return known.get(name) or known.get(name.partition(".")[2]) or EVERYWHERE
 
     def held(self, stage: int, name: str) -> bool:
         """Whether a stage has a tensor. What no stage knows (a counter) is everywhere."""
-        return self.layout(stage, name) is not None or not any(
-            self.layout(other, name) for other in range(len(self.stages))
-        )
+        known = [self.layout(other, name) is not EVERYWHERE for other in range(len(self.stages))]
+        return known[stage] or not any(known)
 
 
 def read_strategy(path: str | Path | None) -> Strategy | None:

@@ -17,7 +17,7 @@ from model_zoo.atomic import staged
 from model_zoo.checkpoint.ckpt_io import CkptFile, write_ckpt
 from model_zoo.checkpoint.reading import Checkpoint
 from model_zoo.errors import InputError, nearest
-from pet.parallel.strategy import Strategy, TensorLayout, read_strategy
+from pet.parallel.strategy import EVERYWHERE, Strategy, TensorLayout, read_strategy
 
 PREFIX = "checkpoint_"
 
@@ -75,7 +75,8 @@ def transform(
         for rank in range(ranks):
             stage, device = (0, 0) if after is None else divmod(rank, after.devices)
             names = [name for name in tensors.shapes if after is None or after.held(stage, name)]
-            parts = {name: Part(name, tensors, after and after.layout(stage, name), device) for name in names}
+            layouts = {name: EVERYWHERE if after is None else after.layout(stage, name) for name in names}
+            parts = {name: Part(name, tensors, layout, device) for name, layout in layouts.items()}
             path = place / f"rank_{rank}" / f"{prefix}{rank}.ckpt"
             path.parent.mkdir()
             same = tuple((name, part.key) for name, part in parts.items())
@@ -126,17 +127,14 @@ class Source:
             return
         for rank in range(self.strategy.ranks):
             self.files.append(CkptFile(rank_file(directory, rank)))
-        for stage in range(len(self.strategy.stages)):
-            for device in range(self.strategy.devices):
-                rank = stage * self.strategy.devices + device
-                for name in self.files[rank].tensors:
-                    self._add(stage, device, rank, name)
+        for rank, file in enumerate(self.files):
+            for name in file.tensors:
+                self._add(rank, name)
 
-    def _add(self, stage: int, device: int, rank: int, name: str) -> None:
+    def _add(self, rank: int, name: str) -> None:
         dtype, part = self.files[rank].info(name)
-        layout = self.strategy.layout(stage, name)
-        whole = part
-        for division in layout.divisions(part) if layout is not None else ():
+        stage, whole = rank // self.strategy.devices, part
+        for division in self.strategy.layout(stage, name).divisions(part):
             whole = division.whole_shape(whole)
         if self.shapes.setdefault(name, whole) != whole or self.types.setdefault(name, dtype) != dtype:
             raise InputError(f"{self.files[rank].path}: {name} does not fit its parts in other ranks {whole}")
@@ -148,8 +146,7 @@ class Source:
 
     def _key(self, rank: int, name: str, axes: int) -> tuple:
         stage, device = divmod(rank, self.strategy.devices)
-        layout = self.strategy.layout(stage, name)
-        return () if layout is None else layout.key(device, axes)
+        return self.strategy.layout(stage, name).key(device, axes)
 
     def read(self, name: str) -> np.ndarray:
         """A whole tensor, of its stored type; bfloat16 as its bits."""
@@ -158,9 +155,8 @@ class Source:
             return file.read(name) if isinstance(file, CkptFile) else file.raw(name)
         ranks = self.holders[name]
         first = self.files[ranks[0]].read(name)
-        stage = ranks[0] // self.strategy.devices
-        layout = self.strategy.layout(stage, name)
-        if layout is None or (len(ranks) == 1 and not layout.divisions(first.shape)):
+        layout = self.strategy.layout(ranks[0] // self.strategy.devices, name)
+        if len(ranks) == 1 and not layout.divisions(first.shape):
             return first
         whole = np.empty(self.shapes[name], first.dtype)
         missing = whole.size
@@ -180,7 +176,7 @@ class Part:
 
     name: str
     source: Source
-    layout: TensorLayout | None
+    layout: TensorLayout
     device: int
 
     @property
@@ -191,8 +187,6 @@ class Part:
             InputError: an axis that cannot be divided so.
         """
         whole = self.source.shapes[self.name]
-        if self.layout is None:
-            return whole
         for axis, extent in enumerate(whole):
             if extent % self.layout.parts(axis):
                 raise InputError(
@@ -208,7 +202,7 @@ class Part:
     @property
     def key(self) -> tuple:
         """Equal for ranks that hold the same."""
-        return () if self.layout is None else self.layout.key(self.device, len(self.source.shapes[self.name]))
+        return self.layout.key(self.device, len(self.source.shapes[self.name]))
 
     def read(self) -> np.ndarray:
         """The part as an array of its own."""
