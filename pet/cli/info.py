@@ -52,7 +52,7 @@ def describe_model(name: str, options: Any) -> tuple[Facts, str]:
     """(facts, text) of a model and of what tuning it would take."""
     from pet.info import describe
 
-    adapter = {"method": options.method, **settings_of(options.settings)}
+    adapter = {"method": options.method, **settings_of(options)}
     description = describe(
         name,
         adapter,
@@ -71,10 +71,20 @@ def describe_model(name: str, options: Any) -> tuple[Facts, str]:
     return facts, text
 
 
-def quantization_options(parser: Parser) -> None:
-    """The options that say how a base would be packed."""
+def work_options(parser: Parser) -> None:
+    """The options that say how a model would be tuned."""
+    parser.add_argument("settings", metavar="KEY=VALUE", nargs="*", help="settings of the method, such as rank=16")
+    parser.add_argument(
+        "--method", "--adapter", default="lora", dest="method", help="of tuning (default lora); none: every weight"
+    )
+    parser.add_argument("--rank", type=int, metavar="N", help="short for the setting rank=N")
+    parser.add_argument("--targets", metavar="NAME,NAME", help="short for the setting targets")
+    parser.add_argument("--length", type=int, metavar="N", help="tokens in a row (default 512)")
     parser.add_argument("--quantization", metavar="TYPE", help="of the base's projections: int8, nf4, fp4 or int4")
     parser.add_argument("--double", action="store_true", help="with --quantization: scales in 8 bits too")
+    parser.add_argument("--optimizer", default="adamw", help="default adamw")
+    parser.add_argument("--recompute", action="store_true", help="activation checkpointing: less memory, more time")
+    parser.add_argument("--json", action="store_true", help="as JSON")
 
 
 def quantization_of(options: Any):
@@ -88,18 +98,21 @@ def quantization_of(options: Any):
     return Quantization(options.quantization, double=options.double)
 
 
-def settings_of(words: Sequence[str]) -> Facts:
-    """``rank=16`` and the like, with YAML values."""
+def settings_of(options: Any) -> Facts:
+    """The method's settings of `work_options`: ``rank=16`` and the like, with YAML values."""
     from pet.recipe.overrides import parse_override
 
     values: Facts = {}
-    for word in words:
+    for word in options.settings:
         path, value, problems = parse_override(word)
         if problems or len(path) != 1:
             raise InputError(
                 problems[0] if problems else f"{word!r}: expected a setting of the method, such as rank=16"
             )
         values[path[0]] = value
+    for name, value in (("rank", options.rank), ("targets", options.targets)):
+        if value is not None:
+            values[name] = value.split(",") if name == "targets" and "," in value else value
     return values
 
 
@@ -178,21 +191,10 @@ def main(arguments: Sequence[str]) -> int:
     """Print what is known."""
     parser = Parser("pet info", "Show what a model, adapter or run directory holds, without loading it.", EXAMPLES)
     parser.add_argument("name", metavar="MODEL", help="a directory, a bundled tiny base, or a published size")
-    parser.add_argument("settings", metavar="KEY=VALUE", nargs="*", help="settings of the method, such as rank=16")
-    parser.add_argument(
-        "--method", "--adapter", default="lora", dest="method", help="of tuning (default lora); none: every weight"
-    )
-    parser.add_argument("--rank", type=int, metavar="N", help="the same as the setting rank=N")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="rows per step (default 1)")
-    parser.add_argument("--length", type=int, metavar="N", help="tokens in a row (default 512)")
     parser.add_argument("--dtype", help="of the base in memory; default: that of config.json")
-    quantization_options(parser)
-    parser.add_argument("--optimizer", default="adamw", help="default adamw")
-    parser.add_argument("--recompute", action="store_true", help="with activation checkpointing")
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    work_options(parser)
     options = parser.read(arguments)
-    if options.rank is not None:
-        options.settings.append(f"rank={options.rank}")
     facts, text = look_at(options)
     print(json.dumps(facts, indent=2, ensure_ascii=False) if options.json else text)
     return 0

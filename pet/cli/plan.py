@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from model_zoo.errors import InputError, nearest
-from pet.cli.info import quantization_options
+from pet.cli.info import work_options
 from pet.cli.parser import Parser
 
 EXAMPLES = [
@@ -27,21 +27,14 @@ def main(arguments: Sequence[str]) -> int:
     """Plan, and print the table."""
     parser = Parser("pet plan", DESCRIPTION, EXAMPLES)
     parser.add_argument("model", metavar="MODEL", help="a published size, a directory, a config.json, or a tiny base")
-    parser.add_argument("settings", metavar="KEY=VALUE", nargs="*", help="settings of the method, such as rank=16")
     parser.add_argument("--devices", type=int, required=True, metavar="N", help="number of accelerators")
     parser.add_argument("--memory", required=True, metavar="SIZE", help="memory of each device, such as 64GB")
-    parser.add_argument("--method", default="lora", help="tuning method (default lora); none: all weights")
-    parser.add_argument("--rank", type=int, metavar="N", help="short for the setting rank=N")
-    parser.add_argument("--targets", metavar="NAME,NAME", help="short for the setting targets")
+    work_options(parser)
     parser.add_argument("--batch", type=int, metavar="N", help="rows per step over all devices (default 4 each)")
     parser.add_argument("--micro-batch", type=int, metavar="N", help="rows per forward pass; default: the fastest")
-    parser.add_argument("--length", type=int, metavar="N", help="tokens in a row (default 512)")
     parser.add_argument("--dtype", help="of base and activations; default: config.json's, or float32")
-    quantization_options(parser)
     precisions = "fp32", "bf16", "auto"
     parser.add_argument("--precision", choices=precisions, default="fp32", help="of products, on a CPU (default fp32)")
-    parser.add_argument("--optimizer", default="adamw", help="default adamw")
-    parser.add_argument("--recompute", action="store_true", help="activation checkpointing: less memory, more time")
     parser.add_argument("--bandwidth", default="56GB", metavar="SIZE", help="per second in a machine (default 56GB)")
     parser.add_argument("--network", default="25GB", metavar="SIZE", help="per second between machines (default 25GB)")
     parser.add_argument("--latency", type=float, default=20.0, metavar="US", help="of a message, in us (default 20)")
@@ -51,7 +44,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--reserve", default="2GB", metavar="SIZE", help="memory kept by the runtime (default 2GB)")
     parser.add_argument("--top", type=int, default=5, metavar="N", help="print the N fastest layouts (default 5)")
     parser.add_argument("--all", action="store_true", help="print every layout")
-    parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.read(arguments)
     from pet.planning.cluster import Cluster, parse_bytes
 
@@ -92,10 +84,6 @@ def look(options, cluster):
     from pet.planning.search import Work, plan
     from pet.train.precision import choose_precision
 
-    settings = settings_of(options.settings)
-    for name, value in (("rank", options.rank), ("targets", options.targets)):
-        if value is not None:
-            settings[name] = value.split(",") if name == "targets" and "," in value else value
     if options.optimizer not in OPTIMIZER_STATES:
         raise InputError(f"--optimizer {options.optimizer!r} is unknown{nearest(options.optimizer, OPTIMIZER_STATES)}")
     for name in ("batch", "micro_batch", "length"):
@@ -103,7 +91,7 @@ def look(options, cluster):
         if value is not None and value < 1:
             raise InputError(f"--{name.replace('_', '-')} is {value}; at least 1 was expected")
     config = model_config(options.model)
-    adapter = method_config({"method": options.method, **settings})
+    adapter = method_config({"method": options.method, **settings_of(options)})
     stored = None if adapter is None else stored_type(config)
     context = sizes(config).context
     length = min(512, context) if options.length is None else options.length
