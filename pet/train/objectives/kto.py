@@ -97,9 +97,6 @@ class KTO(Preference):
         losses = ops.abs(weight) * (1.0 - ops.sigmoid(self.beta * ops.sign(weight) * (ratio - moved)))
         return losses, self.beta * ratio, whole, (weight > 0).astype(picked.dtype), (weight < 0).astype(picked.dtype)
 
-    def loss_of(self, picked, arrays):
-        return self.of_answers(picked, *arrays)[0].sum()
-
     def measures_of(self, picked, arrays):
         losses, rewards, whole, liked, others = self.of_answers(picked, *arrays)
         moved = ops.tile(arrays[-1].reshape(-1, 1), (1, arrays[0].shape[1])).reshape(-1)

@@ -107,9 +107,6 @@ class Preference(Objective):
         """Log-probabilities of both answers, over the reference's where there is one ``(N,)`` → losses ``(N,)``."""
         raise NotImplementedError(f"{type(self).__name__}.losses")
 
-    def loss_of(self, picked, arrays):
-        return self.of_picked(picked, *arrays)[0].sum()
-
     def measures_of(self, picked, arrays):
         losses, better, worse, chosen, rejected, there = self.of_picked(picked, *arrays)
         ahead = (better > worse).astype(there.dtype) * there
@@ -118,24 +115,23 @@ class Preference(Objective):
         return (*found, *moved(picked, arrays[0], arrays[2]))
 
     def loss(self, logits, *arrays):
-        return self.loss_of(picked_of_logits(self.token, logits, arrays[0]), arrays)
+        return self.measure(logits, *arrays)[0]
 
     def measure(self, logits, *arrays):
         return self.measures_of(picked_of_logits(self.token, logits, arrays[0]), arrays)
 
     def forward(self, model, fast: bool = False) -> Callable:
-        of_hidden = self.by_hidden(picked_of_hidden(model), self.measures_of) if fast else None
-        return through(model, self.measure, of_hidden)
+        return through(model, self.measure, self.by_hidden(picked_of_hidden(model)) if fast else None)
 
     def measure_of_hidden(self, model) -> Callable | None:
-        return self.by_hidden(picked_of_hidden(model, measured=True), self.measures_of)
+        return self.by_hidden(picked_of_hidden(model, measured=True))
 
-    def by_hidden(self, picked: Callable | None, then: Callable) -> Callable | None:
+    def by_hidden(self, picked: Callable | None) -> Callable | None:
         if picked is None:
             return None
 
         def of_hidden(hidden, *arrays):
-            return then(picked(hidden, arrays[0]), arrays)
+            return self.measures_of(picked(hidden, arrays[0]), arrays)
 
         return of_hidden
 
