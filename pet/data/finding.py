@@ -14,8 +14,10 @@ from pet.files import absent, literal, matching
 from .compressed import OPENERS, inner_stem, inner_suffix, is_compressed
 from .records import Problems
 
-SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".text", ".mindrecord", ".parquet", ".arrow")
-EXPECTED = f"{', '.join(SUFFIXES)} (files of text also with {', '.join(OPENERS)} behind)"
+KINDS = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".tsv": "csv", ".txt": "text", ".text": "text"}
+KINDS |= {".mindrecord": "mindrecord", ".parquet": "arrow", ".arrow": "arrow"}
+TEXTS = ("json", "jsonl", "csv", "text")
+EXPECTED = f"{', '.join(KINDS)} (files of text also with {', '.join(OPENERS)} behind)"
 DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 """What Hugging Face's datasets and LLaMA-Factory say of the files beside."""
 TEXTS_BESIDE = ("readme", "license", "licence", "copying", "notice", "changelog", "citation", "requirements")
@@ -33,12 +35,9 @@ UNDECODED = re.compile("[\ud800-\udfff]")
 def kind_of(path: Path) -> str | None:
     """``"json"``, ``"jsonl"``, ``"csv"``, ``"text"``, ``"mindrecord"`` or ``"arrow"`` by the file's name, or None."""
     suffix = inner_suffix(path)
-    kinds = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".tsv": "csv", ".txt": "text", ".text": "text"}
-    if not is_compressed(path):
-        # MindSpore numbers the parts of a set: rows.mindrecord0, rows.mindrecord1; their .db files are indices
-        suffix = ".mindrecord" if suffix.rstrip("0123456789") == ".mindrecord" else suffix
-        kinds |= {".parquet": "arrow", ".arrow": "arrow", ".mindrecord": "mindrecord"}
-    return kinds.get(suffix)
+    # MindSpore numbers the parts of a set: rows.mindrecord0, rows.mindrecord1; their .db files are indices
+    kind = KINDS.get(".mindrecord" if suffix.rstrip("0123456789") == ".mindrecord" else suffix)
+    return None if is_compressed(path) and kind not in TEXTS else kind
 
 
 def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:

@@ -18,13 +18,12 @@ from model_zoo.errors import first_line
 
 from .binary import read_arrow, read_mindrecord
 from .compressed import BROKEN, inner_suffix, is_compressed, open_bytes, open_text
-from .finding import kind_of
+from .finding import TEXTS, kind_of
 from .records import BEGINNING, Place, Problems, Record, misfit, type_name
 
 READ_AT_ONCE = 1 << 20
 BLANKS = " \t\r\n\ufeff"
 """What may stand between JSON's values; a byte-order mark before the first."""
-TEXTS = ("json", "jsonl", "csv", "text")
 OTHERS = {
     **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), "is UTF-16; save the file as UTF-8"),
     b"\x1f\x8b": "is compressed by gzip; its name must end in .gz",
