@@ -18,7 +18,7 @@ from adapters.lora_peft import written_targets
 from adapters.matching import matches, select
 from adapters.method import AdapterModule, MethodConfig
 from adapters.patterns import as_list
-from adapters.peft_config import IA3_KEYS, ia3_settings
+from adapters.peft_config import IA3_KEYS, LORA_DEFAULTS, ia3_settings
 from adapters.settings import IA3 as Settings
 from model_zoo.errors import InputError
 
@@ -69,7 +69,7 @@ class IA3Config(Settings, MethodConfig):
             "feedforward_modules": short,
             "init_ia3_weights": True,
             "modules_to_save": self.modules_to_save,
-            "peft_version": "0.21.2",
+            "peft_version": LORA_DEFAULTS["peft_version"],
             "target_modules": names,
         }
 

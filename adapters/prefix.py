@@ -22,21 +22,16 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from adapters.factors import generator_for, kaiming_uniform
 from adapters.method import AdapterModule, MethodConfig
+from adapters.peft_config import LORA_DEFAULTS
 from adapters.settings import Prefix
 from adapters.sites import sites
 from model_zoo.activations import tanh
 from model_zoo.errors import InputError
 
 PEFT_NAME = "prompt_embeddings"
-PROMPT_KEYS = (
-    "modules_to_save",
-    "num_attention_heads",
-    "num_layers",
-    "num_transformer_submodules",
-    "num_virtual_tokens",
-    "peft_version",
-    "token_dim",
-)
+PROMPT_DEFAULTS = {"modules_to_save": None, "num_transformer_submodules": 1}
+PROMPT_DEFAULTS["peft_version"] = LORA_DEFAULTS["peft_version"]
+PROMPT_KEYS = (*PROMPT_DEFAULTS, "num_attention_heads", "num_layers", "num_virtual_tokens", "token_dim")
 """Keys of adapter_config.json that PEFT's prompt methods have in common."""
 
 
@@ -321,12 +316,5 @@ def check_only(tensors: dict[str, Any], expected: dict[str, tuple[int, ...]], wh
 
 def prompt_fields(config, dims, heads: int, width: int) -> dict[str, Any]:
     """The JSON fields that PEFT's prompt methods have in common."""
-    return {
-        "modules_to_save": None,
-        "num_attention_heads": heads,
-        "num_layers": dims.layers,
-        "num_transformer_submodules": 1,
-        "num_virtual_tokens": config.length,
-        "peft_version": "0.21.2",
-        "token_dim": width,
-    }
+    sizes = {"num_attention_heads": heads, "num_layers": dims.layers, "token_dim": width}
+    return {**PROMPT_DEFAULTS, **sizes, "num_virtual_tokens": config.length}
