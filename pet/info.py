@@ -71,20 +71,15 @@ class Description:
 
     def to_dict(self) -> dict[str, Any]:
         """The same for a program to read."""
+        values = dataclasses.asdict(self)
+        config, memory = values.pop("config"), values.pop("memory")
         return {
-            "model": self.name,
-            "model_type": self.config.get("model_type"),
-            **sizes(self.config)._asdict(),
-            "parameters": self.parameters,
-            "adapter": self.adapter,
-            "cells": self.cells,
-            "trainable": self.trainable,
+            "model": values.pop("name"),
+            "model_type": config.get("model_type"),
+            **sizes(config)._asdict(),
+            **values,
             "trainable_share": self.share,
-            "batch": self.batch,
-            "length": self.length,
-            "dtype": self.dtype,
-            "quantization": dataclasses.asdict(self.quantization) if self.quantization else None,
-            "memory_bytes": {**self.memory, "total": self.total},
+            "memory_bytes": {**memory, "total": self.total},
         }
 
     def __str__(self) -> str:

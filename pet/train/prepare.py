@@ -52,17 +52,7 @@ def make_distributed_context(recipe):
         return DistributedContext()
     from pet.parallel.context import ParallelContext
 
-    return ParallelContext(
-        layout.data,
-        layout.tensor,
-        layout.pipeline,
-        layout.micro_batches,
-        shard_optimizer=layout.shard_optimizer,
-        shard_base=layout.shard_base,
-        reduce_dtype=layout.reduce_dtype,
-        reduce_buckets=layout.reduce_buckets,
-        profile=recipe.train.profile,
-    )
+    return ParallelContext(**layout.model_dump(), profile=recipe.train.profile)
 
 
 def on_checkpoint(recipe, path: str | os.PathLike):
