@@ -209,17 +209,13 @@ class TokenDataset:
         """The samples at ``indices`` as a dataset of its own, over the same tokens."""
         indices = np.asarray(indices, np.int64)
         origin = np.asarray(self.origin)[indices]
-        return TokenDataset(
-            self.tokens,
-            self.trained,
-            self.starts[indices],
-            self.lengths[indices],
-            origin,
-            self.files,
-            Counts(rows=len(np.unique(origin, axis=0)), samples=len(indices) // self.documents),
-            self.documents,
-            self.end,
-            self.label_counts[indices],
+        return replace(
+            self,
+            starts=self.starts[indices],
+            lengths=self.lengths[indices],
+            origin=origin,
+            counts=Counts(rows=len(np.unique(origin, axis=0)), samples=len(indices) // self.documents),
+            _label_counts=self.label_counts[indices],
         )
 
     def without_repeated(self, other: TokenDataset | None = None) -> TokenDataset:
