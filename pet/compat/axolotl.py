@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pet.compat.axolotl_data import chat_template, datasets, texts
+from pet.compat.axolotl_data import OF_THE_FILE, chat_template, datasets, texts
 from pet.compat.job_files import (
     BITS,
     CACHE,
@@ -97,22 +97,24 @@ def _packed_length(t: Translation, name: str, value: Any) -> None:
 
 def _template(t: Translation, name: str, value: Any) -> None:
     """The prompt of data sets of messages that name none, and of preferences."""
-    own = t.values.get("datasets") or ()
-    told = [str(one.get("type")).startswith("chat_template") and not one.get("chat_template") for one in own]
-    if t.get("data.template"):
-        if not any(told):
-            t.ignore(name, "the data sets have a prompt of their own")
-    elif (text := chat_template(t, value, {})) is not None:
-        t.put("data.template", text)
-    else:
+    own = [one for key in ("datasets", "test_datasets") for one in t.values.get(key) or ()]
+    told = [str(one.get("type")).startswith(OF_THE_FILE) and not one.get("chat_template") for one in own]
+    if t.sources and not any(told):
+        t.ignore(name, "the data sets have a prompt of their own")
+    elif (text := chat_template(t, value, {})) is None:
         own_template(t, name, value)
+    elif not t.sources:
+        t.put("data.template", text)
+
+
+def _jinja(t: Translation, name: str, value: Any) -> None:
+    """Of data sets it has been read with them."""
+    if not t.sources:
+        t.settings.setdefault("data.template", value)
 
 
 def _system(t: Translation, name: str, value: Any) -> None:
-    """For data of the type sharegpt, which earlier releases have; chat templates have no place for it."""
-    if any(str(one.get("type")).startswith("sharegpt") for one in t.values.get("datasets") or ()):
-        t.put("data.system", value)
-    else:
+    if not any(str(one.get("type")).startswith("sharegpt") for one in t.values.get("datasets") or ()):
         t.ignore(name, "it stands in no prompt of axolotl's")
 
 
@@ -243,7 +245,7 @@ TABLE = {
     "min_sample_len": Refused("short samples are learnt, too", harmless=(1, 2)),
     "train_on_inputs": flag("data.train_on", "all"),
     "chat_template": _template,
-    "chat_template_jinja": lambda t, n, v: t.settings.setdefault("data.template", v),  # if nothing says another one
+    "chat_template_jinja": _jinja,
     "eot_tokens": _ends_of_turns,
     "default_system_message": _system,
     "remove_unused_columns": Ignored("columns without a role are not read"),
@@ -327,7 +329,5 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         t.put("train.warmup_like", "axolotl")
     if not {"warmup_steps", "warmup_ratio"} & {name for name in given if given[name] is not None}:
         t.put("train.warmup_most", 100 if t.get("train.warmup") else None)
-    if t.get("data.format") == "text":  # which is divided, and nothing of it is left out
-        t.drop("data.too_long")
     settle(t)
     return t

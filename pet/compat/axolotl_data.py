@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pet.compat.job_files import Source, part, put_data, put_parts
+from pet.compat.job_files import part, put_data, put_parts, usual_roles
 from pet.compat.prompts import ALPACA, AXOLOTL, but
 from pet.data.messages import FLAGS, SAID_BY
 from pet.recipe.translation import Translation
@@ -31,7 +31,7 @@ ENTRY = {
     # read beside this table, or found by the reader itself
     **dict.fromkeys(("path", "type", "data_files", "ds_type", "name", "split", "train_on_split", "shards", "revision")),
     **dict.fromkeys(("message_field_role", "message_field_content", "message_property_mappings", "roles")),
-    **dict.fromkeys(("conversation", "chat_template", "trust_remote_code", "preprocess_shards")),
+    **dict.fromkeys(("conversation", "chat_template", "chat_template_jinja", "trust_remote_code", "preprocess_shards")),
     **dict.fromkeys(("roles_to_train", "train_on_eos", "train_on_eot", "message_field_training")),
 }
 """Keys of a data set's entry -> the role of the column that they name."""
@@ -39,6 +39,9 @@ RANKING = {"field_chosen": "chosen", "field_rejected": "rejected", "field_prompt
 RANKING |= {"field_completion": "answer", "field_label": "label"}
 CHATS = ("chat_template", "sharegpt")
 """Types whose prompt is a chat template."""
+OF_THE_FILE = ("chat_template", "None")
+"""Types whose prompt is the file's ``chat_template`` where they name none; rows of tokens have no prompt."""
+TEXTS = ("template", "template_without_input")
 MESSAGES_ALONE = ("dpo", "ipo", "simpo")
 """Objectives for which chat templates read no column of system texts."""
 RANKED_TYPES = ("chat_template", "chatml", "llama3", "bradley_terry", "None")
@@ -49,20 +52,23 @@ def datasets(t: Translation, name: str, value: Any) -> None:
     """A list of data sets, to train or to evaluate on."""
     key, ranked = "data.eval" if name == "test_datasets" else "data.train", t.get("train.objective") is not None
     known, roles = RANKED_TYPES if ranked else tuple(FORMATS), {**ENTRY, **(RANKING if ranked else {})}
-    found, prompts, parts = [], [], []
+    found, parts = [], []
     for entry in value:
         given = entry.get("type")
         kind, _, style = str(given).partition(":")
         kind = kind.partition(".")[0]
         if isinstance(given, Mapping):  # a prompt of the file's own
             entry = {**entry, **{k: v for k, v in given.items() if k.startswith("field_")}}
-            kind, own = "alpaca", _own_prompt(t, f"{name}.type", given)
+            kind, prompt = "alpaca", _own_prompt(t, f"{name}.type", given)
         elif kind not in known or style not in ("", *ALPACA):
             t.lack(key, f"{name}.type", f"{given!r} is not supported; known: {', '.join(known)}")
-            own = (None, None)
+            prompt = {}
+        elif kind == "alpaca":
+            prompt = dict(zip(TEXTS, ALPACA[style or "instruct"], strict=True))
         else:
-            own = ALPACA[style or "instruct"] if kind == "alpaca" else _prompt(t, name, entry, kind)
-        prompts.append(own)
+            prompt = {"template": _prompt(t, name, entry, kind)}
+        if kind == "sharegpt":  # of earlier releases; chat templates have no place for it
+            prompt["system"] = t.values.get("default_system_message")
         for field, there in entry.items():
             if field not in roles and there:
                 t.refuse(f"{name}.{field}", f"{there!r} is not supported")
@@ -75,15 +81,11 @@ def datasets(t: Translation, name: str, value: Any) -> None:
         parts += [part(t, key, name, entry)] * len(files)
         if len(files) > 1 and parts[-1] != ":":
             t.lack(key, f"{name}.split", f"{entry['split']!r} of several files; one file with these rows is needed")
-        found += [Source(file, FORMATS.get(kind, "auto"), columns, words) for file in files]
+        how = {"format": FORMATS.get(kind, "auto"), "columns": columns, "roles": usual_roles(words), **prompt}
+        how["too_long"] = "cut" if how["format"] == "text" else None  # which is divided, and nothing of it is left out
+        found += [{"path": file, **how} for file in files]
     put_data(t, key, name, found)
     put_parts(t, "data.rows" if key == "data.train" else "data.eval_rows", parts)
-    texts = ("data.template", "data.template_without_input")
-    every = [*prompts, *([tuple(map(t.get, texts))] if key == "data.eval" and t.get("data.train") else [])]
-    if len(set(every)) > 1:
-        t.lack(key, f"{name}.type", "the data sets have different prompts; one data.template is for all")
-    for text, put in zip(texts, every[0] if every else (), strict=False):
-        t.put(text, put)
 
 
 def _messages(t: Translation, name: str, entry: Mapping[str, Any], columns: dict[str, str]) -> dict[str, str]:
@@ -106,15 +108,21 @@ def _messages(t: Translation, name: str, entry: Mapping[str, Any], columns: dict
     return {word: role for role, words in (entry.get("roles") or {}).items() for word in words}
 
 
-def _prompt(t: Translation, name: str, entry: Mapping[str, Any], kind: str) -> tuple[str | None, None]:
+def _prompt(t: Translation, name: str, entry: Mapping[str, Any], kind: str) -> str | None:
     """A data set's chat template; none where the tokenizer's own is meant."""
-    top = t.values.get("chat_template") if kind == "chat_template" else None
+    of_file = t.values if kind == "chat_template" or (kind == "None" and t.get("train.objective")) else {}
+    for given in (entry, of_file):
+        if given.get("chat_template_jinja") and given.get("chat_template") in (None, "jinja"):
+            return given["chat_template_jinja"]
+        if given.get("chat_template"):
+            break
+    top = of_file.get("chat_template")
     named = entry.get("chat_template") or entry.get("conversation") or top or kind
     if (named not in AXOLOTL and named not in (kind, top)) or named == "sharegpt":
         t.ignore(f"{name}: the prompt {named}", "the prompt is that of the model's own tokenizer, or data.template")
     elif named not in AXOLOTL and not {entry.get("train_on_eos"), entry.get("train_on_eot")} <= {None, "turn"}:
         t.refuse(f"{name}.train_on_eos", "with the model's own prompt the end of an answer is learnt")
-    return chat_template(t, named, entry), None
+    return chat_template(t, named, entry)
 
 
 def chat_template(t: Translation, named: Any, entry: Mapping[str, Any]) -> str | None:
@@ -145,16 +153,15 @@ ENDS = {"turn": "{}", "last": "loop.last and {}", "none": "false"}
 tokenizer's end token goes by the first, one of ``eot_tokens`` by the second, and that is both by either."""
 
 
-def _own_prompt(t: Translation, name: str, given: Mapping[str, Any]) -> tuple[str, str | None]:
-    """The file's own prompt of rows with an input and of those without."""
+def _own_prompt(t: Translation, name: str, given: Mapping[str, Any]) -> dict[str, str | None]:
+    """The file's own prompt of rows with an input and of those without, and its text for rows without a system."""
     before = given.get("system_format") or "{system}"
     default = None if given.get("field_system") else given.get("system_prompt")  # which is for rows without the column
     if before != "{system}" and not default:
         t.refuse(name, "system_format without system_prompt: data.template has the same text for rows without a system")
-    t.put("data.system", default or None)
     turns = given.get("format") or "{instruction} {input} ", given.get("no_input_format") or "{instruction} "
     texts = [before + turn.replace("{instruction}", "{prompt}") for turn in turns]
-    return texts[0], texts[1] if texts[1] != texts[0] else None
+    return {TEXTS[0]: texts[0], TEXTS[1]: texts[1] if texts[1] != texts[0] else None, "system": default or None}
 
 
 def texts(t: Translation, name: str, value: Any) -> None:

@@ -6,7 +6,6 @@ A key that a file leaves out has that system's default, not ours: what it says i
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 
 from model_zoo.errors import InputError
 from pet.compat.translation import EVALUATIONS, number, same
-from pet.data.formats import of_this_file
 from pet.data.messages import ROLE_NAMES
 from pet.hub import hub_name
 from pet.recipe.classes import OPTIONS
@@ -133,59 +131,45 @@ COMMON = {
 """Names and rules that both systems' tables have."""
 
 
-@dataclasses.dataclass
-class Source:
-    """A data set of a job file: its path, and how its rows are read.
-
-    Attributes:
-        format, columns: as ``data.format`` and ``data.columns``.
-        roles: words for who says a message, as ``data.roles``.
-        openai: whether LLaMA-Factory reads it as OpenAI's messages, with a system text of its own.
-    """
-
-    path: Any
-    format: str = "auto"
-    columns: dict[str, str] = dataclasses.field(default_factory=dict)
-    roles: dict[str, str] = dataclasses.field(default_factory=dict)
-    openai: bool = False
+def usual_roles(roles: Mapping[str, str]) -> dict[str, str]:
+    """Words for who says a message, without those that mean it in any file."""
+    return {word: role for word, role in roles.items() if ROLE_NAMES.get(word) != role}
 
 
-def _joint(found: list[Source]) -> tuple[str, dict[str, str]] | None:
-    """The format and the columns by which each data set is read as it is to be read by itself; None: there are none."""
-    if all((one.format, one.columns) == (found[0].format, found[0].columns) for one in found):
-        return (found[0].format, found[0].columns) if found else ("auto", {})
-    every = {role: column for one in found for role, column in one.columns.items()}
-    fits = all(of_this_file(every, one.columns.values()) == one.columns for one in found)
-    return ("auto", every) if fits else None
-
-
-def put_data(t: Translation, key: str, name: str, found: list[Source]) -> None:
-    """Data sets as files of one format, or of formats that each file shows.
+def put_data(t: Translation, key: str, name: str, found: list[dict[str, Any]]) -> None:
+    """Data sets as files. How the first with questions is read is said of all, and of the others what differs from it.
 
     Args:
         key: ``data.train`` or ``data.eval``.
         name: the other system's key.
-        found: the data sets.
+        found: the path of each and how its rows are read (`pet.recipe.data.DataPath`); None is as if it were not said.
     """
-    t.sources += found
-    t.put(key, [str(one.path) for one in found])
-    if t.get("train.objective", "sft") != "sft":  # the objective reads rows itself
-        found = [dataclasses.replace(one, format="auto") for one in found]
-    gone = [str(one.path) for one in found if not Path(one.path).expanduser().exists()]
-    if gone:
+    if gone := [str(one["path"]) for one in found if not Path(one["path"]).expanduser().exists()]:
         t.lack(key, name, f"{', '.join(gone)}: no such file; nothing is downloaded")
-    joint, roles = _joint(found), {word: role for one in t.sources for word, role in one.roles.items()}
-    if joint is None or any(roles[word] != role for one in t.sources for word, role in one.roles.items()):
-        t.lack(key, name, "the data sets have columns of different names; one set of data.columns is for all")
-        return
-    t.put("data.roles", {word: role for word, role in roles.items() if ROLE_NAMES.get(word) != role} or None)
-    kind, columns = joint
-    if key == "data.train":
-        t.put("data.format", kind)
-        t.put("data.columns", columns or None)
-    elif (kind, columns) != (t.get("data.format", "auto"), t.get("data.columns", {})):
-        t.put("data.eval_format", kind)
-        t.put("data.eval_columns", columns or None)
+    ranked = {"format": "auto"} if t.get("train.objective", "sft") != "sft" else {}  # the objective reads rows itself
+    told = [{setting: value for setting, value in one.items() if value not in (None, "")} for one in found]
+    readings = [{**AT_REST, **reading, **ranked} for reading in told]
+    if not t.sources and found:
+        asked = [one for one in readings if one["format"] not in ("text", "tokens")]
+        t.sources += (asked or readings)[:1]
+        for setting in t.sources[0].keys() - {"path"}:
+            t.drop(f"data.{setting}")
+            t.put(f"data.{setting}", None if t.sources[0][setting] == {} else t.sources[0][setting])
+    entries = []
+    for reading in readings:
+        own = {setting: value for setting, value in reading.items() if value != t.sources[0].get(setting)}
+        if reading["format"] in ("text", "tokens"):
+            own = {setting: own[setting] for setting in OF_TEXTS if setting in own}
+        own["path"] = str(reading["path"])
+        entries.append(own if len(own) > 1 else own["path"])
+    t.put(key, entries)
+
+
+AT_REST: dict[str, Any] = {"format": "auto", "columns": {}, "roles": {}}
+AT_REST |= dict.fromkeys(("template", "template_without_input", "system", "enable_thinking"))
+"""How rows are read where nothing is said of it."""
+OF_TEXTS = ("format", "columns", "too_long")
+"""What is said of rows without questions."""
 
 
 def preferences(t: Translation, objective: str, given: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from pet.compat.job_files import (
     MODEL,
     SPEED,
     TOKENS,
-    Source,
     base_model,
     own_template,
     packing,
@@ -35,6 +34,7 @@ from pet.compat.job_files import (
     revision,
     settle,
     targets,
+    usual_roles,
 )
 from pet.compat.mindformers.training_arguments import STEPS_WIN, TABLE as ARGUMENTS
 from pet.compat.prompts import LLAMA_FACTORY
@@ -220,64 +220,62 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     home, texts = Path("data"), values.get("stage") == "pt"
     with t.reading("dataset_dir", values.get("dataset_dir")):
         home = Path(values.get("dataset_dir") or home)
-    first = given.get("max_samples")
+    first, prompt = given.get("max_samples"), {} if texts else _prompts(t, values)  # of texts there is none
+    for setting, value in prompt.get(False, {}).items():  # of files that the command line names
+        t.put(f"data.{setting}", value)
     for name, key, rows in (("dataset", "data.train", "data.rows"), ("eval_dataset", "data.eval", "data.eval_rows")):
         if names := values.get(name):
             with t.reading(name, names):
                 every = names.split(",") if isinstance(names, str) else names
-                put_data(t, key, name, [_dataset(t, key, name, home, str(one).strip(), texts) for one in every])
+                put_data(t, key, name, [_dataset(t, key, name, home, str(one).strip(), prompt) for one in every])
             with t.reading("max_samples", first):  # of each data set
                 put_parts(t, rows, [f":{int(first)}"] if first else [])
-    if not texts:  # which have no prompt
-        _prompt(t, values)
     if (values.get("packing") or values.get("neat_packing")) and isinstance(t.get("data.max_length"), int):
         t.put("data.max_length", t.get("data.max_length") - 1)  # as there, for the sake of their padding
     settle(t)
     return t
 
 
-def _prompt(t: Translation, values: Mapping[str, Any]) -> None:
+Prompts = dict[str | bool, dict[str, Any]]
+"""How rows become prompts: of data sets of formatting openai (True), of those with tools, and of the others (False)."""
+
+
+def _prompts(t: Translation, values: Mapping[str, Any]) -> Prompts:
     """The prompt that the file names, with what it says of system texts and thoughts."""
     name, system, thinking = values.get("template"), values.get("default_system"), values.get("enable_thinking", True)
-    prompt, tools = LLAMA_FACTORY.get(str(name)), t.get("data.columns", {}).get("tools")
-    if prompt is None or tools:
-        t.put("data.system", system or None)
-        t.put("data.enable_thinking", None if thinking else thinking)
-        if tools:
-            t.ignore("template", "tools are as the model's own tokenizer has them")
-        elif name is not None:
+    own = {"system": system or None, "enable_thinking": None if thinking else thinking}
+    prompt = LLAMA_FACTORY.get(str(name))
+    if prompt is None:
+        if name is not None:
             own_template(t, "template", name)
-        return
+        return dict.fromkeys((True, "tools", False), own)
     if values.get("train_on_prompt") and prompt.one_end:
         t.refuse("train_on_prompt", f"the template {name} does not take it, nor does it there")
-    openai = [source.openai for source in t.sources]
-    if len(set(openai)) > 1:
-        t.lack(
-            "data.train", "dataset", "formatting: openai has another system text than the others; one file is needed"
-        )
     last = bool(values.get("mask_history") or t.get("train.objective")) and not values.get("preserve_thinking")
     prompt = prompt if system is None else replace(prompt, default=str(system))
-    t.put("data.template", prompt.jinja(thinking=thinking, last_thought=last, openai=any(openai)))
+    texts = {kind: prompt.jinja(thinking=thinking, last_thought=last, openai=kind) for kind in (True, False)}
+    return {"tools": own, **{kind: {"template": text} for kind, text in texts.items()}}
 
 
-def _dataset(t: Translation, key: str, said: str, home: Path, name: str, texts: bool) -> Source:
+def _dataset(t: Translation, key: str, said: str, home: Path, name: str, prompts: Prompts) -> dict[str, Any]:
     """A data set, by LLaMA-Factory's list of them in ``home`` or as a path; ``key`` and ``said`` are the recipe's name
-    and LLaMA-Factory's; with ``texts`` a row is one text."""
+    and LLaMA-Factory's; without ``prompts`` a row is one text."""
+    texts = not prompts
     index = home / "dataset_info.json"
     try:
         entry = read_json(index).get(name) if index.is_file() else None
     except InputError as error:
         t.refuse("dataset_dir", str(error))
-        return Source(name)
+        return {"path": name}
     if not isinstance(entry, Mapping):
-        return Source(name if Path(name).exists() else str(home / name))
+        return {"path": name if Path(name).exists() else str(home / name), **prompts.get(False, {})}
     if part(t, key, name, entry) != ":":
         t.lack(key, f"{name}.split", f"{entry['split']!r} takes a part of the rows; a file with these alone is needed")
     form = str(entry.get("formatting", "alpaca"))
     kind = form.replace("openai", "sharegpt")
     if kind not in COLUMNS:
         t.lack(key, said, f"{name}: its formatting {kind!r} is not supported")
-        return Source(name)
+        return {"path": name}
     columns = {role: column for role, column in (entry.get("columns") or NAMED[kind]).items() if column}
     columns = columns if not texts or entry.get("columns") else {"prompt": "instruction"}
     roles = {"prompt": "text"} if texts else {**COLUMNS[kind], **(RANKING if t.get("train.objective") else {})}
@@ -290,4 +288,7 @@ def _dataset(t: Translation, key: str, said: str, home: Path, name: str, texts: 
     given |= {names[0]: word for names in SAID_BY if (word := tags.get(f"{names[0]}_tag")) and word not in names}
     words = {word: TAGS[tag] for tag, word in tags.items() if tag in TAGS and TAGS[tag] not in ("role", "content")}
     path = str(home / entry["file_name"]) if "file_name" in entry else name
-    return Source(path, "auto", given, words, form == "openai")
+    if given.get("tools"):
+        t.ignore("template", "tools are as the model's own tokenizer has them")
+    prompt = prompts.get("tools" if given.get("tools") else form == "openai", {})
+    return {"path": path, "columns": given, "roles": usual_roles(words), **prompt}

@@ -43,6 +43,7 @@ PARTS = {"tokens": np.int32, "trained": np.uint8, "lengths": np.int32, "origin":
 DECIDING = (
     "format",
     "columns",
+    "roles",
     "template",
     "template_without_input",
     "enable_thinking",
@@ -82,11 +83,17 @@ def tokenizer_digest(tokenizer: Any) -> str:
 def settings_digest(tokenizer: Any, settings: DataSettings) -> str:
     """A digest of the tokenizer and of the settings that decide which samples come out."""
     chosen = {name: getattr(settings, name) for name in DECIDING}
-    chosen["columns"] = dict(chosen["columns"] or {})
+    chosen |= {name: dict(chosen[name] or {}) for name in ("columns", "roles")}
     if settings.conversations is not None:
         chosen["conversations"] = source_of(settings.conversations)
     text = json.dumps([VERSION, chosen], sort_keys=True) + tokenizer_digest(tokenizer)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def encoder_digest(encoder: Encoder, files: Iterable[Path]) -> str:
+    """A digest of what an encoder makes of files."""
+    digests = {id(one): settings_digest(one.tokenizer, one.settings) for one in encoder.every()}
+    return digests[id(encoder)] + "".join(digests[id(encoder.of(path))] for path in files if encoder.own)
 
 
 def source_of(function: Any) -> str:
@@ -218,7 +225,7 @@ def cached(rows: Iterable[Row], encoder: Encoder, files: list[Path], *, progress
         yield from encode_rows(rows, encoder, progress=progress)
         check_unchanged(versions, files)
 
-    key = settings_digest(encoder.tokenizer, settings) + content_digest(files)
+    key = encoder_digest(encoder, files) + content_digest(files)
     name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
     base = writable_directory(settings.cache_dir)
     with locked(base / f"{name}.lock"):

@@ -153,6 +153,7 @@ class TokenDataset:
         documents: how many neighbouring entries make one sample and stay together (an objective that compares); where
             it is more than 1, the arrays above have an entry for each of its documents.
         end: id of the tokenizer's end token.
+        own: settings of files whose rows are read in a way of their own.
     """
 
     tokens: np.ndarray
@@ -164,6 +165,7 @@ class TokenDataset:
     counts: Counts = field(default_factory=Counts)
     documents: int = 1
     end: int | None = None
+    own: dict[str, dict[str, Any]] = field(default_factory=dict)
     _label_counts: np.ndarray | None = field(default=None, repr=False)
 
     @classmethod

@@ -7,9 +7,10 @@ import logging
 import pickle
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -69,6 +70,8 @@ class Encoder:
 
     tokenizer: Any
     settings: DataSettings
+    own: dict[Path, Encoder] = field(default_factory=dict)
+    """Of files whose rows are read in a way of their own."""
     any_order: bool = field(init=False, default=False)
     """Whether the order of roles is the matter of a chat template: the tokenizer's own, or a file's. One that stands in
     a recipe, as those of other programs do, is for questions and answers in turn."""
@@ -89,10 +92,31 @@ class Encoder:
             for text in filter(None, (template, self.settings.template_without_input)):
                 fill_template(text, {})
 
-    @property
-    def reading(self) -> dict[str, Any]:
-        """What :func:`pet.data.formats.read_file` takes."""
-        return {**self.settings.reading, "any_order": self.any_order}
+    @classmethod
+    def of_files(cls, tokenizer: Any, settings: DataSettings, own: Mapping[Path, Mapping[str, Any]]) -> Encoder:
+        """With settings of some files' own, by their names in ``data``."""
+        made: dict[str, Encoder] = {}
+        for given in own.values():
+            if (key := repr(given)) not in made:
+                made[key] = cls(tokenizer, replace(settings, **given))
+        return cls(tokenizer, settings, {path: made[repr(given)] for path, given in own.items()})
+
+    def of(self, path: Path) -> Encoder:
+        """The encoder of a file."""
+        return self.own.get(path, self)
+
+    def every(self) -> list[Encoder]:
+        """This one, and each that files have of their own."""
+        return list({id(one): one for one in (self, *self.own.values())}.values())
+
+    def reading(self, path: Path) -> dict[str, Any]:
+        """What :func:`pet.data.formats.read_file` takes for a file."""
+        return {**self.of(path).settings.reading, "any_order": self.of(path).any_order}
+
+    def without_functions(self) -> Encoder:
+        """To be sent to a process: rows are read in this one, and no other needs a function of the user's own."""
+        own = {path: encoder.without_functions() for path, encoder in self.own.items()}
+        return replace(self, settings=replace(self.settings, conversations=None), own=own)
 
     def options(self, row: Row) -> dict[str, Any]:
         """What of a row and of the settings goes to the tokenizer's ``prompt`` and ``example`` beside messages."""
@@ -105,10 +129,11 @@ class Encoder:
         emptied = self._emptied()
         for number, row in enumerate(rows):
             progress.tick()
-            if self.is_empty(row):
+            own = self.of(row.path)
+            if own.is_empty(row):
                 encoded.counts.note_empty(row.where)
                 continue
-            for documents in self._fit(row, encoded.counts):
+            for documents in own._fit(row, encoded.counts):
                 if not all(any(trained[1:]) for _, trained in documents):
                     encoded.counts.dropped_unlabelled += 1
                     continue
@@ -126,8 +151,8 @@ class Encoder:
 
     def _emptied(self) -> int:
         """Answers that the chat template has put behind an empty thought so far."""
-        template = getattr(self.tokenizer, "template", None)
-        return template.empty_thoughts if template is not None else 0
+        templates = {id(t): t for one in self.every() if (t := getattr(one.tokenizer, "template", None)) is not None}
+        return sum(template.empty_thoughts for template in templates.values())
 
     def is_empty(self, row: Row) -> bool:
         """Whether an answer that would be learnt, or a raw text, has no word in it: only an end would be learnt."""
@@ -353,8 +378,7 @@ def start_workers(encoder: Encoder) -> Workers | None:
     if count < 2:
         return None
     try:
-        # rows are read in this process: the others need no function of the user's own
-        return Workers(replace(encoder, settings=replace(encoder.settings, conversations=None)), count)
+        return Workers(encoder.without_functions(), count)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         log.warning("this tokenizer cannot be sent to other processes (%s); one process tokenises", error)
         return None

@@ -70,8 +70,6 @@ for _format in ("alpaca", "adgen", "prompt_completion"):
 REQUIRED = ("prompt", "answer", "messages", "text", "input_ids")
 LISTS = ("messages", "input_ids")
 """Roles whose columns hold lists."""
-KINDS = {"prompt": ("prompt", "input", "answer", "history"), "messages": ("messages", "tools"), "text": ("text",)}
-"""Kinds of rows by the role that each has, and the roles that belong to it alone."""
 NEEDED = ("prompt", "messages", "answer", "chosen", "rejected", "label")
 """Roles that no row may lack whose column ``data.columns`` names, where an objective reads rows itself."""
 
@@ -129,6 +127,7 @@ def read_rows(
     *,
     limit: int | None = None,
     parts: Sequence[str] | None = None,
+    own: Callable[[Path], Mapping[str, Any]] = lambda path: {},
     **options: Any,
 ) -> Iterator[Row]:
     """The rows of files or directories, one at a time.
@@ -137,6 +136,7 @@ def read_rows(
         paths: a file, a directory, or several.
         limit: stop after so many rows.
         parts: which rows of each path, see :mod:`pet.data.parts`.
+        own: options of one file.
         options: of :func:`read_file`.
 
     Raises:
@@ -145,7 +145,7 @@ def read_rows(
     problems = Problems()
     left = limit
     for files, part in with_parts(paths, parts):
-        rows = chain.from_iterable(read_file(path, problems, **options) for path in files)
+        rows = chain.from_iterable(read_file(path, problems, **options, **own(path)) for path in files)
         for row in islice(part_of(part, rows, files), left):
             yield row
             left = None if left is None else left - 1
@@ -170,7 +170,7 @@ def read_file(
 
     Args:
         format: one of the table above; ``auto`` decides by the first row. ``mindrecord`` is ``auto``.
-        columns: role → name of the file's column; of several kinds of rows those of the file's own.
+        columns: role → name of the file's column.
         roles: the file's words for who says a message → the usual ones.
         system: a system message for conversations that bring none.
         answers: the last message must be an answer. Without (for prediction) it may be missing.
@@ -260,19 +260,10 @@ def recognise(names: Iterable[str], answers: bool = True) -> str | None:
     return None
 
 
-def of_this_file(columns: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Of columns for several kinds of rows those of the kind whose rows have columns of these names."""
-    names, kinds = set(names), [kind for kind in KINDS if kind in columns]
-    there = [kind for kind in kinds if columns[kind] in names]
-    others = {role for kind in kinds if kind not in there for role in KINDS[kind]} if there else set()
-    return {role: name for role, name in columns.items() if role not in others}
-
-
 def _converter(
     path: Path, names: list[str], format: str, columns: Mapping[str, str], answers: bool, any_order: bool
 ) -> Callable[[Record], Row]:
     """Decide once for a file which column plays which role."""
-    columns = of_this_file(columns, names) if format == "auto" else columns
     for role, name in columns.items():
         if name not in names and (role in ("prompt", "messages", "text") or (role == "answer" and answers)):
             raise Wrong(f"no column {name!r}, which is to be the {role}{nearest(name, names)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,34 @@ from .messages import last_question
 from .settings import DataSettings
 from .streaming import StreamDataset
 
-Paths = str | os.PathLike | Iterable[str | os.PathLike]
+OnePath = str | os.PathLike | Mapping[str, Any]
+Paths = OnePath | Iterable[OnePath]
+
+
+def entries_of(paths: Paths) -> list[Any]:
+    """Paths in a list; those that say how they are read are a recipe's `pet.recipe.data.DataPath`."""
+    from pet.recipe.data import DataPath
+    from pet.recipe.problems import checked
+
+    every = [paths] if isinstance(paths, (str, os.PathLike, Mapping)) else list(paths)
+    return [checked(DataPath, "data", dict(one)) if isinstance(one, Mapping) else one for one in every]
+
+
+def own_settings(paths: Iterable[Any]) -> dict[Path, dict[str, Any]]:
+    """The settings of files that are read in a way of their own.
+
+    Raises:
+        InputError: two paths say different things of one file.
+    """
+    said: dict[Path, dict[str, Any]] = {}
+    for path in paths:
+        own = getattr(path, "own", {})
+        if own.get("format") in ("text", "tokens"):  # no question that a template of all rows could go with
+            own = {"template": None, "template_without_input": None, **own}
+        for file in find_files([path]):
+            if said.setdefault(file, own) != own:
+                raise InputError(f"{file}: is named twice in data, to be read in two ways; keep one of them")
+    return {file: own for file, own in said.items() if own}
 
 
 def load_dataset(
@@ -30,7 +57,8 @@ def load_dataset(
     """Read and tokenise files, or take what was tokenised before from the cache.
 
     Args:
-        paths: a file, a directory of files, or several.
+        paths: a file, a directory of files, or several; one that is read in a way of its own is a mapping, as in a
+            recipe: ``{"path": "rows.jsonl", "format": "chat"}``.
         tokenizer: has ``example``, ``prompt``, ``encode``, ``save_pretrained`` and the ids of its special tokens.
         settings: a :class:`DataSettings`, a recipe's ``data`` section, or a mapping of their names.
         progress: show how far it is: by a line that changes on a terminal, elsewhere by one now and then.
@@ -43,16 +71,17 @@ def load_dataset(
         InputError: what is wrong with the files, all of it together; or no sample is left.
     """
     settings = settings if isinstance(settings, DataSettings) else DataSettings.of(settings)
-    paths = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    files = find_files(paths)
-    encoder = Encoder(tokenizer, settings)
+    paths = entries_of(paths)
+    files, own = find_files(paths), own_settings(paths)
+    encoder = Encoder.of_files(tokenizer, settings, own)
     if settings.streaming:
         for name, why in {"deduplicate": "data cannot be compared", "rows": "files are read as a whole"}.items():
             if getattr(settings, name):
                 raise InputError(f"data.{name}: streaming {why}; leave out data.streaming")
         return StreamDataset(files, encoder)
-    rows = read_rows(paths, limit=settings.max_samples, parts=settings.rows, **encoder.reading)
+    rows = read_rows(paths, limit=settings.max_samples, parts=settings.rows, own=encoder.reading)
     dataset = cached(rows, encoder, files, progress=progress)
+    dataset.own = {str(path): settings for path, settings in own.items()}
     dataset.end = tokenizer.eos_token_id
     if settings.deduplicate:
         dataset = dataset.without_repeated(unlike)
@@ -78,13 +107,13 @@ def mix_dataset(dataset: TokenDataset, paths: Paths, weights: Sequence[float], s
     """
     if isinstance(dataset, StreamDataset):
         raise InputError("data.mix: streaming data cannot be mixed; leave out data.streaming")
-    paths = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    paths = entries_of(paths)
     if len(weights) != len(paths):
         raise InputError(f"data.mix: {len(weights)} weights for {len(paths)} paths; one each was expected")
     files = np.asarray(dataset.origin)[:, 0]
     chosen = []
     for number, (path, weight) in enumerate(zip(paths, weights, strict=True)):
-        inside = {str(file) for file in find_files(path)}
+        inside = {str(file) for file in find_files([path])}
         those = [index for index, name in enumerate(dataset.files) if name in inside]
         # the documents of a comparison stand together
         own = np.flatnonzero(np.isin(files, those)).reshape(-1, dataset.documents)
@@ -159,15 +188,16 @@ def load_questions(
         InputError: what is wrong with the files.
     """
     settings = settings if isinstance(settings, DataSettings) else DataSettings.of(settings)
-    encoder = Encoder(tokenizer, settings)
     wanted: set[tuple[str, int, int]] | None = None
     if isinstance(source, TokenDataset):
-        files = [Path(name) for name in source.files]
+        files, own = [Path(name) for name in source.files], {Path(name): one for name, one in source.own.items()}
         wanted = {(source.files[file], int(line), int(row)) for file, line, row in np.asarray(source.origin)}
     else:
-        files = find_files(source)
+        paths = entries_of(source)
+        files, own = find_files(paths), own_settings(paths)
+    encoder = Encoder.of_files(tokenizer, settings, own)
     questions: list[Question] = []
-    for row in read_rows(files, limit=settings.max_samples, answers=wanted is not None, **encoder.reading):
+    for row in read_rows(files, limit=settings.max_samples, answers=wanted is not None, own=encoder.reading):
         if len(questions) == limit:
             if wanted is not None:
                 break
@@ -179,5 +209,5 @@ def load_questions(
         last = row.messages[-1]
         reference = last["content"] if last["role"] == "assistant" else ""
         asked = last_question(row.messages)
-        questions.append(Question(encoder.prompt(row), asked, reference, row.where))
+        questions.append(Question(encoder.of(row.path).prompt(row), asked, reference, row.where))
     return questions

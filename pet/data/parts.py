@@ -35,7 +35,7 @@ def with_parts(
     if len(parts) not in (1, len(paths)):
         raise InputError(f"data.rows: {len(parts)} parts for {len(paths)} paths; one for each or one for all")
     for path, part in zip(paths, parts if len(parts) == len(paths) else list(parts) * len(paths), strict=True):
-        yield find_files(path), part
+        yield find_files([path]), part
 
 
 def part_of(part: str | None, rows: Iterable[T], files: Iterable[Path]) -> Iterator[T]:

@@ -91,6 +91,18 @@ def histogram(lengths: np.ndarray, width: int = 40, bars: int = 12) -> str:
     return "\n".join(lines)
 
 
+def first_samples(dataset: TokenDataset, samples: int) -> list[int]:
+    """Which samples are shown: the first ones, and one more of each way that files are read in besides."""
+    found = list(range(0, min(samples * dataset.documents, len(dataset)), dataset.documents))
+    seen: set[str] = set()
+    for file, first in zip(*np.unique(dataset.origin[:, 0], return_index=True), strict=True) if found else ():
+        way = repr(dataset.own.get(dataset.files[file]))
+        if way not in seen and first > found[-1]:
+            found.append(int(first))
+        seen.add(way)
+    return found
+
+
 def describe(
     dataset: TokenDataset | StreamDataset,
     tokenizer: Any,
@@ -113,7 +125,7 @@ def describe(
 
     if len(dataset) == 0:
         return "\n".join([*lines, f"no sample: {dataset.counts}"])
-    for index in range(0, min(samples * dataset.documents, len(dataset)), dataset.documents):
+    for index in first_samples(dataset, samples):
         members = [dataset[number] for number in range(index, index + dataset.documents)]
         tokens = " and ".join(str(len(ids)) for ids, _ in members)
         learnt = " and ".join(str(int(dataset.label_counts[index + number])) for number in range(len(members)))

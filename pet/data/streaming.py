@@ -26,7 +26,7 @@ import numpy as np
 from model_zoo.errors import InputError
 from pet.files import write_json
 
-from .cache import check_unchanged, file_versions, settings_digest, writable_directory
+from .cache import check_unchanged, encoder_digest, file_versions, writable_directory
 from .compressed import is_compressed
 from .dataset import Counts, TokenDataset
 from .encode import Encoder, encode_rows, shown, start_workers, tell
@@ -71,7 +71,7 @@ class StreamDataset:
         self.encoder, self.settings, self._told = encoder, settings, False
         self.documents = settings.documents
         self._versions = [file_versions([path]) for path in files]
-        digest = settings_digest(encoder.tokenizer, settings)
+        digest = encoder_digest(encoder, files)
         key = json.dumps([VERSION, self._versions, settings.stream_window, digest])
         name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
         self._notes_path = writable_directory(settings.cache_dir) / f"stream-{name}.json"
@@ -101,7 +101,8 @@ class StreamDataset:
             return {}
 
     def _read(self, file: int, place: Place, problems: Problems) -> Iterator[Any]:
-        return read_file(Path(self.files[file]), problems, place=place, **self.encoder.reading)
+        path = Path(self.files[file])
+        return read_file(path, problems, place=place, **self.encoder.reading(path))
 
     def _index(self) -> Iterator[list[Span]]:
         problems = Problems()

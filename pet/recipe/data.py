@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, SerializeAsAny, WrapValidator, model_serializer
 
-from pet.recipe.fields import HerePath, Parts, RecipePaths, Section, StepsOrShare, TemplatePath
+from model_zoo.errors import shown
+from pet.recipe.fields import HerePath, OneOrMany, Parts, PathKind, RecipePath, Section, StepsOrShare, TemplatePath
 
 Role = Literal[
     "prompt",
@@ -28,33 +30,13 @@ Speaker = Literal["system", "user", "assistant", "tool", "function_call"]
 Format = Literal["auto", "alpaca", "adgen", "prompt_completion", "chat", "sharegpt", "text", "tokens", "mindrecord"]
 
 
-class Data(Section):
-    """Files, their format, and the way to batches."""
+PATHS = ("train", "eval", "test")
+"""Keys of the files."""
 
-    train: RecipePaths | None = Field(
-        None,
-        description="Files, or directories of files, to train on: JSON, JSONL, CSV, plain text, MindRecord, Parquet "
-        "or Arrow.",
-    )
-    mix: list[Annotated[float, Field(gt=0, le=1000)]] | None = Field(
-        None,
-        min_length=1,
-        description="A weight for each path of train: how often its samples occur in an epoch. 2: twice; 0.25: a "
-        "quarter of them, chosen by the seed.",
-    )
-    rows: Parts | None = Field(
-        None,
-        description='Part of the rows of each path of train: ":1000", ":5%", "80%:" or "100:200"; one for all '
-        "paths, or one for each. Default: all rows.",
-    )
-    eval: RecipePaths | None = Field(None, description="Files to evaluate on during and after training.")
-    test: RecipePaths | None = Field(
-        None, description="Files that pet evaluate uses in preference to eval; never used in training."
-    )
-    eval_fraction: StepsOrShare = Field(
-        0.0,
-        description="Fraction of the training rows held out as eval where eval is not given; from 1 on their number.",
-    )
+
+class Reading(Section):
+    """How rows become tokens, for all files or for those of a path."""
+
     format: Format = Field(
         "auto",
         description="Format of the rows. auto detects it from the column names; tokens: already tokenised ids.",
@@ -62,20 +44,12 @@ class Data(Section):
     columns: dict[Role, str] = Field(
         default_factory=dict,
         description="Column names in the file where they differ from the format's: {prompt: question, answer: reply}; "
-        "role and content name the parts of a message; an empty name: no such column is read. Of columns for several "
-        "kinds of rows each file has its own.",
+        "role and content name the parts of a message; an empty name: no such column is read.",
     )
     roles: dict[str, Speaker] = Field(
         default_factory=dict,
         description="Who says a message by other words in the files: {patient: user, doctor: assistant}.",
     )
-    eval_format: Format | None = Field(
-        None, description="Format of the rows of eval and test. Default: that of format, with its columns."
-    )
-    eval_columns: dict[Role, str] | None = Field(
-        None, description="Column names in eval and test. Default: those of columns, unless eval_format is given."
-    )
-    eval_rows: Parts | None = Field(None, description="Part of the rows of each path of eval and test; see rows.")
     template: TemplatePath | None = Field(
         None,
         description="A custom prompt template instead of the model's: text with {prompt}, and {input} or {system} "
@@ -95,17 +69,93 @@ class Data(Section):
         "answers",
         description="Which tokens are labels: all answers of a conversation, its last answer, or every token.",
     )
+    too_long: Literal["cut", "shorten", "drop"] = Field(
+        "cut",
+        description="A longer sample is truncated at max_length (cut), shortened in its questions and answers in "
+        "proportion, as LLaMA-Factory does it (shorten), or skipped (drop). All are counted.",
+    )
+
+
+class DataPath(Reading):
+    """A path whose rows are read in a way of their own."""
+
+    path: RecipePath = Field(description="A file, or a directory of files; what is not said of it is as in data.")
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """What is said of it, and not left to ``data``."""
+        return {name: getattr(self, name) for name in sorted(self.model_fields_set - {"path"})}
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    @model_serializer
+    def _written(self) -> dict[str, Any]:
+        return {"path": self.path, **self.own}
+
+
+def _path_or_mapping(value: Any, read: Callable[[Any], DataPath]) -> str | DataPath:
+    """A path stays a text, also where a mapping says nothing else."""
+    if not isinstance(value, (str, dict, DataPath)):
+        raise ValueError(f"expected a path, or a mapping as {{path: rows.jsonl, format: chat}}; got {shown(value)}")
+    found = value if isinstance(value, str) else read(value)
+    return found.path if isinstance(found, DataPath) and not found.own else found
+
+
+DataPaths = Annotated[
+    list[SerializeAsAny[Annotated[DataPath, WrapValidator(_path_or_mapping)]]],
+    PathKind("recipe"),
+    BeforeValidator(lambda value: [value] if isinstance(value, (str, dict)) else value),
+    OneOrMany("string"),
+]
+
+
+class Files(Section):
+    """Which files, and which of their rows."""
+
+    train: DataPaths | None = Field(
+        None,
+        description="Files, or directories of files, to train on: JSON, JSONL, CSV, plain text, MindRecord, Parquet "
+        "or Arrow. A path may be a mapping that says how its rows are read: {path: rows.jsonl, format: chat, columns: "
+        "{messages: turns}}, with any key from format to too_long.",
+    )
+    mix: list[Annotated[float, Field(gt=0, le=1000)]] | None = Field(
+        None,
+        min_length=1,
+        description="A weight for each path of train: how often its samples occur in an epoch. 2: twice; 0.25: a "
+        "quarter of them, chosen by the seed.",
+    )
+    rows: Parts | None = Field(
+        None,
+        description='Part of the rows of each path of train: ":1000", ":5%", "80%:" or "100:200"; one for all '
+        "paths, or one for each. Default: all rows.",
+    )
+    eval: DataPaths | None = Field(None, description="Files to evaluate on during and after training.")
+    test: DataPaths | None = Field(
+        None, description="Files that pet evaluate uses in preference to eval; never used in training."
+    )
+    eval_fraction: StepsOrShare = Field(
+        0.0,
+        description="Fraction of the training rows held out as eval where eval is not given; from 1 on their number.",
+    )
+
+
+class Batches(Section):
+    """Held-out rows of another kind, and how tokens become batches."""
+
+    eval_format: Format | None = Field(
+        None, description="Format of the rows of eval and test. Default: that of format, with its columns."
+    )
+    eval_columns: dict[Role, str] | None = Field(
+        None, description="Column names in eval and test. Default: those of columns, unless eval_format is given."
+    )
+    eval_rows: Parts | None = Field(None, description="Part of the rows of each path of eval and test; see rows.")
     max_length: int = Field(
         512,
         ge=2,
         le=1 << 20,
         description="Tokens in a row of a batch, prompt and answer together. Where it is left out: at most the model's "
         "context.",
-    )
-    too_long: Literal["cut", "shorten", "drop"] = Field(
-        "cut",
-        description="A longer sample is truncated at max_length (cut), shortened in its questions and answers in "
-        "proportion, as LLaMA-Factory does it (shorten), or skipped (drop). All are counted.",
     )
     packing: Literal["pack", "buckets", "longest", "none"] = Field(
         "pack",
@@ -147,3 +197,7 @@ class Data(Section):
         None,
         description="Cache directory of tokenised data. Default: mindspore-pet in the user's cache directory.",
     )
+
+
+class Data(Batches, Reading, Files):
+    """Files, their format, and the way to batches."""

@@ -53,18 +53,22 @@ def _one_or_many(item: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [item, {"type": "array", "items": item}]}
 
 
+class OneOrMany:
+    """Says in the JSON schema of a list that an entry may stand by itself, and be of one more type."""
+
+    def __init__(self, kind: str):
+        self.kind = kind
+
+    def __get_pydantic_json_schema__(self, core: Any, schema_of: Any) -> dict[str, Any]:
+        return _one_or_many({"anyOf": [{"type": self.kind}, schema_of(core)["items"]]})
+
+
 RecipePath = Annotated[str, PathKind("recipe"), Field(min_length=1)]
 HerePath = Annotated[str, PathKind("here"), Field(min_length=1)]
 TemplatePath = Annotated[str, PathKind("template"), Field(min_length=1)]
 REFERENCES = PRECOMPUTE, ADAPTERS_OFF = ("precompute", "adapters_off")
 ReferencePath = Annotated[str, PathKind("reference"), Field(min_length=1)]
 ModelPath = Annotated[str, PathKind("model"), Field(min_length=1)]
-RecipePaths = Annotated[
-    list[str],
-    PathKind("recipe"),
-    BeforeValidator(_as_list),
-    WithJsonSchema(_one_or_many({"type": "string"})),
-]
 # "q_proj" means ["q_proj"]
 Names = Annotated[list[str], BeforeValidator(_as_list), WithJsonSchema(_one_or_many({"type": "string"}))]
 

@@ -15,13 +15,14 @@ from pet.recipe.schema import Recipe
 from pet.recipe.source import KeyPath
 
 
-def sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The section classes that a field's annotation names, through unions and ``Annotated`` but not through lists."""
+def sections_in(annotation: Any, lists: bool = False) -> Iterator[type[BaseModel]]:
+    """The section classes that a field's annotation names, through unions and ``Annotated``, and through lists where
+    ``lists`` says so."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
-    elif get_origin(annotation) in (Annotated, Union, types.UnionType):
+    elif get_origin(annotation) in (Annotated, Union, types.UnionType, *([list] if lists else [])):
         for argument in get_args(annotation):
-            yield from sections_in(argument)
+            yield from sections_in(argument, lists)
 
 
 def _path_kind(annotation: Any, metadata: list[Any]) -> str | None:
@@ -59,9 +60,9 @@ def known_keys() -> frozenset[KeyPath]:
 
 
 @cache
-def path_keys() -> dict[KeyPath, str]:
+def path_keys(section: type[BaseModel] = Recipe) -> dict[KeyPath, str]:
     """The keys that hold paths, with what a relative one is relative to (see ``PathKind``)."""
-    kinds = {path: _path_kind(field.annotation, field.metadata) for path, field in walk()}
+    kinds = {path: _path_kind(field.annotation, field.metadata) for path, field in walk(section)}
     return {path: kind for path, kind in kinds.items() if kind}
 
 

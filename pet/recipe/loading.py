@@ -19,6 +19,7 @@ from pet.hub import fetch, hub_name
 from pet.recipe import rules, variables
 from pet.recipe.callback_names import into_recipe
 from pet.recipe.classes import OBJECTIVES, find_callback, find_objective
+from pet.recipe.data import PATHS, DataPath
 from pet.recipe.fields import REFERENCES, is_template_file
 from pet.recipe.keys import path_keys, text_keys
 from pet.recipe.overrides import apply_overrides, plain, remove, value_at
@@ -99,7 +100,7 @@ def check(
     if tree.get("callbacks"):  # some may be there by their names in MindFormers
         for problem in into_recipe(tree):
             report.add(("callbacks",), problem)
-    _expand_paths(tree, directory, report, check_files)
+    _expand_paths(tree, path_keys(), directory, report, check_files)
     recipe = _validate(tree, report)
     if recipe is not None:
         _cross_check(recipe, report, needs)
@@ -135,7 +136,7 @@ def _cross_check(recipe: Recipe, report: Report, needs: Iterable[str]) -> None:
 
 
 def _key(text: str) -> KeyPath:
-    return tuple(text.split("."))
+    return tuple(int(part) if part.isdigit() else part for part in text.split("."))
 
 
 def _report(report: Report, findings: Iterable[rules.Finding]) -> None:
@@ -145,22 +146,33 @@ def _report(report: Report, findings: Iterable[rules.Finding]) -> None:
         report.add(_key(at), why)
 
 
-def _expand_paths(tree: dict[str, Any], directory: Path, report: Report, check: bool) -> None:
-    """Replace environment variables and make paths absolute, in place. ``check``: a variable must be set."""
-    for path, kind in path_keys().items():
-        value = value_at(tree, path)
+def _expand_paths(
+    tree: dict[str, Any], keys: Mapping[KeyPath, str], directory: Path, report: Report, check: bool, at: KeyPath = ()
+) -> None:
+    """Replace environment variables and make paths absolute, in place.
+
+    Args:
+        tree: the recipe, or an entry of one of its lists.
+        keys: those of it that hold paths.
+        check: a variable must be set.
+        at: where it stands.
+    """
+    for path, kind in keys.items():
+        value, where = value_at(tree, path), (*at, *path)
         if not value or (kind == "template" and not (isinstance(value, str) and is_template_file(value))):
             continue
-        from_command_line = report.source.overriding(path) is not None
+        from_command_line = report.source.overriding(where) is not None
         base = Path.cwd() if kind == "here" or from_command_line else directory
         holder = value_at(tree, path[:-1])
         if isinstance(value, str):
-            holder[path[-1]] = _expand(value, base, kind, path, report, check)
-        elif isinstance(value, list):
-            holder[path[-1]] = [
-                _expand(entry, base, kind, (*path, index), report, check) if isinstance(entry, str) else entry
-                for index, entry in enumerate(value)
-            ]
+            holder[path[-1]] = _expand(value, base, kind, where, report, check)
+        elif isinstance(value, (list, dict)):
+            holder[path[-1]] = entries = plain(value if isinstance(value, list) else [value])
+            for index, entry in enumerate(entries):
+                if isinstance(entry, str):
+                    entries[index] = _expand(entry, base, kind, (*where, index), report, check)
+                elif isinstance(entry, dict):
+                    _expand_paths(entry, path_keys(DataPath), directory, report, check, (*where, index))
 
 
 def _expand(text: str, base: Path, kind: str, path: KeyPath, report: Report, check: bool) -> str:
@@ -200,14 +212,13 @@ def _check_files(recipe: Recipe, report: Report) -> None:
         named = recipe.model.tokenizer in names.bundled_models() or hub_name(recipe.model.tokenizer)
         if not named and not directory.is_dir():
             report.add(("model", "tokenizer"), f"{directory}: no such directory{_beside(directory)}")
-    for name in ("train", "eval", "test"):
-        for index, text in enumerate(getattr(recipe.data, name) or []):
+    for name in PATHS:
+        for index, entry in enumerate(getattr(recipe.data, name) or []):
             at = ("data", name, index) if ("data", name, index) in report.source.lines else ("data", name)
             if not report.concerns([("data", name)]):
-                _check_data(Path(text), at, report)
-    if is_template_file(recipe.data.template) and not Path(recipe.data.template).is_file():
-        path = Path(recipe.data.template)
-        report.add(("data", "template"), f"{path}: no such file{_beside(path)}")
+                _check_data(Path(entry), at, report)
+                _check_template(getattr(entry, "template", None), at, report)
+    _check_template(recipe.data.template, ("data",), report)
     _check_adapter(getattr(recipe.adapter, "load", None), ("adapter", "load"), report)
     if recipe.train.reference not in REFERENCES:
         _check_adapter(recipe.train.reference, ("train", "reference"), report, REFERENCES)
@@ -264,6 +275,11 @@ def _check_data(path: Path, at: KeyPath, report: Report) -> None:
             report.add(at, f"{path}: the directory holds no files")
     elif not path.exists() and not matching(path):
         report.add(at, f"{path}: {absent(path)}")
+
+
+def _check_template(template: str | None, at: KeyPath, report: Report) -> None:
+    if is_template_file(template) and not (path := Path(template)).is_file():
+        report.add((*at, "template"), f"{path}: no such file{_beside(path)}")
 
 
 def _beside(path: Path) -> str:

@@ -95,12 +95,12 @@ def elsewhere(key: str, parent: KeyPath) -> str:
 def siblings(parent: KeyPath, tree: Any) -> list[str]:
     """The keys that the section at ``parent`` can have; in ``adapter``, those of its method."""
     classes = [Recipe]
-    for part in parent:
+    for part in (part for part in parent if isinstance(part, str)):
         found: list[type] = []
         for section in classes:
-            field = section.model_fields.get(part) if isinstance(part, str) else None
+            field = section.model_fields.get(part)
             if field is not None:
-                found.extend(sections_in(field.annotation))
+                found.extend(sections_in(field.annotation, lists=True))
         classes = found
     if parent == ("adapter",) and isinstance(tree, dict) and isinstance(tree.get("adapter"), dict):
         method = tree["adapter"].get("method")
@@ -115,8 +115,6 @@ def _methods(section: type) -> tuple[str, ...]:
 
 def _unknown(path: KeyPath, tree: Any) -> str:
     key, parent = str(path[-1]), path[:-1]
-    if any(isinstance(part, int) for part in parent):
-        return "there is no such key here"
     names = siblings(parent, tree)
     place = f"the section {dotted(parent)}" if parent else "a recipe"
     if parent == ("adapter",) and isinstance(tree, dict):

@@ -19,6 +19,7 @@ from pet.launching.environment import read_job
 from pet.recipe import evaluation_rules
 from pet.recipe.adapter import MANAGEMENT
 from pet.recipe.classes import OPTIONS
+from pet.recipe.data import PATHS, Reading
 from pet.recipe.fields import ADAPTERS_OFF, PRECOMPUTE, is_jinja
 from pet.recipe.schema import Recipe
 
@@ -232,32 +233,35 @@ def data(recipe: Recipe) -> Iterator[Finding]:
         if not fits:
             what = "weights" if name == "mix" else "parts"
             yield f"data.{name}", f"data.{path}", f"{count} {what} for {paths} paths in data.{path}"
-    written = settings.template is not None and not is_jinja(settings.template)
-    for name in ("template", "template_without_input"):
-        text = getattr(settings, name)
-        if text is not None and "{prompt}" not in text and (written or name != "template"):
-            yield f"data.{name}", "", "the text must hold {prompt}, where the question goes"
-    if settings.template_without_input is not None and not written:
-        yield "data.template_without_input", "data.template", "belongs to a template that is a text with {prompt}"
-    if written and settings.enable_thinking is not None:
-        yield "data.enable_thinking", "data.template", "a text has no such switch; a chat template may have one"
-    if settings.format in ("text", "tokens"):
-        yield from _without_questions(recipe)
+    every = {f"data.{path}.{i}": one for path in PATHS for i, one in enumerate(getattr(settings, path) or [])}
+    for at, reading in {"data": settings, **every}.items():
+        for name, other, message in _prompts(reading) if isinstance(reading, Reading) else ():
+            yield f"{at}.{name}", f"{at}.{other}", message
     asked = settings.eval_format or settings.format
     if asked in ("text", "tokens") and (written := recipe.eval.written):
         key = "data.eval_format" if settings.eval_format else "data.format"
         yield "eval.metrics", key, f"{', '.join(written)} compare answers to questions, and {asked} rows hold none"
 
 
-def _without_questions(recipe: Recipe) -> Iterator[Finding]:
-    """Rows of raw text or of ids: nobody asks and nobody answers in them."""
-    settings = recipe.data
+def _prompts(settings: Reading) -> Iterator[tuple[str, str, str]]:
+    """(setting, the other one, what is wrong) of how rows become prompts."""
+    written = settings.template is not None and not is_jinja(settings.template)
+    for name in ("template", "template_without_input"):
+        text = getattr(settings, name)
+        if text is not None and "{prompt}" not in text and (written or name != "template"):
+            yield name, name, "the text must hold {prompt}, where the question goes"
+    if settings.template_without_input is not None and not written:
+        yield "template_without_input", "template", "belongs to a template that is a text with {prompt}"
+    if written and settings.enable_thinking is not None:
+        yield "enable_thinking", "template", "a text has no such switch; a chat template may have one"
+    if settings.format not in ("text", "tokens"):
+        return
     for name in ("template", "template_without_input", "enable_thinking", "system"):
         if getattr(settings, name) is not None:
-            yield f"data.{name}", "data.format", f"{settings.format} rows have no question that it could go with"
+            yield name, "format", f"{settings.format} rows have no question that it could go with"
     # of a text everything is learnt, so "all" says what happens; of ids what their own labels say
     if settings.train_on in {"text": ("last",), "tokens": ("last", "all")}[settings.format]:
-        yield "data.train_on", "data.format", f"has no effect on {settings.format} rows"
+        yield "train_on", "format", f"has no effect on {settings.format} rows"
 
 
 def streaming(recipe: Recipe) -> Iterator[Finding]:

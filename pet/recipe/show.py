@@ -64,10 +64,10 @@ def _lines(section: BaseModel, comments: bool, indent: int) -> list[str]:
         if isinstance(value, BaseModel):
             lines.append(f"{pad}{name}:")
             lines.extend(_lines(value, comments, indent + 1))
-        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
+        elif isinstance(value, list) and any(isinstance(entry, BaseModel) for entry in value):
             lines.append(f"{pad}{name}:")
             for entry in value:
-                lines.append(f"{pad}  - {_scalar(entry.model_dump())}")
+                lines.append(f"{pad}  - {_flow(entry.model_dump() if isinstance(entry, BaseModel) else entry)}")
         else:
             lines.append(f"{pad}{name}: {_scalar(value)}")
     return lines
@@ -83,14 +83,21 @@ def dump(recipe: Recipe, comments: bool = False) -> str:
         comments: put the meaning of each key above it.
     """
     recipe = recipe.model_copy(deep=True)
-    for *around, last in path_keys():
-        section = functools.reduce(lambda holder, key: getattr(holder, key, None), around, recipe)
-        value = getattr(section, last, None)
-        if isinstance(value, str):
-            setattr(section, last, as_written(value))
-        elif isinstance(value, list):
-            setattr(section, last, [as_written(one) for one in value])
+    _unexpand(recipe)
     return "\n".join(_lines(recipe, comments, 0)) + "\n"
+
+
+def _unexpand(section: BaseModel) -> None:
+    for *around, last in path_keys(type(section)):
+        holder = functools.reduce(lambda holder, key: getattr(holder, key, None), around, section)
+        value = getattr(holder, last, None)
+        if isinstance(value, str):
+            setattr(holder, last, as_written(value))
+        for index, entry in enumerate(value if isinstance(value, list) else ()):
+            if isinstance(entry, BaseModel):
+                _unexpand(entry)
+            else:
+                value[index] = as_written(entry)
 
 
 def json_schema() -> dict[str, Any]:

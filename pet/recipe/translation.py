@@ -60,7 +60,7 @@ class Translation:
         problems: what is wrong, all of it.
         missing: (key, problem) of what only a value for that key on the command line can replace.
         values: the file's settings.
-        sources: the data sets that it names, as its door reads them.
+        sources: how the rows of its data sets are read, unless one says otherwise; nothing before there are any.
     """
 
     def __init__(self, system: str):

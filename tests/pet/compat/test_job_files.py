@@ -382,29 +382,58 @@ def test_axolotls_tokens_freezing_and_layouts(tmp_path, given, problem):
     assert [line.startswith(f"job.yaml: {problem}") for line in problems] == [True] * bool(problem)
 
 
-def test_data_sets_of_different_columns_are_refused(tmp_path):
-    entries = [{"path": name, "type": "completion", "field": name} for name in ("a", "b")]
-    path = write(tmp_path / "job.yaml", yaml.safe_dump({**JOBS["axolotl"], "datasets": entries}))
-    with pytest.raises(InputError, match="columns of different names"):
-        load_any(path, ["model.path=llama_tiny"])
+def test_each_data_set_is_read_in_its_own_way(base, tmp_path):
+    """By the reader of the recipe that a job file comes to: columns, words for roles, prompts, and texts beside."""
+    rows = {
+        "asked": {"ask": "Who?", "reply": "Ada."},
+        "told": {"talk": [{"by": "patient", "said": "Where?"}, {"by": "gpt", "said": "Here."}]},
+        "body": {"body": "A text."},
+    }
+    for name, row in rows.items():
+        write(tmp_path / f"{name}.json", json.dumps([row]))
+    entries = [
+        {"path": "body.json", "type": "completion", "field": "body"},
+        {"path": "asked.json"}
+        | {"type": {"field_instruction": "ask", "field_output": "reply", "no_input_format": "Q {instruction} A "}},
+        {"path": "told.json", "type": "chat_template", "chat_template": "jinja", "field_messages": "talk"}
+        | {"message_field_role": "by", "message_field_content": "said", "roles": {"user": ["patient"]}}
+        | {"chat_template_jinja": "{% for m in messages %}{{ m.role }} {{ m.content }};{% endfor %}"},
+    ]
+    entries = [{**entry, "path": str(tmp_path / entry["path"])} for entry in entries]
+    file = {**JOBS["axolotl"], "base_model": str(base), "datasets": entries, "test_datasets": entries[2:]}
+    file |= {"dataset_prepared_path": None, "val_set_size": 0, "sequence_len": 64, "output_dir": str(tmp_path / "out")}
+    recipe = load_any(write(tmp_path / "job.yaml", yaml.safe_dump(file)), {"data.cache_dir": str(tmp_path / "cache")})
+    assert [Path(path).name for path in recipe.data.train] == ["body.json", "asked.json", "told.json"]
+    from pet.train.prepare import load_data, load_tokenizer
+
+    tokenizer = load_tokenizer(recipe)
+    train, held_out = load_data(recipe, tokenizer)
+    found = [tokenizer.decode(train[index][0], skip_special_tokens=True) for index in range(3)]
+    assert found == ["A text.", "Q Who? A Ada.", "user Where?;assistant Here.;"]
+    assert tokenizer.decode(held_out[0][0], skip_special_tokens=True) == found[2]
+
+
+TURNS = {"messages": "turns"}
+TEXTS = {"path": "rows.jsonl", "format": "text", "columns": {"text": "body"}, "too_long": "cut"}
 
 
 def test_data_sets_to_evaluate_on_have_columns_of_their_own(tmp_path):
     """Whatever stands first in the file; equal ones are not said twice."""
     (tmp_path / "dataset_info.json").write_text(
-        json.dumps({"talk": {"file_name": "t.json", "formatting": "sharegpt", "columns": {"messages": "turns"}}})
+        json.dumps({"talk": {"file_name": "t.json", "formatting": "sharegpt", "columns": TURNS}})
     )
     kinds = {"test_datasets": {"type": "completion", "field": "body"}, "datasets": {"type": "alpaca"}}
     file = {name: [{"path": "rows.jsonl", **kind}] for name, kind in kinds.items()}
     talk = {"eval_dataset": "talk", "dataset_dir": str(tmp_path)}
     for system, translate, given, expected in (
-        ("axolotl", axolotl.translate, file, ("alpaca", "text", {"text": "body"})),
-        ("axolotl", axolotl.translate, {**file, "test_datasets": file["datasets"]}, ("alpaca", None, None)),
-        ("llama_factory", llama_factory.translate, talk, ("auto", "auto", {"messages": "turns"})),
+        ("axolotl", axolotl.translate, file, TEXTS),
+        ("axolotl", axolotl.translate, {**file, "test_datasets": file["datasets"]}, "rows.jsonl"),
+        ("llama_factory", llama_factory.translate, talk, {"path": str(tmp_path / "t.json"), "columns": TURNS}),
     ):
         t = translate({**JOBS[system], **given}, tmp_path / "job.yaml")
         assert not t.problems
-        assert tuple(t.get(f"data.{key}") for key in ("format", "eval_format", "eval_columns")) == expected
+        assert t.get("data.eval") == [expected]
+        assert t.get("data.format") == ("alpaca" if system == "axolotl" else "auto")
 
 
 @pytest.mark.parametrize(
@@ -437,25 +466,31 @@ def test_rows_of_each_data_set(tmp_path):
 
 
 def test_llama_factorys_data_sets_without_columns(tmp_path):
-    """Of each alone its default columns are read, and no others; of several forms each shows itself."""
+    """Of each its default columns are read, and no others."""
     forms = {"a": {}, "s": {"formatting": "sharegpt"}}
     index = {name: {"file_name": f"{name}.json", **more} for name, more in forms.items()}
     (tmp_path / "dataset_info.json").write_text(json.dumps(index))
-    for names, columns in (
-        ("a", {"prompt": "instruction", "input": "input", "answer": "output"}),
-        ("s", {"messages": "conversations"}),
-        ("a,s", {"prompt": "instruction", "input": "input", "answer": "output", "messages": "conversations"}),
-    ):
-        file = {**JOBS["llama_factory"], "dataset": names, "dataset_dir": str(tmp_path)}
+    columns = {"a": {"prompt": "instruction", "input": "input", "answer": "output"}, "s": {"messages": "conversations"}}
+    for first, *others in ("a", "s", "as"):
+        file = {**JOBS["llama_factory"], "dataset": ",".join([first, *others]), "dataset_dir": str(tmp_path)}
         t = llama_factory.translate(file, tmp_path / "job.yaml")
-        assert (t.get("data.format"), t.get("data.columns")) == ("auto", columns)
+        assert (t.get("data.format"), t.get("data.columns")) == ("auto", columns[first])
+        assert [entry["columns"] for entry in t.get("data.train")[1:]] == [columns[name] for name in others]
 
 
-def test_data_sets_with_prompts_of_different_kinds_are_said(tmp_path):
+def test_each_data_set_has_its_own_prompt(tmp_path):
     entries = [{"path": "a", "type": "alpaca"}, {"path": "b", "type": "chat_template"}]
-    for file in ({"datasets": entries}, {"datasets": entries[:1], "test_datasets": entries[1:]}):
-        missing = axolotl.translate({**JOBS["axolotl"], **file}, tmp_path / "job.yaml").missing
-        assert sum("the data sets have different prompts" in text for _, text in missing) == 1
+    other = {"path": "b", "format": "chat", "template": None, "template_without_input": None}
+    for key, file in (
+        ("data.train", {"datasets": entries}),
+        ("data.eval", {"datasets": entries[:1], "test_datasets": entries[1:]}),
+    ):
+        t = axolotl.translate({**JOBS["axolotl"], **file}, tmp_path / "job.yaml")
+        assert t.get(key)[-1] == other and t.get("data.template") == ALPACA["instruct"][0]
+    # the tokenizer's own prompt of one data set stays, whatever the file says of the others
+    named = [{**entries[1], "chat_template": "tokenizer_default"}, {**entries[1], "path": "c"}]
+    t = axolotl.translate({**JOBS["axolotl"], "datasets": named, "chat_template": "llama3"}, tmp_path / "job.yaml")
+    assert t.get("data.template") is None and "start_header_id" in t.get("data.train")[1]["template"]
     t = axolotl.translate(
         {**JOBS["axolotl"], "datasets": entries[:1], "chat_template": "llama3"}, tmp_path / "job.yaml"
     )
@@ -467,7 +502,7 @@ def test_axolotls_smaller_keys(tmp_path):
     for given, expected in (
         ({}, {"data.too_long": "drop"}),
         ({"excess_length_strategy": "truncate"}, {"data.too_long": "cut"}),
-        ({"datasets": [{"path": "a", "type": "completion"}]}, {"data.too_long": None}),
+        ({"datasets": [{"path": "a", "type": "completion"}]}, {"data.too_long": "cut"}),
         ({"peft_init_lora_weights": "pissa_niter_4"}, {"adapter.init": "pissa"}),
         ({"peft_init_lora_weights": True}, {"adapter.init": None}),
         (
@@ -789,7 +824,7 @@ def test_llama_factorys_openai_data_have_a_system_text(tmp_path):
     t = of_llama_factory(tmp_path, {"a": openai}, template="yi")
     assert t.get("data.template") == LLAMA_FACTORY["yi"].jinja(openai=True)
     t = of_llama_factory(tmp_path, {"a": openai, "b": {**openai, "formatting": "sharegpt"}}, template="yi")
-    assert any("formatting: openai has another system text" in problem for _, problem in t.missing)
+    assert t.get("data.train")[1] == {"path": f"{tmp_path}/b.json", "template": LLAMA_FACTORY["yi"].jinja()}
 
 
 @pytest.mark.parametrize(
@@ -812,17 +847,15 @@ def test_llama_factory_learns_no_question_where_one_end_stands_for_all(tmp_path)
 
 
 def test_data_sets_of_several_kinds_stand_together(tmp_path):
-    """Where each is read as it would be by itself."""
     talk = {"formatting": "sharegpt", "columns": {"messages": "talk", "tools": "tools"}}
     alpaca = {"columns": {"prompt": "instruction", "response": "output"}}
-    t = of_llama_factory(tmp_path, {"a": alpaca, "b": talk})
-    columns = {"prompt": "instruction", "answer": "output", "messages": "talk", "tools": "tools"}
-    assert t.get("data.columns") == columns
-    other = {"columns": {"prompt": "ask", "response": "output"}}
-    system = {**talk, "columns": {**talk["columns"], "system": "system"}}
-    for entries in ({"a": alpaca, "b": other}, {"a": alpaca, "b": system}):
-        t = of_llama_factory(tmp_path, entries)
-        assert any("columns of different names" in problem for _, problem in t.missing)
+    tags = {"tags": {"role_tag": "who", "user_tag": "patient"}}
+    t = of_llama_factory(tmp_path, {"a": alpaca, "b": talk, "c": {**talk, **tags}}, template="yi")
+    assert t.get("data.columns") == {"prompt": "instruction", "answer": "output"}
+    assert t.get("data.template") == LLAMA_FACTORY["yi"].jinja() and not t.get("data.roles")
+    _, second, third = t.get("data.train")
+    assert second["columns"] == {"messages": "talk", "tools": "tools"} and second["template"] is None
+    assert third["columns"]["role"] == "who" and third["roles"] == {"patient": "user"}
 
 
 @pytest.mark.parametrize("system", ["llama_factory", "axolotl"])

@@ -194,20 +194,6 @@ def test_a_column_map_names_the_columns(write):
     assert row.text == "x"
 
 
-def test_each_file_has_its_own_of_columns_for_several_kinds(write):
-    columns = {"prompt": "ask", "answer": "reply", "messages": "talk", "text": "body"}
-    paths = [
-        write("a.jsonl", [{"ask": "Q", "reply": "A", "input": "more"}]),
-        write("b.jsonl", [{"talk": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]}]),
-        write("c.jsonl", [{"body": "A text."}]),
-    ]
-    rows = list(read_rows(paths, columns=columns))
-    assert [row.text or [one["content"] for one in row.messages] for row in rows] == [["Q", "A"], ["Q", "A"], "A text."]
-    both = write("d.jsonl", [{"ask": "Q", "reply": "A", "body": "A text."}])
-    with pytest.raises(InputError, match="expected exactly one of prompt, messages and text, found prompt, text"):
-        list(read_rows(both, columns=columns))
-
-
 @pytest.mark.parametrize("objective", [False, True])
 def test_messages_with_names_of_their_own(write, objective):
     """What a message calls its parts and who says it, in rows that are read here or by an objective."""

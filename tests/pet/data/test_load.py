@@ -55,6 +55,57 @@ def spelled(dataset):
     ]
 
 
+WAYS = [
+    ("a.jsonl", [{"prompt": "p", "completion": "c"}] * 3, {}),
+    (
+        "b.jsonl",
+        [{"talk": [{"by": "x", "t": "q"}, {"by": "y", "t": "r"}]}],
+        {
+            "columns": {"messages": "talk", "role": "by", "content": "t"},
+            "roles": {"x": "user", "y": "assistant"},
+        },
+    ),
+    ("c.jsonl", [{"instruction": "i", "output": "o"}], {"template": "{prompt}!", "system": None}),
+    ("d.txt", "body", {"format": "text"}),
+]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_each_path_is_read_in_its_own_way(write, settings, letters, streaming):
+    """Of prompts, too: `data.template` is for those that say none; also where workers tokenise, and for questions."""
+    paths = [{"path": str(write(name, rows)), **own} if own else write(name, rows) for name, rows, own in WAYS]
+    how = settings(template="{system}{prompt}?", system="S", streaming=streaming)
+    found = load_dataset(paths, letters, settings=how)
+    samples = ["<Sp?c>", "<Sp?c>", "<Sp?c>", "<Sq?r>", "<i!o>", "<body>"]
+    assert [text for text, _ in spelled(found.window(0) if streaming else found)] == samples
+    if streaming:
+        return
+    assert [text for text, _ in spelled(load_dataset(paths, letters, settings=how))] == samples  # from the cache
+    changed = [paths[0], {**paths[1], "roles": {"y": "user", "x": "assistant"}}, *paths[2:]]
+    with pytest.raises(InputError, match=r"b.jsonl:1: .*assistant"):
+        load_dataset(changed, letters, settings=how)
+    asked = load_questions(found.select([0, 4, 3]), letters, settings=how)
+    assert [letters_of(one.prompt_ids) for one in asked] == ["<Sp?", "<Sq?", "<i!"]
+    shown = describe(found, letters, settings=how, samples=1)
+    assert [name for name, _, _ in WAYS if f"{name}:1 ·" in shown] == ["a.jsonl", "b.jsonl", "c.jsonl", "d.txt"]
+    with pytest.raises(InputError, match=r"a.jsonl: is named twice in data, to be read in two ways"):
+        load_dataset([paths[0], {"path": str(paths[0]), "format": "chat"}], letters, settings=how)
+    with pytest.raises(InputError, match=r"data.colums: .*did you mean 'columns'"):
+        load_dataset({"path": str(paths[0]), "colums": {}}, letters, settings=how)
+
+
+def test_other_words_for_who_speaks_are_other_samples(write, settings, letters):
+    """The cache is not that of the words before."""
+    path = write("a.jsonl", [{"messages": [{"role": "x", "content": "q"}, {"role": "y", "content": "r"}] * 2}])
+    for roles, learnt in (({"x": "user", "y": "assistant"}, "r>r>"), ({"x": "system", "y": "user"}, None)):
+        how = settings(roles=roles)
+        if learnt is not None:
+            ((_, found),) = spelled(load_dataset(path, letters, settings=how))
+            assert found == learnt
+    with pytest.raises(InputError, match=r"a.jsonl:1"):
+        load_dataset(path, letters, settings=how)
+
+
 CHAT = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "bc"},
                       {"role": "user", "content": "d"}, {"role": "assistant", "content": "e"}]}]  # fmt: skip
 

@@ -182,6 +182,42 @@ def test_path_overrides_are_relative_to_the_current_directory(write, tmp_path):
     assert problem.startswith("command line: data={train: nowhere.jsonl, max_length: 64}: data.train")
 
 
+def test_a_path_may_say_how_its_rows_are_read(write, tmp_path, monkeypatch):
+    monkeypatch.setenv("PET_TEST_NAME", "s3cond")
+    (tmp_path / "home" / "s3cond.jsonl").write_text("{}\n")
+    (tmp_path / "home" / "own.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    own = "{path: $PET_TEST_NAME.jsonl, columns: {prompt: ask}, template: own.jinja, system: null}"
+    recipe = load(write(GOOD.replace("train: train.jsonl", f"train: [train.jsonl, {own}, {{path: train.jsonl}}]")))
+    home = tmp_path / "home"
+    first, second, third = recipe.data.train
+    assert first == third == str(home / "train.jsonl") and second.path == str(home / "s3cond.jsonl")
+    assert second.own == {"columns": {"prompt": "ask"}, "template": str(home / "own.jinja"), "system": None}
+    text = dump(recipe)
+    assert f'  - {{path: "{home}/$PET_TEST_NAME.jsonl", columns: ' in text
+    (tmp_path / "again.yaml").write_text(text)
+    assert load(tmp_path / "again.yaml") == recipe
+    given = [{"path": "home/train.jsonl", "format": "chat"}]
+    assert load(write(), {"data.train": given}).data.train[0].path == first and given[0]["path"] == "home/train.jsonl"
+    assert load(write(), ["data.train={path: home/train.jsonl, format: chat}"]).data.train[0].format == "chat"
+    found = problems(
+        write(),
+        ["data.train=[{path: home/train.jsonl, colums: {}}, {path: a, format: alpca}, {format: chat}, 5]"]
+        + ["data.eval={path: home/no.jsonl, template: no.jinja}", "data.test={path: home/train.jsonl, template: Ask}"],
+    )
+    for problem in (
+        "data.train[0].colums: the section data.train[0] has no such key (did you mean 'columns'?)",
+        "data.train[1].format: expected one of auto, alpaca",
+        "data.train[2].path: is missing",
+        "data.train[3]: expected a path, or a mapping as {path: rows.jsonl, format: chat}; got 5",
+        f"data.eval: {tmp_path}/home/no.jsonl: no such file",
+        f"data.eval.template: {tmp_path}/no.jinja: no such file",
+        "data.test[0].template: the text must hold {prompt}",
+    ):
+        assert sum(problem in line for line in found) == 1, (problem, found)
+    (problem,) = problems(write(), ["data.train={path: home/train.jsonl, format: text, system: S}"])
+    assert "data.train[0].system: text rows have no question that it could go with" in problem
+
+
 def test_environment_variables_in_paths(write, monkeypatch, tmp_path):
     monkeypatch.setenv("PET_TEST_DIR", str(tmp_path / "home"))
     path = write(GOOD.replace("train.jsonl", "${PET_TEST_DIR}/train.jsonl"))
