@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pet.compat.axolotl_pairs import PREPARED, first_row, known_types, own_texts, plain_texts, written
 from pet.compat.job_files import part, put_data, put_parts, usual_roles
 from pet.compat.prompts import ALPACA, AXOLOTL, but
 from pet.data.messages import FLAGS, SAID_BY
@@ -39,45 +40,47 @@ RANKING = {"field_chosen": "chosen", "field_rejected": "rejected", "field_prompt
 RANKING |= {"field_completion": "answer", "field_label": "label"}
 CHATS = ("chat_template", "sharegpt")
 """Types whose prompt is a chat template."""
-OF_THE_FILE = ("chat_template", "None")
+OF_THE_FILE = ("chat_template", *PREPARED)
 """Types whose prompt is the file's ``chat_template`` where they name none; rows of tokens have no prompt."""
 TEXTS = ("template", "template_without_input")
 MESSAGES_ALONE = ("dpo", "ipo", "simpo")
 """Objectives for which chat templates read no column of system texts."""
-RANKED_TYPES = ("chat_template", "chatml", "llama3", "bradley_terry", "None")
-"""Of data sets of preferences; their columns are recognised."""
 
 
 def datasets(t: Translation, name: str, value: Any) -> None:
     """A list of data sets, to train or to evaluate on."""
-    key, ranked = "data.eval" if name == "test_datasets" else "data.train", t.get("train.objective") is not None
-    known, roles = RANKED_TYPES if ranked else tuple(FORMATS), {**ENTRY, **(RANKING if ranked else {})}
+    key, ranked = "data.eval" if name == "test_datasets" else "data.train", t.get("train.objective")
+    known, roles = known_types(ranked) if ranked else list(FORMATS), {**ENTRY, **(RANKING if ranked else {})}
     found, parts = [], []
     for entry in value:
         given = entry.get("type")
-        kind, _, style = str(given).partition(":")
-        kind = kind.partition(".")[0]
+        whole, _, style = str(given).partition(":")
+        kind, _, variant = whole.partition(".")
+        whole = kind if ranked == "reward" else whole
+        files = entry.get("data_files") or entry.get("path")
+        files = [files] if isinstance(files, str) else list(files)
         if isinstance(given, Mapping):  # a prompt of the file's own
             entry = {**entry, **{k: v for k, v in given.items() if k.startswith("field_")}}
-            kind, prompt = "alpaca", _own_prompt(t, f"{name}.type", given)
-        elif kind not in known or style not in ("", *ALPACA):
+            kind = "None" if ranked else "alpaca"
+            prompt = own_texts(t, f"{name}.type", given, ranked) if ranked else _own_prompt(t, f"{name}.type", given)
+        elif (whole if ranked else kind) not in known or style not in ("", *ALPACA):
             t.lack(key, f"{name}.type", f"{given!r} is not supported; known: {', '.join(known)}")
             prompt = {}
         elif kind == "alpaca":
             prompt = dict(zip(TEXTS, ALPACA[style or "instruct"], strict=True))
         else:
-            prompt = {"template": _prompt(t, name, entry, kind)}
+            prompt = ranked and plain_texts(kind, variant, ranked, first_row(files[0]))
+            prompt = prompt or {"template": _prompt(t, name, {**entry, "type": kind}, kind)}
         if kind == "sharegpt":  # of earlier releases; chat templates have no place for it
             prompt["system"] = t.values.get("default_system_message")
         for field, there in entry.items():
             if field not in roles and there:
                 t.refuse(f"{name}.{field}", f"{there!r} is not supported")
-        columns = {roles[field]: there for field, there in entry.items() if roles.get(field) and there}
+        columns = prompt.pop("columns", {})
+        columns |= {roles[field]: there for field, there in entry.items() if roles.get(field) and there}
         if kind == "chat_template" and t.get("train.objective") in MESSAGES_ALONE:
             columns.setdefault("system", "")
         words = _messages(t, name, entry, columns) if kind in CHATS else {}
-        files = entry.get("data_files") or entry.get("path")
-        files = [files] if isinstance(files, str) else list(files)
         parts += [part(t, key, name, entry)] * len(files)
         if len(files) > 1 and parts[-1] != ":":
             t.lack(key, f"{name}.split", f"{entry['split']!r} of several files; one file with these rows is needed")
@@ -110,7 +113,7 @@ def _messages(t: Translation, name: str, entry: Mapping[str, Any], columns: dict
 
 def _prompt(t: Translation, name: str, entry: Mapping[str, Any], kind: str) -> str | None:
     """A data set's chat template; none where the tokenizer's own is meant."""
-    of_file = t.values if kind == "chat_template" or (kind == "None" and t.get("train.objective")) else {}
+    of_file = t.values if kind == "chat_template" or (kind in PREPARED and t.get("train.objective")) else {}
     for given in (entry, of_file):
         if given.get("chat_template_jinja") and given.get("chat_template") in (None, "jinja"):
             return given["chat_template_jinja"]
@@ -130,7 +133,7 @@ def chat_template(t: Translation, named: Any, entry: Mapping[str, Any]) -> str |
     an answer is where it is the tokenizer's end token, or a token that the file says to end turns."""
     prompt = AXOLOTL.get(str(named))
     if prompt is None or t.get("train.objective"):
-        return prompt and prompt.jinja()
+        return prompt and written(prompt, t.get("train.objective"), entry.get("type", "chat_template"))
     said, turns = (t.values.get(key) or {} for key in ("special_tokens", "eot_tokens"))
     eos = said.get("eos_token") if isinstance(said, Mapping) else None
     if prompt.end in turns or eos == prompt.end:

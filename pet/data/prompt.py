@@ -30,9 +30,13 @@ _BARE = """\
 {%- else -%}{%- set kept.open = kept.open + FIRST + piece -%}
 {%- endif -%}
 {%- endfor -%}{%- set said = (kept.text + kept.open).lstrip('\\n') -%}{%- endif -%}"""
+_RANKED = """\
+{%- set told -%}ANSWER{%- endset -%}{{ told }}
+{{- eos_token if loop.last and eos_token and not told.endswith(eos_token) else '' -}}"""
 _NAMES = {
     "said": "{{ said }}",
     "system": "{{ own.system }}",
+    "opening": "{{ opening }}",
     "bos": "{{ bos_token }}{{ cut }}",
     "eos": "{{ eos_token }}{{ cut }}",
     "cut": "{{ cut }}",
@@ -80,6 +84,7 @@ class Prompt:
         last_thought: bool = False,
         openai: bool = False,
         ends: str | None = None,
+        ranked: str | None = None,
     ) -> str:
         """The chat template.
 
@@ -88,6 +93,8 @@ class Prompt:
             last_thought: earlier answers are written without theirs.
             openai: system texts are those of `OPENAI`.
             ends: a condition in Jinja, where ``end`` is learnt; by default everywhere.
+            ranked: of answers that are compared, which TRL reads as texts: what stands first (``opening``, what the
+                tokenizer puts before a text, or ``bos``). The last answer ends with the end token, and nothing follows.
         """
         between = "{%- if own.system -%}" + _as_jinja(self.system + "{cut}" * (not self.fused)) + "{%- endif -%}"
         question = _as_jinja(self.question)
@@ -98,13 +105,17 @@ class Prompt:
         told = [f"{{%- if {test} -%}}{end}{{%- endif -%}}" for test in (ends, f"not ({ends})")] if ends else [end, ""]
         both = f"said if 'detailed thinking on' in said or '{OPENAI}' in said else said + '\\n{OPENAI}'"
         thoughts = self._thoughts(thinking, last_thought)
+        answer, behind = _as_jinja(self.answer) + last + told[0], told[1] + _as_jinja(self.behind)
+        if ranked:
+            answer = _RANKED.replace("ANSWER", answer)
+            behind = "{%- if not loop.last -%}" + behind + "{%- endif -%}"
         parts = {
             **thoughts,
             "QUESTION": "{{ cut }}" + later + question,
             "SYSTEM_SAID": f"({both}) if said else own.system" if openai else "said or own.system",
-            "ANSWER": thoughts["INSIDE"] + "{{ cut }}" + _as_jinja(self.answer) + last + told[0],
-            "BEHIND": told[1] + _as_jinja(self.behind),
-            "OPENING": _as_jinja(self.opening),
+            "ANSWER": thoughts["INSIDE"] + "{{ cut }}" + answer,
+            "BEHIND": behind,
+            "OPENING": _as_jinja(f"{{{ranked}}}" if ranked else self.opening),
             "DEFAULT": json.dumps(OPENAI if openai else self.default),
             "TRIM": "|trim" * self.strips,
             "WHOLE": "{%- set said = message['content'] -%}" * self.fused,

@@ -685,9 +685,8 @@ SIMPO = {"objective": "simpo", "beta": 0.1}
 )
 def test_preferences(tmp_path, system, given, expected):
     module = {"llama_factory": llama_factory, "axolotl": axolotl}[system]
-    rows = [
-        {"path": "rows.jsonl", "type": "chat_template.default", "field_chosen": "better", "field_rejected": "worse"}
-    ]
+    style = {"kto": None, "orpo": "chat_template.argilla"}.get(given.get("rl"), "chat_template.default")
+    rows = [{"path": "rows.jsonl", "type": style, "field_chosen": "better", "field_rejected": "worse"}]
     more = {"datasets": rows} if "rl" in given else {}
     translation = module.translate({**JOBS[system], **given, **more}, tmp_path / "job.yaml")
     assert not translation.problems
@@ -695,7 +694,7 @@ def test_preferences(tmp_path, system, given, expected):
     names = ("objective", "beta", "sft_weight", "gamma", "desirable_weight", "undesirable_weight", "reference")
     assert {name: found[name] for name in names if name in found} == expected
     if "rl" in given:
-        alone = {"system": ""} if given["rl"] in ("dpo", "ipo", "simpo") else {}
+        alone = {"system": ""} if given["rl"] in ("dpo", "ipo", "simpo") else {"input": ""} if style is None else {}
         assert translation.get("data.columns") == {"chosen": "better", "rejected": "worse", **alone}
     if given.get("stage") == "sft":
         assert "pref_beta" in translation.ignored
@@ -714,7 +713,7 @@ def test_preferences(tmp_path, system, given, expected):
 def test_a_loss_that_is_not_here_is_one_problem(tmp_path, system, given, problem):
     module = {"llama_factory": llama_factory, "axolotl": axolotl}[system]
     rows = str(write(tmp_path / "rows.jsonl", "{}\n"))
-    datasets = {"llama_factory": {"dataset": rows}, "axolotl": {"datasets": [{"path": rows, "type": "chatml.x"}]}}
+    datasets = {"llama_factory": {"dataset": rows}, "axolotl": {"datasets": [{"path": rows, "type": "chatml"}]}}
     translation = module.translate({**JOBS[system], **datasets[system], **given}, tmp_path / "job.yaml")
     assert not translation.missing and len(translation.problems) == 1
     assert problem in translation.problems[0]

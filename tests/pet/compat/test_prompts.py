@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 
 import pytest
@@ -10,8 +11,11 @@ import pytest
 from model_zoo.errors import InputError
 from model_zoo.tokenizers import AutoTokenizer
 from model_zoo.tokenizers.prompts import ENDED
+from pet.compat import axolotl
 from pet.compat.prompts import AXOLOTL, LLAMA_FACTORY
 from pet.data.encode import Encoder
+from pet.data.formats import read_rows
+from pet.data.preferences import labelled, pairs
 from pet.data.prompt import OPENAI
 from pet.data.settings import DataSettings
 
@@ -184,6 +188,60 @@ def test_system_texts_of_llama_factorys_openai_data(encoder):
     ):
         talk = [{"role": "system", "content": own}] * bool(own) + said("AB")
         assert written(made, talk).startswith(IM_SYSTEM.format(expected) + IM.format("A"))
+
+
+PAIR = {"chosen": " B.", "rejected": "N"}
+MESSAGES = {"chosen": [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B."}]}
+MESSAGES["rejected"] = [MESSAGES["chosen"][0], {"role": "assistant", "content": "N"}]
+OWN = {"prompt_format": "{system}Q {prompt} ", "chosen_format": "{chosen}!", "rejected_format": "{rejected}!"}
+
+
+@pytest.mark.parametrize(
+    ("given", "entry", "row", "expected"),
+    [
+        # what axolotl's transforms and TRL's trainers make of them; $ is the tokenizer's end token
+        ("dpo", "chatml.intel", {"system": "S", "question": "A", "input": "x"} | PAIR, "SYSTEMIM[ B.<|im_end|>$]"),
+        ("dpo", "chatml.icr", {"instruction": "x", "input": "A"} | PAIR, "IM[ B.<|im_end|>$]"),
+        ("dpo", "chatml", {"input": "A", "question": "x"} | PAIR, "IM[ B.<|im_end|>$]"),
+        (
+            "dpo",
+            "chatml.default",
+            {"instruction": "A", "chosen_response": " B.", "rejected_response": "N"},
+            "IM[ B.<|im_end|>$]",
+        ),
+        ("ipo", "chatml.argilla_chat", {"system": "x"} | MESSAGES, "IM[B.<|im_end|>$]"),
+        ("simpo", "llama3.ultra", {"prompt": "A"} | MESSAGES, "$HEAD[B.<|eot_id|>$]"),  # with what begins a text
+        ("kto", "llama3.argilla", {"instruction": "A", "completion": " B.", "label": True}, "HEAD[ B.<|eot_id|>$]"),
+        ("orpo", "chat_template.argilla", {"system": "S"} | MESSAGES, "$SYSTEMIM[B.<|im_end|>\n$]"),
+        ("dpo", "chat_template", {"messages": MESSAGES["chosen"][:1]} | PAIR, "IM[ B.<|im_end|>$]"),
+        ("dpo", OWN, {"prompt": "A", "system": "S ", "input": "x"} | PAIR, "S Q A[  B.!$]"),
+        ("kto", {"completion_format": "{completion}$"}, {"prompt": "A", "completion": "B", "label": False}, "A[B$]"),
+        ("dpo", None, {"prompt": "A"} | PAIR, "A[ B.$]"),
+        ("dpo", "passthrough", {"prompt": MESSAGES["chosen"][:1]} | PAIR, "IM[ B.<|im_end|>\n]"),
+        ("dpo", OWN | {"chosen_format": "{chosen}?"}, None, "chosen_format and rejected_format: both answers"),
+        ("dpo", "zephyr.nectar", None, "'zephyr.nectar' is not supported; known: chat_template.default, chat"),
+        ("dpo", "chatml.argilla", None, "'chatml.argilla' is not supported"),
+        ("orpo", "chat_template", None, "'chat_template' is not supported"),
+    ],
+)
+def test_answers_that_axolotl_compares(fixtures, tmp_path, given, entry, row, expected):
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([row]).replace("$", "<|endoftext|>"))
+    file = {"adapter": "lora", "rl": given, "chat_template": "chatml", "datasets": [{"path": str(path), "type": entry}]}
+    t = axolotl.translate(json.loads(json.dumps(file).replace("$", "<|endoftext|>")), tmp_path / "job.yaml")
+    if row is None:
+        assert any(expected in text for text in (*t.problems, *(text for _, text in t.missing)))
+        return
+    assert not t.problems and not t.missing
+    how = {"conversations": labelled} if given == "kto" else {"conversations": pairs, "documents": 2}
+    (read,) = read_rows(path, columns=t.get("data.columns"), **how)
+    template, tokenizer = t.get("data.template"), AutoTokenizer.from_pretrained(fixtures / "tok_gpt2")
+    found = written(Encoder(tokenizer, DataSettings(template=template)), read.messages)
+    expected = expected.replace("SYSTEM", IM_SYSTEM.format("S")).replace("IM", IM.format("A"))
+    assert found == expected.replace("HEAD", LLAMA3.format("A")).replace("$", "<|endoftext|>")
+    own = AutoTokenizer.from_pretrained(fixtures / "tok_llama")  # which begins a text with a token
+    first = Encoder(own, DataSettings(template=template)).tokenizer.example(read.messages)[0][:2]
+    assert (first[0] == own.bos_token_id) == (entry != "passthrough") and first[1] != own.bos_token_id
 
 
 def test_a_token_that_the_base_lacks_is_an_error(fixtures):
