@@ -1,14 +1,24 @@
-"""The data sets of axolotl's job files: their files, parts, formats, columns and prompts."""
+"""The data sets of axolotl's job files: their files, parts, formats, columns and prompts.
+
+Its types for preferences write a question and its answers as texts, which TRL reads with the tokenizer's opening token
+in front and its end token behind an answer that does not end so.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from pet.compat.axolotl_pairs import PREPARED, first_row, known_types, own_texts, plain_texts, written
+from model_zoo.errors import InputError
 from pet.compat.job_files import part, put_data, put_parts, usual_roles
-from pet.compat.prompts import ALPACA, AXOLOTL, but
+from pet.compat.prompts import ALPACA, AXOLOTL
+from pet.data.finding import find_files
 from pet.data.messages import FLAGS, SAID_BY
+from pet.data.prompt import Prompt
+from pet.data.readers import read_records
+from pet.data.records import Problems
 from pet.recipe.translation import Translation
 
 FORMATS = {
@@ -38,6 +48,23 @@ ENTRY = {
 """Keys of a data set's entry -> the role of the column that they name."""
 RANKING = {"field_chosen": "chosen", "field_rejected": "rejected", "field_prompt": "prompt"}
 RANKING |= {"field_completion": "answer", "field_label": "label"}
+STYLES = {"icr": "input", "intel": "question", "prompt_pairs": "prompt", "ultra": "prompt", "argilla": "instruction"}
+"""Of ``chatml`` and ``llama3``: ``chatml.intel`` has its question in this column."""
+EITHER = {
+    "prompt": ("prompt", "input", "question", "instruction"),
+    "chosen": ("chosen", "chosen_response"),
+    "rejected": ("rejected", "rejected_response"),
+}
+"""Of their style ``default``: the columns of which the first that rows have is read."""
+WRITTEN = ("chatml", "llama3")
+"""Types that write a question and its answers as texts."""
+PREPARED = ("None", "passthrough")
+"""Types that leave rows as they are, for TRL."""
+RANKED_TYPES = [f"{kind}.{style}" for kind in WRITTEN for style in ("default", "argilla_chat", *STYLES)]
+RANKED_TYPES += ["chat_template.argilla", "chat_template.argilla_chat", "chat_template.default", *PREPARED]
+RANKED_TYPES += ["chat_template", *WRITTEN, "bradley_terry"]
+ALREADY = Prompt("{said}", "{said}", "", whole=True)
+"""Of rows whose texts are prompts already."""
 CHATS = ("chat_template", "sharegpt")
 """Types whose prompt is a chat template."""
 OF_THE_FILE = ("chat_template", *PREPARED)
@@ -50,20 +77,19 @@ MESSAGES_ALONE = ("dpo", "ipo", "simpo")
 def datasets(t: Translation, name: str, value: Any) -> None:
     """A list of data sets, to train or to evaluate on."""
     key, ranked = "data.eval" if name == "test_datasets" else "data.train", t.get("train.objective")
-    known, roles = known_types(ranked) if ranked else list(FORMATS), {**ENTRY, **(RANKING if ranked else {})}
+    known, roles = RANKED_TYPES if ranked else list(FORMATS), {**ENTRY, **(RANKING if ranked else {})}
     found, parts = [], []
     for entry in value:
         given = entry.get("type")
         whole, _, style = str(given).partition(":")
         kind, _, variant = whole.partition(".")
-        whole = kind if ranked == "reward" else whole
         files = entry.get("data_files") or entry.get("path")
         files = [files] if isinstance(files, str) else list(files)
         if isinstance(given, Mapping):  # a prompt of the file's own
             entry = {**entry, **{k: v for k, v in given.items() if k.startswith("field_")}}
             kind = "None" if ranked else "alpaca"
             prompt = own_texts(t, f"{name}.type", given, ranked) if ranked else _own_prompt(t, f"{name}.type", given)
-        elif (whole if ranked else kind) not in known or style not in ("", *ALPACA):
+        elif (whole if ranked and kind != "bradley_terry" else kind) not in known or style not in ("", *ALPACA):
             t.lack(key, f"{name}.type", f"{given!r} is not supported; known: {', '.join(known)}")
             prompt = {}
         elif kind == "alpaca":
@@ -137,7 +163,7 @@ def chat_template(t: Translation, named: Any, entry: Mapping[str, Any]) -> str |
     said, turns = (t.values.get(key) or {} for key in ("special_tokens", "eot_tokens"))
     eos = said.get("eos_token") if isinstance(said, Mapping) else None
     if prompt.end in turns or eos == prompt.end:
-        prompt = but(prompt, needs=prompt.end)
+        prompt = replace(prompt, needs=prompt.end)
     of_eos = entry.get("train_on_eos") or "turn"
     of_eot = entry.get("train_on_eot") or of_eos
     for learnt in (of_eos, of_eot):
@@ -173,3 +199,57 @@ def texts(t: Translation, name: str, value: Any) -> None:
     every = [{"path": entry} if isinstance(entry, str) else entry for entry in every]
     datasets(t, name, [{**entry, "type": entry.get("type") or "pretrain"} for entry in every])
     t.settings.update({"data.streaming": True, "data.packing": "pack"})
+
+
+def written(prompt: Prompt, objective: str, kind: str) -> str:
+    """A prompt's chat template for an objective and a kind of data set. What follows an answer is learnt where TRL or
+    the type has the whole conversation's text; scores are of any conversation."""
+    if objective == "reward":
+        return prompt.jinja()
+    if kind in PREPARED or objective == "orpo":
+        prompt = replace(prompt, end=prompt.end + prompt.behind, behind="")
+    if kind in PREPARED:
+        return prompt.jinja()
+    return prompt.jinja(ranked="bos" if objective in ("orpo", "simpo") else "opening")
+
+
+def plain_texts(kind: str, style: str, objective: str, row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """How rows are read of types that write texts; None for those that read messages.
+
+    Args:
+        row: the first one, for types that read what there is.
+    """
+    if kind in PREPARED:
+        return None if isinstance(row.get("prompt", row.get("chosen")), list) else as_texts(ALREADY, objective, {})
+    if kind not in WRITTEN or objective == "reward":
+        return None
+    columns: dict[str, str] = {"prompt": STYLES[style]} if style in STYLES else {"system": ""}
+    if style in ("", "default"):
+        first = {role: [name for name in names if name in row] for role, names in EITHER.items()}
+        columns = {role: names[0] for role, names in first.items() if names}
+    return as_texts(replace(AXOLOTL[kind], strips=False), objective, columns)
+
+
+def as_texts(prompt: Prompt, objective: str, columns: Mapping[str, str]) -> dict[str, Any]:
+    """A prompt, and the columns of its rows, whose questions have no further input."""
+    own = {"input": ""} if columns.get("prompt") != "input" else {}
+    return {"template": written(prompt, objective, ""), "columns": {**own, **columns}}
+
+
+def own_texts(t: Translation, name: str, given: Mapping[str, Any], objective: str) -> dict[str, Any]:
+    """The file's own formats."""
+    said = ["completion"] if objective == "kto" else ["chosen", "rejected"]
+    answer, *others = [(given.get(f"{one}_format") or f"{{{one}}}").replace(f"{{{one}}}", "{said}") for one in said]
+    if others not in ([], [answer]):
+        t.refuse(name, "chosen_format and rejected_format: both answers are written in one form here")
+    question = (given.get("prompt_format") or "{prompt}").replace("{prompt}", "{said}")
+    if question.endswith(" "):  # which tokenizers put in front of the next word
+        question, answer = question[:-1], " " + answer
+    return as_texts(Prompt(question, answer, "", whole=True), objective, {})
+
+
+def first_row(file: Any) -> dict[str, Any]:
+    """The columns of a file's first row; none where it cannot be read, which is said where it is used."""
+    with contextlib.suppress(InputError, StopIteration):
+        return next(read_records(find_files([file])[0], Problems())).columns
+    return {}

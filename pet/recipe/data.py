@@ -30,10 +30,6 @@ Speaker = Literal["system", "user", "assistant", "tool", "function_call"]
 Format = Literal["auto", "alpaca", "adgen", "prompt_completion", "chat", "sharegpt", "text", "tokens", "mindrecord"]
 
 
-PATHS = ("train", "eval", "test")
-"""Keys of the files."""
-
-
 class Reading(Section):
     """How rows become tokens, for all files or for those of a path."""
 
@@ -110,8 +106,8 @@ DataPaths = Annotated[
 ]
 
 
-class Files(Section):
-    """Which files, and which of their rows."""
+class Data(Reading):
+    """Files, their format, and the way to batches."""
 
     train: DataPaths | None = Field(
         None,
@@ -138,11 +134,6 @@ class Files(Section):
         0.0,
         description="Fraction of the training rows held out as eval where eval is not given; from 1 on their number.",
     )
-
-
-class Batches(Section):
-    """Held-out rows of another kind, and how tokens become batches."""
-
     eval_format: Format | None = Field(
         None, description="Format of the rows of eval and test. Default: that of format, with its columns."
     )
@@ -197,7 +188,3 @@ class Batches(Section):
         None,
         description="Cache directory of tokenised data. Default: mindspore-pet in the user's cache directory.",
     )
-
-
-class Data(Batches, Reading, Files):
-    """Files, their format, and the way to batches."""

@@ -19,7 +19,7 @@ from pet.hub import fetch, hub_name
 from pet.recipe import rules, variables
 from pet.recipe.callback_names import into_recipe
 from pet.recipe.classes import OBJECTIVES, find_callback, find_objective
-from pet.recipe.data import PATHS, DataPath
+from pet.recipe.data import DataPath
 from pet.recipe.fields import REFERENCES, is_template_file
 from pet.recipe.keys import path_keys, text_keys
 from pet.recipe.overrides import apply_overrides, plain, remove, value_at
@@ -149,14 +149,8 @@ def _report(report: Report, findings: Iterable[rules.Finding]) -> None:
 def _expand_paths(
     tree: dict[str, Any], keys: Mapping[KeyPath, str], directory: Path, report: Report, check: bool, at: KeyPath = ()
 ) -> None:
-    """Replace environment variables and make paths absolute, in place.
-
-    Args:
-        tree: the recipe, or an entry of one of its lists.
-        keys: those of it that hold paths.
-        check: a variable must be set.
-        at: where it stands.
-    """
+    """Replace environment variables and make paths absolute, in place: in the recipe, or in an entry of a list, which
+    stands ``at`` a key. ``check``: a variable must be set."""
     for path, kind in keys.items():
         value, where = value_at(tree, path), (*at, *path)
         if not value or (kind == "template" and not (isinstance(value, str) and is_template_file(value))):
@@ -212,7 +206,7 @@ def _check_files(recipe: Recipe, report: Report) -> None:
         named = recipe.model.tokenizer in names.bundled_models() or hub_name(recipe.model.tokenizer)
         if not named and not directory.is_dir():
             report.add(("model", "tokenizer"), f"{directory}: no such directory{_beside(directory)}")
-    for name in PATHS:
+    for name in ("train", "eval", "test"):
         for index, entry in enumerate(getattr(recipe.data, name) or []):
             at = ("data", name, index) if ("data", name, index) in report.source.lines else ("data", name)
             if not report.concerns([("data", name)]):

@@ -19,7 +19,7 @@ from pet.launching.environment import read_job
 from pet.recipe import evaluation_rules
 from pet.recipe.adapter import MANAGEMENT
 from pet.recipe.classes import OPTIONS
-from pet.recipe.data import PATHS, Reading
+from pet.recipe.data import Reading
 from pet.recipe.fields import ADAPTERS_OFF, PRECOMPUTE, is_jinja
 from pet.recipe.schema import Recipe
 
@@ -233,7 +233,8 @@ def data(recipe: Recipe) -> Iterator[Finding]:
         if not fits:
             what = "weights" if name == "mix" else "parts"
             yield f"data.{name}", f"data.{path}", f"{count} {what} for {paths} paths in data.{path}"
-    every = {f"data.{path}.{i}": one for path in PATHS for i, one in enumerate(getattr(settings, path) or [])}
+    paths = {name: getattr(settings, name) or [] for name in ("train", "eval", "test")}
+    every = {f"data.{name}.{index}": path for name in paths for index, path in enumerate(paths[name])}
     for at, reading in {"data": settings, **every}.items():
         for name, other, message in _prompts(reading) if isinstance(reading, Reading) else ():
             yield f"{at}.{name}", f"{at}.{other}", message

@@ -51,7 +51,7 @@ def _is_plain(text: str) -> bool:
 def _lines(section: BaseModel, comments: bool, indent: int) -> list[str]:
     pad = "  " * indent
     lines: list[str] = []
-    names = list(type(section).model_fields)
+    names = sorted(type(section).model_fields, key=lambda name: name not in type(section).__annotations__)
     if "method" in names:  # it says what the other keys mean, so it comes first
         names.insert(0, names.pop(names.index("method")))
     for name in names:

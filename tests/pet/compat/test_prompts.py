@@ -219,9 +219,7 @@ OWN = {"prompt_format": "{system}Q {prompt} ", "chosen_format": "{chosen}!", "re
         ("dpo", None, {"prompt": "A"} | PAIR, "A[ B.$]"),
         ("dpo", "passthrough", {"prompt": MESSAGES["chosen"][:1]} | PAIR, "IM[ B.<|im_end|>\n]"),
         ("dpo", OWN | {"chosen_format": "{chosen}?"}, None, "chosen_format and rejected_format: both answers"),
-        ("dpo", "zephyr.nectar", None, "'zephyr.nectar' is not supported; known: chat_template.default, chat"),
-        ("dpo", "chatml.argilla", None, "'chatml.argilla' is not supported"),
-        ("orpo", "chat_template", None, "'chat_template' is not supported"),
+        ("dpo", "zephyr.nectar", None, "'zephyr.nectar' is not supported; known: chatml.default, chatml.argilla_chat"),
     ],
 )
 def test_answers_that_axolotl_compares(fixtures, tmp_path, given, entry, row, expected):
