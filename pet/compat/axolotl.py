@@ -96,7 +96,7 @@ def _packed_length(t: Translation, name: str, value: Any) -> None:
 
 
 def _template(t: Translation, name: str, value: Any) -> None:
-    """The prompt of data sets of messages that name none, and of preferences."""
+    """The prompt of data sets of messages that name none, and of preferences; it has been read with them."""
     own = [one for key in ("datasets", "test_datasets") for one in t.values.get(key) or ()]
     told = [str(one.get("type")).startswith(OF_THE_FILE) and not one.get("chat_template") for one in own]
     if t.sources and not any(told):
@@ -105,12 +105,6 @@ def _template(t: Translation, name: str, value: Any) -> None:
         own_template(t, name, value)
     elif not t.sources:
         t.put("data.template", text)
-
-
-def _jinja(t: Translation, name: str, value: Any) -> None:
-    """Of data sets it has been read with them."""
-    if not t.sources:
-        t.settings.setdefault("data.template", value)
 
 
 def _system(t: Translation, name: str, value: Any) -> None:
@@ -245,7 +239,7 @@ TABLE = {
     "min_sample_len": Refused("short samples are learnt, too", harmless=(1, 2)),
     "train_on_inputs": flag("data.train_on", "all"),
     "chat_template": _template,
-    "chat_template_jinja": _jinja,
+    "chat_template_jinja": lambda t, n, v: t.sources or t.settings.setdefault("data.template", v),
     "eot_tokens": _ends_of_turns,
     "default_system_message": _system,
     "remove_unused_columns": Ignored("columns without a role are not read"),

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from model_zoo.errors import InputError
-from pet.compat.job_files import part, put_data, put_parts, usual_roles
+from pet.compat.job_files import part, put_data, put_parts
 from pet.compat.prompts import ALPACA, AXOLOTL
 from pet.data.finding import find_files
 from pet.data.messages import FLAGS, SAID_BY
@@ -110,7 +110,7 @@ def datasets(t: Translation, name: str, value: Any) -> None:
         parts += [part(t, key, name, entry)] * len(files)
         if len(files) > 1 and parts[-1] != ":":
             t.lack(key, f"{name}.split", f"{entry['split']!r} of several files; one file with these rows is needed")
-        how = {"format": FORMATS.get(kind, "auto"), "columns": columns, "roles": usual_roles(words), **prompt}
+        how = {"format": FORMATS.get(kind, "auto"), "columns": columns, "roles": words, **prompt}
         how["too_long"] = "cut" if how["format"] == "text" else None  # which is divided, and nothing of it is left out
         found += [{"path": file, **how} for file in files]
     put_data(t, key, name, found)
@@ -204,21 +204,14 @@ def texts(t: Translation, name: str, value: Any) -> None:
 def written(prompt: Prompt, objective: str, kind: str) -> str:
     """A prompt's chat template for an objective and a kind of data set. What follows an answer is learnt where TRL or
     the type has the whole conversation's text; scores are of any conversation."""
-    if objective == "reward":
-        return prompt.jinja()
-    if kind in PREPARED or objective == "orpo":
+    if objective != "reward" and (kind in PREPARED or objective == "orpo"):
         prompt = replace(prompt, end=prompt.end + prompt.behind, behind="")
-    if kind in PREPARED:
-        return prompt.jinja()
-    return prompt.jinja(ranked="bos" if objective in ("orpo", "simpo") else "opening")
+    opening = "bos" if objective in ("orpo", "simpo") else "opening"
+    return prompt.jinja(ranked=None if kind in PREPARED or objective == "reward" else opening)
 
 
 def plain_texts(kind: str, style: str, objective: str, row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """How rows are read of types that write texts; None for those that read messages.
-
-    Args:
-        row: the first one, for types that read what there is.
-    """
+    """How rows are read of types that write texts; None for those that read messages. ``row``: the first one."""
     if kind in PREPARED:
         return None if isinstance(row.get("prompt", row.get("chosen")), list) else as_texts(ALREADY, objective, {})
     if kind not in WRITTEN or objective == "reward":

@@ -131,11 +131,6 @@ COMMON = {
 """Names and rules that both systems' tables have."""
 
 
-def usual_roles(roles: Mapping[str, str]) -> dict[str, str]:
-    """Words for who says a message, without those that mean it in any file."""
-    return {word: role for word, role in roles.items() if ROLE_NAMES.get(word) != role}
-
-
 def put_data(t: Translation, key: str, name: str, found: list[dict[str, Any]]) -> None:
     """Data sets as files. How the first with questions is read is said of all, and of the others what differs from it.
 
@@ -149,6 +144,8 @@ def put_data(t: Translation, key: str, name: str, found: list[dict[str, Any]]) -
     ranked = {"format": "auto"} if t.get("train.objective", "sft") != "sft" else {}  # the objective reads rows itself
     told = [{setting: value for setting, value in one.items() if value not in (None, "")} for one in found]
     readings = [{**AT_REST, **reading, **ranked} for reading in told]
+    for one in readings:  # but for words that mean it in any file
+        one["roles"] = {word: role for word, role in one["roles"].items() if ROLE_NAMES.get(word) != role}
     if not t.sources and found:
         asked = [one for one in readings if one["format"] not in ("text", "tokens")]
         t.sources += (asked or readings)[:1]

@@ -34,7 +34,6 @@ from pet.compat.job_files import (
     revision,
     settle,
     targets,
-    usual_roles,
 )
 from pet.compat.mindformers.training_arguments import STEPS_WIN, TABLE as ARGUMENTS
 from pet.compat.prompts import LLAMA_FACTORY
@@ -230,24 +229,21 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
                 put_data(t, key, name, [_dataset(t, key, name, home, str(one).strip(), prompt) for one in every])
             with t.reading("max_samples", first):  # of each data set
                 put_parts(t, rows, [f":{int(first)}"] if first else [])
+    if prompt and values.get("template") not in (None, *LLAMA_FACTORY) and "template" not in t.ignored:
+        own_template(t, "template", values["template"])
     if (values.get("packing") or values.get("neat_packing")) and isinstance(t.get("data.max_length"), int):
         t.put("data.max_length", t.get("data.max_length") - 1)  # as there, for the sake of their padding
     settle(t)
     return t
 
 
-Prompts = dict[str | bool, dict[str, Any]]
-"""How rows become prompts: of data sets of formatting openai (True), of those with tools, and of the others (False)."""
-
-
-def _prompts(t: Translation, values: Mapping[str, Any]) -> Prompts:
-    """The prompt that the file names, with what it says of system texts and thoughts."""
+def _prompts(t: Translation, values: Mapping[str, Any]) -> dict[Any, dict[str, Any]]:
+    """The prompt that the file names, with what it says of system texts and thoughts: of data sets of formatting openai
+    (True), of those with tools, and of the others (False)."""
     name, system, thinking = values.get("template"), values.get("default_system"), values.get("enable_thinking", True)
     own = {"system": system or None, "enable_thinking": None if thinking else thinking}
     prompt = LLAMA_FACTORY.get(str(name))
     if prompt is None:
-        if name is not None:
-            own_template(t, "template", name)
         return dict.fromkeys((True, "tools", False), own)
     if values.get("train_on_prompt") and prompt.one_end:
         t.refuse("train_on_prompt", f"the template {name} does not take it, nor does it there")
@@ -257,7 +253,7 @@ def _prompts(t: Translation, values: Mapping[str, Any]) -> Prompts:
     return {"tools": own, **{kind: {"template": text} for kind, text in texts.items()}}
 
 
-def _dataset(t: Translation, key: str, said: str, home: Path, name: str, prompts: Prompts) -> dict[str, Any]:
+def _dataset(t: Translation, key: str, said: str, home: Path, name: str, prompts: dict) -> dict[str, Any]:
     """A data set, by LLaMA-Factory's list of them in ``home`` or as a path; ``key`` and ``said`` are the recipe's name
     and LLaMA-Factory's; without ``prompts`` a row is one text."""
     texts = not prompts
@@ -291,4 +287,4 @@ def _dataset(t: Translation, key: str, said: str, home: Path, name: str, prompts
     if given.get("tools"):
         t.ignore("template", "tools are as the model's own tokenizer has them")
     prompt = prompts.get("tools" if given.get("tools") else form == "openai", {})
-    return {"path": path, "columns": given, "roles": usual_roles(words), **prompt}
+    return {"path": path, "columns": given, "roles": words, **prompt}

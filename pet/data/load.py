@@ -35,11 +35,7 @@ def entries_of(paths: Paths) -> list[Any]:
 
 
 def own_settings(paths: Iterable[Any]) -> dict[Path, dict[str, Any]]:
-    """The settings of files that are read in a way of their own.
-
-    Raises:
-        InputError: two paths say different things of one file.
-    """
+    """The settings of files that are read in a way of their own. Raises InputError where a file has two of them."""
     said: dict[Path, dict[str, Any]] = {}
     for path in paths:
         own = getattr(path, "own", {})

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SerializeAsAny, WrapValidator, model_serializer
 
 from model_zoo.errors import shown
-from pet.recipe.fields import HerePath, OneOrMany, Parts, PathKind, RecipePath, Section, StepsOrShare, TemplatePath
+from pet.recipe.fields import HerePath, Parts, PathKind, RecipePath, Section, StepsOrShare, TemplatePath, TextsToo
 
 Role = Literal[
     "prompt",
@@ -102,7 +102,7 @@ DataPaths = Annotated[
     list[SerializeAsAny[Annotated[DataPath, WrapValidator(_path_or_mapping)]]],
     PathKind("recipe"),
     BeforeValidator(lambda value: [value] if isinstance(value, (str, dict)) else value),
-    OneOrMany("string"),
+    TextsToo(),
 ]
 
 

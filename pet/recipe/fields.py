@@ -53,14 +53,11 @@ def _one_or_many(item: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [item, {"type": "array", "items": item}]}
 
 
-class OneOrMany:
-    """Says in the JSON schema of a list that an entry may stand by itself, and be of one more type."""
-
-    def __init__(self, kind: str):
-        self.kind = kind
+class TextsToo:
+    """Says in the JSON schema of a list that an entry may be a text, and stand by itself."""
 
     def __get_pydantic_json_schema__(self, core: Any, schema_of: Any) -> dict[str, Any]:
-        return _one_or_many({"anyOf": [{"type": self.kind}, schema_of(core)["items"]]})
+        return _one_or_many({"anyOf": [{"type": "string"}, schema_of(core)["items"]]})
 
 
 RecipePath = Annotated[str, PathKind("recipe"), Field(min_length=1)]
