@@ -103,7 +103,7 @@ class Tokenizer(InPieces, ABC):
             check_needed(text, source, lambda name: name in self.special_tokens or len(self.encode_text(name)) == 1)
             ids = {"bos_token": self.bos_token_id, "eos_token": self.eos_token_id, "pad_token": self.pad_token_id}
             names = {key: named_token(self._settings, key) or self._control.get(ids.get(key)) for key in TOKEN_KEYS}
-            names["opening"] = "".join(self._control[number] for number in self.around[0])
+            names["opening"] = "".join(self._control.get(number, "") for number in self.around[0])
             names = {key: name for key, name in names.items() if name}
             spaces, strips = self.adds_space and not self.first_space_only, stripping(self.added, self._settings)
             self.template = ChatTemplate(text, source, self.special_tokens, self._stops, names, spaces, strips)

@@ -157,8 +157,8 @@ def put_data(t: Translation, key: str, name: str, found: list[dict[str, Any]]) -
         own = {setting: value for setting, value in reading.items() if value != t.sources[0].get(setting)}
         if reading["format"] in ("text", "tokens"):
             own = {setting: own[setting] for setting in OF_TEXTS if setting in own}
-        own["path"] = str(reading["path"])
-        entries.append(own if len(own) > 1 else own["path"])
+        path = str(own.pop("path", reading["path"]))
+        entries.append({"path": path, **own} if own else path)
     t.put(key, entries)
 
 
