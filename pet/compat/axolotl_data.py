@@ -50,11 +50,8 @@ RANKING = {"field_chosen": "chosen", "field_rejected": "rejected", "field_prompt
 RANKING |= {"field_completion": "answer", "field_label": "label"}
 STYLES = {"icr": "input", "intel": "question", "prompt_pairs": "prompt", "ultra": "prompt", "argilla": "instruction"}
 """Of ``chatml`` and ``llama3``: ``chatml.intel`` has its question in this column."""
-EITHER = {
-    "prompt": ("prompt", "input", "question", "instruction"),
-    "chosen": ("chosen", "chosen_response"),
-    "rejected": ("rejected", "rejected_response"),
-}
+EITHER = {"prompt": "prompt input question instruction"}
+EITHER |= {role: f"{role} {role}_response" for role in ("chosen", "rejected")}
 """Of their style ``default``: the columns of which the first that rows have is read."""
 WRITTEN = ("chatml", "llama3")
 """Types that write a question and its answers as texts."""
@@ -218,7 +215,7 @@ def plain_texts(kind: str, style: str, objective: str, row: Mapping[str, Any]) -
         return None
     columns: dict[str, str] = {"prompt": STYLES[style]} if style in STYLES else {"system": ""}
     if style in ("", "default"):
-        first = {role: [name for name in names if name in row] for role, names in EITHER.items()}
+        first = {role: [name for name in names.split() if name in row] for role, names in EITHER.items()}
         columns = {role: names[0] for role, names in first.items() if names}
     return as_texts(replace(AXOLOTL[kind], strips=False), objective, columns)
 

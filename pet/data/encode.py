@@ -113,10 +113,9 @@ class Encoder:
         """What :func:`pet.data.formats.read_file` takes for a file."""
         return {**self.of(path).settings.reading, "any_order": self.of(path).any_order}
 
-    def without_functions(self) -> Encoder:
-        """To be sent to a process: rows are read in this one, and no other needs a function of the user's own."""
-        own = {path: encoder.without_functions() for path, encoder in self.own.items()}
-        return replace(self, settings=replace(self.settings, conversations=None), own=own)
+    def __getstate__(self) -> dict[str, Any]:
+        """What is sent to a process. Rows are read in this one, and no other needs a function of the user's own."""
+        return {**vars(self), "settings": replace(self.settings, conversations=None)}
 
     def options(self, row: Row) -> dict[str, Any]:
         """What of a row and of the settings goes to the tokenizer's ``prompt`` and ``example`` beside messages."""
@@ -378,7 +377,7 @@ def start_workers(encoder: Encoder) -> Workers | None:
     if count < 2:
         return None
     try:
-        return Workers(encoder.without_functions(), count)
+        return Workers(encoder, count)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         log.warning("this tokenizer cannot be sent to other processes (%s); one process tokenises", error)
         return None
