@@ -31,7 +31,17 @@ from pet.compat.job_files import (
     targets,
 )
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
-from pet.compat.translation import choice, elsewhere, first_of, flag, number, picked, same, schedule_of_transformers
+from pet.compat.translation import (
+    choice,
+    elsewhere,
+    first_of,
+    flag,
+    number,
+    picked,
+    same,
+    schedule_of_transformers,
+    switched_on,
+)
 from pet.recipe.classes import OPTIONS
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
 
@@ -180,7 +190,7 @@ TABLE = {
     **picked(
         ARGUMENTS,
         "learning_rate lr_scheduler optimizer adam_beta1 adam_beta2 weight_decay warmup_steps warmup_ratio seed "
-        "max_grad_norm neftune_noise_alpha gradient_accumulation_steps eval_batch_size gradient_checkpointing bf16 "
+        "max_grad_norm neftune_noise_alpha gradient_accumulation_steps eval_batch_size "
         "fp16 group_by_length output_dir logging_steps save_total_limit resume_from_checkpoint metric_for_best_model "
         "greater_is_better load_best_model_at_end noisy_embedding_alpha=neftune_noise_alpha "
         "micro_batch_size=batch_size num_epochs=num_train_epochs adam_eps*=adam_epsilon",
@@ -200,8 +210,8 @@ TABLE = {
         "type_of_model",
     ),
     "lora_fan_in_fan_out": MODEL,
-    "load_in_8bit": lambda t, n, v: t.settings.update(BITS[8] if v else {}),
-    "load_in_4bit": lambda t, n, v: t.settings.update(BITS[4] if v else {}),
+    "load_in_8bit": lambda t, n, v: t.settings.update(BITS[8] if switched_on(v) else {}),
+    "load_in_4bit": lambda t, n, v: t.settings.update(BITS[4] if switched_on(v) else {}),
     "bnb_config_kwargs": lambda t, n, v: t.apply(v if t.get("model.quantization.type") else {}, BNB, f"{n}."),
     # the adapter
     "adapter": Refused("lora and qlora are supported", harmless=("lora", "qlora")),
@@ -255,6 +265,8 @@ TABLE = {
     # the run
     "batch_size": lambda t, n, v: t.put("train.accumulation", max(1, v // t.get("train.batch_size"))),
     "max_steps": "train.steps",
+    "gradient_checkpointing": flag("train.recompute", True, "offload", "offload_disk", "unsloth"),
+    "bf16": flag("train.precision", "bf16", "auto", "full"),
     "cosine_min_lr_ratio": number("train.final_ratio"),
     "cosine_constant_lr_ratio": Refused("the schedule falls to its end"),
     "lr_groups": lambda t, n, v: t.put(

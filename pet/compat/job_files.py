@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
-from pet.compat.translation import EVALUATIONS, number, same
+from pet.compat.translation import EVALUATIONS, number, same, switched_on
 from pet.data.messages import ROLE_NAMES
 from pet.hub import hub_name
 from pet.recipe.classes import OPTIONS
@@ -80,8 +80,9 @@ def own_template(t: Translation, name: str, value: Any) -> None:
 
 def packing(t: Translation, name: str, value: Any) -> None:
     """Whether rows are filled with several samples; where they are not, those of like length may come together."""
-    if value or t.get("data.packing") == "pack":
-        t.put("data.packing", "pack" if value else "longest")
+    whole = switched_on(value)
+    if whole or t.get("data.packing") == "pack":
+        t.put("data.packing", "pack" if whole else "longest")
 
 
 BITS = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from adapters.settings import SETTINGS
 from model_zoo.errors import InputError, similar
-from pet.recipe.translation import Ignored, Rule, Translation
+from pet.recipe.translation import Ignored, Rule, Translation, is_off
 from pet.train.schedules import DESCENTS
 
 OWN_STEP = Ignored("the engine here decides how a step is executed")
@@ -88,18 +88,43 @@ def number(key: str, kind: type = float) -> Callable[[Translation, str, Any], No
 
 
 def positive(key: str, kind: type = int) -> Callable[[Translation, str, Any], None]:
-    """A rule for a number whose -1 or 0 means that it is not used."""
-    return lambda translation, name, value: translation.put(key, kind(value) if value > 0 else None)
+    """A rule for a number whose -1 or 0 means that it is not used; of a fraction a whole number is not made."""
+
+    def rule(translation: Translation, name: str, value: Any) -> None:
+        found = kind(value)
+        if found != value and found != float(value):  # a text may be a number
+            raise ValueError("a whole number was expected")
+        translation.put(key, found if found > 0 else None)
+
+    return rule
 
 
-def flag(key: str, on: Any = True) -> Callable[[Translation, str, Any], None]:
-    """A rule for a switch: on puts the value, off leaves the recipe alone."""
-    return lambda translation, name, value: translation.put(key, on if value else None)
+ON = ("true", "yes", "on", "1")
+OFF = ("off", "0")
+
+
+def switched_on(value: Any) -> bool:
+    """Whether a switch is on, be it a truth value, the number of one or a word for it: ``bool("false")`` is True.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    word = str(value).strip().lower() if isinstance(value, str) else value
+    if word in ON or word in OFF or is_off(value):
+        return word in ON
+    if value not in (0, 1):
+        raise ValueError("true or false was expected")
+    return bool(value)
+
+
+def flag(key: str, on: Any = True, *words: str) -> Callable[[Translation, str, Any], None]:
+    """A rule for a switch: on, or one of the words, puts the value; off leaves the recipe alone."""
+    return lambda translation, name, value: translation.put(key, on if value in words or switched_on(value) else None)
 
 
 def callback(name: str) -> Callable[[Translation, str, Any], None]:
     """A rule for a switch that adds a callback."""
-    return lambda translation, _, value: translation.add_callback({"name": name}) if value else None
+    return lambda translation, _, value: translation.add_callback({"name": name}) if switched_on(value) else None
 
 
 EVALUATIONS = ("eval.every_steps", "eval.every_epochs")

@@ -14,7 +14,7 @@ from pet.compat.results import base_of, bring_checkpoint, find_weights
 from pet.names import find_recipe, preset_names
 from pet.recipe.overrides import apart, put
 from pet.recipe.schema import Recipe
-from pet.recipe.source import read
+from pet.recipe.source import old_scalar, read
 from pet.recipe.translation import Translation
 
 JobFile = str | os.PathLike | MindFormerConfig
@@ -59,6 +59,8 @@ def values_of(path: JobFile, changes: Mapping[str, Any] | None = None) -> tuple[
     file = find_recipe(path)
     source = read(file, str(path))
     kind = kind_of(source.value)
+    if kind != "recipe":
+        source = read(file, str(path), old_scalar)
     if kind != "recipe" and source.problems:
         raise InputError.collect(source.problems)
     return kind, file, _changed(source.value, changes or {}) if kind == "mindformers" else source.value

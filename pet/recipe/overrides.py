@@ -64,16 +64,21 @@ def apply_overrides(
 
     Args:
         source: the recipe's file.
-        overrides: texts ``key.sub=value``, or a mapping of dotted keys to values.
+        overrides: texts ``key.sub=value``, or a mapping of dotted keys to values, which may have in ``said`` what a
+            user has set a key by.
         text_keys: keys whose value is a text: it is taken as it stands, so that ``output.dir=2024`` and
             ``data.template=Q: {prompt}`` need no quotes within quotes. A quoted one is still unquoted.
     """
     if not overrides or (source.value is None and source.problems):
         return
     if isinstance(overrides, Mapping):
-        entries = [(tuple(str(key).split(".")), value, [], f"{key}={value}") for key, value in overrides.items()]
+        said = getattr(overrides, "said", {})
+        entries = [
+            (tuple(str(key).split(".")), plain(value), [], said.get(key) or f"command line: {key}={value}")
+            for key, value in overrides.items()
+        ]
     else:
-        entries = [(*parse_override(str(text), text_keys), str(text)) for text in overrides]
+        entries = [(*parse_override(str(text), text_keys), f"command line: {text}") for text in overrides]
     origins = source.overrides
     if source.value is None:
         source.value = {}
@@ -85,7 +90,7 @@ def apply_overrides(
             continue
         blocked = put(source.value, path, value)
         if blocked:
-            source.problems.append(f"command line: {text!r}: {dotted(blocked)} is no section, it holds a value")
+            source.problems.append(f"{text}: {dotted(blocked)} is no section, it holds a value")
             continue
         origins[path] = text
         for inside in [place for place in source.lines if place[: len(path)] == path and place != path]:
@@ -119,10 +124,12 @@ def value_at(tree: Any, path: KeyPath) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """The same in dictionaries, with texts as keys, and lists."""
+    """The same in dictionaries, with texts as keys, lists, and Python's numbers in place of NumPy's."""
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
-    return [plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [plain(inner) for inner in value]
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
 def flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:

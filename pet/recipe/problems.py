@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from model_zoo.errors import InputError, nearest, shown, similar
 from pet.recipe.keys import known_keys, sections_in
+from pet.recipe.overrides import plain
 from pet.recipe.schema import Recipe
 from pet.recipe.source import KeyPath, Source, dotted
 from pet.recipe.trl_names import hint
@@ -180,7 +181,7 @@ def checked(section: type[SectionType], name: str, values: dict[str, Any]) -> Se
         InputError: what is wrong with them, as it is said of a recipe's.
     """
     try:
-        return section(**values)
+        return section(**plain(values))
     except ValidationError as error:
         found = [((name, *_clean_path(one["loc"], one["type"])), one) for one in error.errors(include_url=False)]
         raise InputError.collect(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,20 @@ def plain_scalar(text: str) -> Any:
     if _FLOAT.fullmatch(text):
         return float(text)
     return _SPECIAL.get(text.lower(), text)
+
+
+_OLD_INT = re.compile(r"[-+]?[1-9][0-9_]*")
+_OLD_WORDS = {
+    form(word): word in ("yes", "on") for word in ("yes", "no", "on", "off") for form in (str, str.title, str.upper)
+}
+
+
+def old_scalar(text: str) -> Any:
+    """The same by YAML 1.1, as PyYAML has it, and with it other systems: ``no`` and ``off`` are false there, and
+    ``1_000`` is a number."""
+    if text in _OLD_WORDS:
+        return _OLD_WORDS[text]
+    return int(text.replace("_", "")) if _OLD_INT.fullmatch(text) else plain_scalar(text)
 
 
 class _Loader(yaml.SafeLoader):
@@ -115,7 +129,7 @@ class Source:
         """``file:line`` of ``path``, or the override that set it."""
         text = self.overriding(path)
         if text is not None:
-            return f"command line: {text}"
+            return text
         line = self.line(path)
         return f"{self.name}:{line}" if line else self.name
 
@@ -123,8 +137,8 @@ class Source:
 class _Builder:
     """Turns PyYAML's nodes into values, noting lines on the way."""
 
-    def __init__(self, source: Source):
-        self.source = source
+    def __init__(self, source: Source, scalar: Callable[[str], Any]):
+        self.source, self.scalar = source, scalar
         self.count = 0
         self.active: set[int] = set()
 
@@ -146,7 +160,7 @@ class _Builder:
             self.fail(node, f"the tag {node.tag!r} has no meaning in a recipe; write plain values")
             return None
         if isinstance(node, yaml.ScalarNode):
-            return node.value if node.tag == "tag:yaml.org,2002:str" else plain_scalar(node.value)
+            return node.value if node.tag == "tag:yaml.org,2002:str" else self.scalar(node.value)
         self.active.add(id(node))
         try:
             return self.sequence(node, path) if isinstance(node, yaml.SequenceNode) else self.mapping(node, path)
@@ -217,12 +231,13 @@ def _node(text: str) -> yaml.Node | None:
 _kept_node = functools.lru_cache(KEPT)(_node)
 
 
-def parse(text: str, name: str) -> Source:
+def parse(text: str, name: str, scalar: Callable[[str], Any] = plain_scalar) -> Source:
     """Read YAML from ``text``.
 
     Args:
         text: the content.
         name: what problems call it.
+        scalar: what unquoted words stand for; `old_scalar` in files of other systems.
 
     Returns:
         The source; what is wrong with it stands in ``problems``, and the rest of it can still be looked at.
@@ -242,14 +257,14 @@ def parse(text: str, name: str) -> Source:
         return source
     source.lines[()] = node.start_mark.line + 1
     try:
-        source.value = _Builder(source).build(node, ())
+        source.value = _Builder(source, scalar).build(node, ())
     except InputError as error:
         source.problems.append(str(error))
     return source
 
 
-def read(path: Path, name: str | None = None) -> Source:
-    """Read the YAML file ``path``; an unreadable file is a problem like any other."""
+def read(path: Path, name: str | None = None, scalar: Callable[[str], Any] = plain_scalar) -> Source:
+    """Read the YAML file ``path``, see `parse`; an unreadable file is a problem like any other."""
     name = name or str(path)
     try:
         with open_file(path) as file:
@@ -269,7 +284,7 @@ def read(path: Path, name: str | None = None) -> Source:
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         return Source(name, problems=[f"{name}:{line}: not UTF-8 text"])
-    return parse(text, name)
+    return parse(text, name, scalar)
 
 
 def dotted(path: Iterable[str | int]) -> str:

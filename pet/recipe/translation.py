@@ -48,6 +48,14 @@ Rule = str | Ignored | Refused | Callable[["Translation", str, Any], None]
 """A recipe's key that takes the value as it is, or what to do with it."""
 
 
+class Given(dict):
+    """Settings of a recipe by dotted key, and in ``said`` what a user has set each by, for error messages."""
+
+    def __init__(self):
+        super().__init__()
+        self.said: dict[str, str] = {}
+
+
 class Translation:
     """Settings of a recipe by dotted key, as they are collected.
 
@@ -65,7 +73,7 @@ class Translation:
 
     def __init__(self, system: str):
         self.system = system
-        self.settings: dict[str, Any] = {}
+        self.settings = Given()
         self.ignored: dict[str, str] = {}
         self.problems: list[str] = []
         self.missing: list[tuple[str, str]] = []
@@ -127,6 +135,7 @@ class Translation:
                 continue
             if value in NOT_GIVEN:
                 continue
+            before = dict(self.settings)
             if isinstance(rule, str):
                 self.put(rule, value)
             elif isinstance(rule, Ignored):
@@ -138,6 +147,8 @@ class Translation:
             else:
                 with self.reading(shown, value):
                     rule(self, shown, value)
+            put = [key for key, found in self.settings.items() if key not in before or before[key] is not found]
+            self.settings.said.update(dict.fromkeys(put, f"{self.system}: {shown}={value!r}"))
 
     def take(self, other: Translation, prefix: str = "") -> None:
         """Adds what another translation has found: its settings over those that are there, its notes and problems."""

@@ -12,7 +12,7 @@ from typing import Any
 from model_zoo.errors import InputError
 from pet.compat.command_line import settings
 from pet.recipe.overrides import plain, put
-from pet.recipe.source import plain_scalar, read
+from pet.recipe.source import old_scalar, plain_scalar, read
 
 
 class MindFormerConfig(dict):
@@ -83,7 +83,7 @@ def read_keys(file: Path) -> dict[str, Any]:
     Raises:
         InputError: no such file, or no YAML with keys in it.
     """
-    source = read(file, str(file))
+    source = read(file, str(file), old_scalar)
     InputError.raise_any(source.problems)
     if not isinstance(source.value, Mapping):
         raise InputError(f"{file}: has no keys; a MindFormers YAML file was expected")

@@ -24,6 +24,7 @@ from pet.compat.translation import (
     per_process,
     positive,
     same,
+    switched_on,
 )
 from pet.recipe.callback_names import UPLOAD
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def _strategy(translation: Translation, name: str, value: Any) -> None:
-    word = str(getattr(value, "value", value)).lower()
+    word = "no" if value is False else str(getattr(value, "value", value)).lower()  # YAML 1.1's reading of no
     if word not in ("no", "steps", "epoch"):
         translation.refuse(name, f"{value!r}; expected no, steps or epoch")
     elif word == "epoch" and "eval" in name:
@@ -99,7 +100,7 @@ TABLE = {
     "fp16": flag("train.precision", "fp16"),
     "bf16": flag("train.precision", "bf16"),
     "max_grad_norm": clip,
-    "use_clip_grad": lambda t, n, v: None if v else clip(t, n, 0),
+    "use_clip_grad": lambda t, n, v: None if switched_on(v) else clip(t, n, 0),
     **same("train.batch_size", "batch_size per_device_train_batch_size"),
     **same("eval.batch_size", "eval_batch_size per_device_eval_batch_size"),
     **same(flag("train.recompute"), "gradient_checkpointing recompute"),
@@ -128,9 +129,9 @@ TABLE = {
     **same(positive("eval.every_epochs", float), "eval_epoch_interval eval_epochs"),
     **same(_strategy, "save_strategy eval_strategy evaluation_strategy"),
     "metric_for_best_model": lambda t, n, v: t.put("eval.best_metric", str(v).removeprefix("eval_")),
-    "greater_is_better": lambda t, n, v: t.put("eval.best_mode", "max" if v else "min"),
+    "greater_is_better": lambda t, n, v: t.put("eval.best_mode", "max" if switched_on(v) else "min"),
     "load_best_model_at_end": flag("eval.load_best_model_at_end"),
-    **same(flag("train.resume"), "resume_from_checkpoint resume_training"),
+    **same(lambda t, n, v: t.put("train.resume", not is_off(v) or None), "resume_from_checkpoint resume_training"),
     **same(Refused("a resumed run goes on where it was"), "ignore_data_skip data_skip_steps"),
     "profile": callback("profiler"),
     "remote_save_url": lambda t, n, v: t.add_callback({"name": UPLOAD, "args": {"url": str(v)}}),

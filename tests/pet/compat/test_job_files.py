@@ -189,6 +189,22 @@ def test_the_command_line_may_use_the_files_own_names(job, base):
             load_any(job(), [f"model.path={base}", f"data.train={base / 'data.jsonl'}", "data.max_length=64", wrong])
 
 
+def test_words_of_yaml_1_1_are_truth_values_as_these_systems_read_them(job, base):
+    files = [f"model.path={base}", f"data.train={base / 'data.jsonl'}", "data.max_length=64"]
+    whole = job(save_total_limit=2)
+    packing = "sample_packing" if "base_model" in whole.read_text() else "packing"
+    off = f"{packing}: no\ngradient_checkpointing: off\nfp16: No\nsave_steps: 1_000\n"
+    write(whole, whole.read_text() + off)
+    recipe = load_any(whole, files)
+    assert (recipe.train.recompute, recipe.train.precision, recipe.data.packing) == (False, "fp32", "longest")
+    assert recipe.train.save_every == 1000
+    recipe = load_any(write(whole, whole.read_text().replace(": off", ": yes").replace(": no", ": on")), files)
+    assert (recipe.train.recompute, recipe.data.packing) == (True, "pack")
+    write(whole, whole.read_text().replace(": yes", ": maybe"))
+    with pytest.raises(InputError, match=r"gradient_checkpointing: 'maybe' is not a value.*true or false"):
+        load_any(whole, files)
+
+
 def test_a_missing_base_and_data_on_a_hub_are_an_error_unless_the_command_line_has_files(job, base):
     key = "base_model" if "base_model" in job().read_text() else "model_name_or_path"
     with pytest.raises(InputError) as error:

@@ -150,6 +150,34 @@ def test_what_cannot_be_had_says_what_to_do(base):
         pet.Trainer(model=str(base), train_dataset=data, do_eval=True).finetune()
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"fp16": "maybe"}, "fp16: 'maybe' is not a value that it takes .true or false"),
+        ({"max_steps": 1.5}, "max_steps: 1.5 is not a value that it takes .a whole number"),
+        ({"max_steps": float("nan")}, "max_steps: nan"),
+        ({"save_steps": 0.5}, "TrainingArguments: save_steps=0.5: train.save_every: expected a whole number"),
+        ({"num_train_epochs": -1}, "TrainingArguments: num_train_epochs=-1: train.epochs: expected more than 0"),
+    ],
+)
+def test_a_wrong_argument_is_named_as_it_was_given(base, given, message):
+    trainer = pet.Trainer(model=str(base), args=given, train_dataset=str(base / "data.jsonl"))
+    with pytest.raises(InputError, match=message):
+        trainer.recipe()
+
+
+def test_words_for_switches_and_numpys_numbers(base):
+    given = {
+        "fp16": "False", "gradient_checkpointing": "no", "load_best_model_at_end": "off",
+        "overwrite_output_dir": "true", "save_steps": np.int64(3), "seed": np.int32(7),
+        "learning_rate": np.float32(0.5),
+    }  # fmt: skip
+    recipe = pet.Trainer(model=str(base), args=given, train_dataset=str(base / "data.jsonl")).recipe()
+    train = recipe.train
+    assert (train.precision, train.recompute, recipe.eval.load_best_model_at_end) == ("fp32", False, False)
+    assert (recipe.output.force, train.save_every, train.seed, train.learning_rate) == (True, 3, 7, 0.5)
+
+
 def test_unset_arguments_do_not_override_the_recipe(base, tmp_path):
     (tmp_path / "job.yaml").write_text(
         f"model: {{path: {base}}}\nadapter: {{method: ia3}}\ntrain: {{learning_rate: 3e-3, steps: 7, batch_size: 6}}\n"
