@@ -44,7 +44,7 @@ class LossEvaluation:
     """
 
     def __init__(
-        self, model, feed, objective: Objective, *, distributed: DistributedContext | None = None, compiled: bool = True
+        self, model, feed, objective: Objective, distributed: DistributedContext | None = None, compiled: bool = True
     ):
         self.model, self.feed = model, feed
         self.distributed = distributed or DistributedContext()

@@ -20,7 +20,7 @@ from pet.train.callbacks import Callback, make_callbacks
 from pet.train.compiled import gradients_freed, out_of_memory
 from pet.train.distributed import DistributedContext
 from pet.train.evaluate import Evaluation, LossEvaluation
-from pet.train.feed import as_feed, steps, where
+from pet.train.feed import as_feed, check_counted, steps, where
 from pet.train.loss_scale import LossScale
 from pet.train.measuring import Measuring
 from pet.train.memory import present_memory
@@ -155,15 +155,15 @@ class Trainer(Measuring, Saving):
         )
         self.train_step = self.distributed.wrap_step(step, model)
         if evaluation is None and eval_data is not None:
-            how = {"distributed": self.distributed, "compiled": self.compiled}
             held_out = as_feed(eval_data, None, model, in_rows(self.settings, self.eval_settings), self.distributed)
-            losses = LossEvaluation(model, held_out, self.objective, **how)
+            losses = LossEvaluation(model, held_out, self.objective, self.distributed, self.compiled)
             self.evaluation = Evaluation(losses, None, self.eval_settings)
         self.objective.begin(model, self.feed, True, self.distributed, self.compiled)
         if (losses := getattr(self.evaluation, "losses", None)) is not None:
             losses.compile_anew()  # it was made before the precision was set
             self.objective.begin(model, losses.feed, False, self.distributed, self.compiled)
         self.objective.begun(model)
+        check_counted(self.objective, self.feed)
 
     # The loop --------------------------------------------------------------------------------------------------------
 

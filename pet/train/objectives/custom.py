@@ -87,6 +87,8 @@ class CustomForward(Objective):
             if not isinstance(output, dict) or ("loss" not in output and "logits" not in output):
                 raise ValueError("forward_step gave neither a loss nor a dictionary with loss or logits")
             chosen = prefer[0] if prefer[0] in output else prefer[1]
+            if not isinstance(output[chosen], ms.Tensor):
+                raise ValueError("forward_step gave a loss or logits that are no Tensor")
             if chosen == "logits":
                 return from_logits(output["logits"], *arrays[own])
             return from_total(output["loss"].astype(ms.float32) * count)

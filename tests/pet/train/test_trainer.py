@@ -412,6 +412,9 @@ def test_rows_without_a_label_are_said_and_batches_of_nothing_else_refused(toy, 
     for data in ({"train_data": [unlabelled]}, {"train_data": [half], "eval_data": [unlabelled]}):
         with pytest.raises(InputError, match="none of the 2 rows has a label"):
             make(toy(), data.pop("train_data"), **data)
+    for data, more, message in (([{"input_ids": [[1]]}], {}, "label tokens"), ([half], {"objective": "orpo"}, "pairs")):
+        with pytest.raises(InputError, match=f"no batch has {message}: there is nothing to learn"):
+            make(toy(), data, **more)
     caplog.clear()
     make(toy(), [padded])
     assert not caplog.records, "a row of padding needs none"
@@ -538,6 +541,7 @@ def test_settings_that_take_no_effect_are_warned_of(toy, batch, caplog, given, m
         ({"rates": lambda step: -1.0}, r"rates\(0\) is -1.0; a number of at least 0"),
         ({"rates": lambda step: math.nan}, r"rates\(0\) is nan; a number of at least 0"),
         ({"forward_step": lambda data, model: None}, "forward_step gave neither a loss nor a dictionary"),
+        ({"forward_step": lambda data, model: {"loss": None}}, "a loss or logits that are no Tensor"),
         ({"save_extra": lambda stage: 3}, "what save_extra returns is 3; a text or a path"),
     ],
 )
