@@ -93,7 +93,7 @@ def combine_adapters(
     state = registry(model)
     names = [names] if isinstance(names, str) else list(names)
     weights = [1.0] * len(names) if weights is None else list(weights)
-    check(names, weights, method, density, majority)
+    check(names, weights, method, density, majority, seed)
     adapters = [state.get(name) for name in names]
     state.check_new(new_name)
     state.refuse_while_merged("combine adapters")
@@ -122,6 +122,8 @@ def combine_adapters(
             whole = mixed(deltas, [weight for weight, _ in parts], method, density, majority, generator)
             largest = rank or max(module.factors()[1].shape[0] for _, module in parts)
             pairs[path], errors[path] = truncated(whole, largest)
+    if any(np.abs(factor).max() > np.finfo(np.float32).max for pair in pairs.values() for factor in pair):
+        raise InputError("combine_adapters: weights: the sum is larger than float32 can hold")
     config = new_config(pairs)
     added = state.add(config, new_name)
     for path, (b, a) in pairs.items():
@@ -131,7 +133,7 @@ def combine_adapters(
     return report
 
 
-def check(names, weights, method, density, majority) -> None:
+def check(names, weights, method, density, majority, seed) -> None:
     """Raises InputError for arguments that make no sense."""
     if method not in METHODS:
         raise InputError(f"combine_adapters: method {method!r} is not known{nearest(method, METHODS)}")
@@ -142,10 +144,10 @@ def check(names, weights, method, density, majority) -> None:
     if len(weights) != len(names):
         raise InputError(f"combine_adapters: {len(names)} adapters, but {len(weights)} weights")
     for value in weights:
-        if isinstance(value, bool) or not isinstance(value, (int, float, np.floating)) or not math.isfinite(value):
-            raise InputError(f"combine_adapters: weight {value!r}; a finite number was expected")
+        require("combine_adapters", "weight", value, float)
     require("combine_adapters", "density", density, float, gt=0, le=1)
     require("combine_adapters", "majority", majority, str, choices=("total", "frequency"))
+    require("combine_adapters", "seed", seed, int, ge=0)
 
 
 def refuse_uncombinable(adapter: Adapter, method: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -44,7 +45,7 @@ def fits(kind: type, facts: Mapping[str, Any], value: Any) -> bool:
     if not isinstance(value, KINDS[kind][0]) or (kind is not bool and isinstance(value, bool)):
         return False
     return kind is bool or (
-        math.isfinite(value)
+        abs(value) <= sys.float_info.max  # so that it is finite, and no whole number that no float can be
         and facts.get("gt", -math.inf) < value < facts.get("lt", math.inf)
         and facts.get("ge", -math.inf) <= value <= facts.get("le", math.inf)
     )

@@ -11,7 +11,6 @@ import dataclasses
 import errno
 import functools
 import logging
-import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -48,6 +47,7 @@ from model_zoo.errors import InputError
 from model_zoo.quantization import Quantization
 from model_zoo.quantization.dequantized import Requantized, dequantized
 from model_zoo.quantization.files import SECTION
+from model_zoo.settings import require
 from model_zoo.tokenizers.files import TokenizerFiles
 from pet.names import bundled_models, own_tokenizer
 
@@ -198,8 +198,7 @@ def _factors(weights: Sequence[float] | None, directories: Sequence[str | Path])
     if len(factors) != len(directories):
         raise InputError(f"weights: {len(factors)} given for {len(directories)} adapters; one each was expected")
     for factor in factors:
-        if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not math.isfinite(factor):
-            raise InputError(f"weights: {factor!r} is not a finite number")
+        require("merge", "weights", factor, float)
     return [float(factor) for factor in factors]
 
 

@@ -21,6 +21,7 @@ from model_zoo.errors import InputError, nearest
 from model_zoo.quantization import Quantization
 from model_zoo.quantization.files import SECTION
 from model_zoo.quantization.scaled import METHODS
+from model_zoo.settings import require
 from pet.names import bundled_models, model_config
 
 
@@ -145,8 +146,7 @@ def describe(
     size = sizes(config)
     length = min(512, size.context) if length is None else length
     for key, value in (("batch", batch), ("length", length)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"{key} is {value!r}; a whole number of at least 1 was expected")
+        require("describe", key, value, int, ge=1)
     if length > size.context:
         raise InputError(f"length is {length}, but the context of {name} holds {size.context} tokens")
     if optimizer not in OPTIMIZER_STATES:

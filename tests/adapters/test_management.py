@@ -132,7 +132,9 @@ def wrong_calls():
         "no such target": (lambda m: pet.apply_lora(m, targets=["q_prj"], name="new"), "q_proj"),
         "no such method": (lambda m: pet.combine_adapters(m, ["first"], method="sdv"), "did you mean 'svd'"),
         "wrong weights": (lambda m: pet.combine_adapters(m, ["first"], [1.0, 2.0]), "2 weights"),
-        "weight nan": (lambda m: pet.combine_adapters(m, ["first"], [float("nan")]), "finite"),
+        "weight nan": (lambda m: pet.combine_adapters(m, ["first"], [float("nan")]), "weight is nan"),
+        "weight too large": (lambda m: pet.combine_adapters(m, ["first"], [10**400]), "weight is 1"),
+        "seed": (lambda m: pet.combine_adapters(m, ["first"], method="dare_ties", seed=-1), "seed is -1"),
         "density": (lambda m: pet.combine_adapters(m, ["first"], method="ties", density=0.0), "density"),
         "rank of cat": (lambda m: pet.combine_adapters(m, ["first"], rank=2), "rank"),
         "taken by a combination": (lambda m: pet.combine_adapters(m, ["first"], new_name="first"), "already"),
@@ -257,6 +259,14 @@ def test_dare_keeps_a_random_share_scaled_up(model, method):
     expected = elected(full, "total") if method == "dare_ties" else sum(full)
     mixed = registry(model).get("mix").modules[path].delta(None)
     np.testing.assert_allclose(mixed, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def test_weights_may_be_numpys_and_what_no_float32_holds_is_refused(model):
+    add(model, "a", 1, layers=["0"])
+    pet.combine_adapters(model, ["a"], np.array([2]), "twice")
+    with pytest.raises(pet.InputError, match="larger than float32"):
+        pet.combine_adapters(model, ["a"], [1e300], "huge")
+    assert pet.list_adapters(model) == ["a", "twice"]
 
 
 def test_pissa_and_dora_combine_by_what_they_change(model):

@@ -233,6 +233,8 @@ def test_what_cannot_be_is_refused(models, fixtures, tmp_path):
         ({"length": 0}, "length"),
         ({"length": 4, "targets": ["c_attn"]}, "targets"),
         ({"length": 4, "init_text": "hello"}, "tokenizer"),
+        ({"length": 4, "init_text": "hello", "tokenizer": "llama_tiny"}, "tokenizer is of the type str"),
+        ({"length": 4, "projection_hidden": 8}, "projection_hidden has no effect without projection"),
         ({"length": 4, "init_ids": [5, 999999]}, "999999"),
         ({"length": 4, "init_ids": [5], "projection": True}, "projection"),
         ({"size": 4}, "there is no setting 'size'"),

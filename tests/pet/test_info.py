@@ -191,6 +191,7 @@ def test_dictionary_for_programs():
         ("llama_7b", {"adapter": 3}, "adapter is 3"),
         ("llama_7b", {"length": 4096}, "context of llama_7b holds 2048"),
         ("llama_7b", {"batch": 0}, "batch is 0"),
+        ("llama_7b", {"length": 10**400}, "length is 1"),
         ("llama_7b", {"dtype": "int4"}, "'int4' is not a supported"),
         ("llama_7b", {"optimizer": "adm"}, "'adm' is unknown.*adam"),
         ({"model_type": "bert"}, {}, "model_type is 'bert'; supported"),
@@ -199,6 +200,10 @@ def test_dictionary_for_programs():
 def test_what_is_refused(model, options, message):
     with pytest.raises(InputError, match=message):
         describe(model, **options)
+
+
+def test_numpys_numbers_are_numbers():
+    assert describe("llama_7b", batch=np.int64(2), length=np.int32(8)).memory == describe("llama_7b", None, 2, 8).memory
 
 
 def test_a_base_in_fp8_is_counted_as_what_it_is_once_read():
