@@ -141,6 +141,9 @@ def _say_left_out(head: Path) -> None:
     log.warning("%s: is not read: the head of a reward or value model that belongs to this adapter", head)
 
 
+ALL_THE_SAME = "strict=False (--no-strict of pet merge, evaluate, predict, chat) takes it all the same"
+
+
 def another_base(directory: str | Path, expected: str, here: object, found: str) -> str:
     """What to say of an adapter whose base has another fingerprint than the one at hand."""
     named = read_json(Path(directory) / CONFIG).get("base_model_name_or_path")

@@ -22,6 +22,7 @@ from adapters.initial import START
 from adapters.method import MethodConfig
 from adapters.methods import BY_PEFT_TYPE
 from adapters.peft_config import (
+    ALL_THE_SAME,
     CONFIG,
     FINGERPRINT,
     PREFIX,
@@ -318,7 +319,7 @@ def check_base(model, state, metadata, directory, strict, skipped) -> None:
     if not same_base(found, expected):
         message = another_base(directory, expected, "this model", found)
         if strict:
-            raise InputError(f"{message};\n  --no-strict (strict=False) loads it all the same")
+            raise InputError(f"{message};\n  {ALL_THE_SAME}")
         skipped.append(message)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from adapters.deltas import blocks, wide
-from adapters.peft_config import another_base, lacks_tokens, without_effect
+from adapters.peft_config import ALL_THE_SAME, another_base, lacks_tokens, without_effect
 from adapters.stored import Change, Delta, StoredAdapter
 from model_zoo.arguments import checked
 from model_zoo.atomic import explained, staged, write_json, write_text
@@ -217,8 +217,7 @@ def _check_bases(config: dict, checkpoint: Checkpoint, adapters: Iterable[Stored
     marked = [one for one in adapters if one.fingerprint is not None]
     found = fingerprint(config, checkpoint) if marked else None
     problems = [
-        another_base(one.directory, one.fingerprint, checkpoint.directory, found)
-        + ";\n  --no-strict (strict=False) merges it all the same"
+        another_base(one.directory, one.fingerprint, checkpoint.directory, found) + f";\n  {ALL_THE_SAME}"
         for one in marked
         if not same_base(one.fingerprint, found)
     ]

@@ -71,6 +71,7 @@ def main(arguments: Sequence[str]) -> int:
         "--model", help="a checkpoint instead of the recipe's base; no adapter unless --adapter is given"
     )
     parser.add_argument("--base", action="store_true", help="evaluate the base without an adapter")
+    parser.add_argument("--no-strict", action="store_true", help="allow an adapter that was trained on another base")
     parser.add_argument("--output", metavar="FILE", help="also write the metrics to this file, as JSON")
     options = parser.read(arguments)
     if options.base and options.adapter:
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.setdefault("GLOG_v", "3")  # MindSpore's C++ side: errors only
     from pet.train.evaluate_run import evaluate
 
-    numbers = evaluate(recipe, model=model, adapter=adapter)
+    numbers = evaluate(recipe, model=model, adapter=adapter, strict=not options.no_strict)
     if options.output and read_job().rank == 0:
         from pet.files import write_json
 

@@ -238,6 +238,21 @@ def load(path: str | os.PathLike, distributed: DistributedContext = ALONE) -> Ch
     return Checkpoint(path, weights, _stored(place, states, cuts), content["state"])
 
 
+def no_checkpoint(path: str | os.PathLike) -> str | None:
+    """What is said of a place that never was a checkpoint; None of one that may have been."""
+    if (Path(path) / STATE).exists():
+        return None
+    inner = [*checkpoints(path), *checkpoints(Path(path) / "checkpoints")]
+    if inner:
+        return f"{path}: is no checkpoint; the last one in it is {inner[-1]}"
+    named = NAME.fullmatch(Path(path).name) and Path(path).is_dir()
+    return (
+        None
+        if named
+        else f"{path}: no checkpoint is there; its directory was expected, such as checkpoints/step-000100"
+    )
+
+
 def files_of(path: Path) -> list[str]:
     """The files that state.json names; none where it cannot be read."""
     try:
@@ -264,7 +279,8 @@ def _check(path: Path, name: str, expected: str) -> None:
     try:
         found = _digest(path / name)
     except (OSError, InputError) as error:
-        raise Damaged(f"{name} cannot be read ({type(error).__name__})") from error
+        why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({type(error).__name__})"
+        raise Damaged(f"{name} {why}") from error
     if found != expected:
         raise Damaged(f"{name} has changed since it was written")
 

@@ -14,6 +14,7 @@ def evaluate(
     *,
     model: str | os.PathLike | None = None,
     adapter: str | os.PathLike | None = None,
+    strict: bool = True,
     show: Callable[[str], None] = print,
 ) -> dict[str, float]:
     """Measures a model on a recipe's held-out data, by the same code and settings as the run itself.
@@ -22,6 +23,7 @@ def evaluate(
         recipe: a `pet.recipe.Recipe`; its ``data.test`` is measured where it has one, else ``data.eval``.
         model: a checkpoint to measure in place of the recipe's base.
         adapter: an adapter directory to put on it; None measures the plain model.
+        strict: refuse an adapter that was made on another base.
         show: takes the table for the user.
 
     Raises:
@@ -56,7 +58,7 @@ def evaluate(
         raise InputError("data.eval: missing; there is nothing to measure on (data.test, data.eval or eval_fraction)")
 
     def prepare(model, adapter) -> Prepared:
-        loaded = measured_model(recipe, model, adapter, distributed)
+        loaded = measured_model(recipe, model, adapter, distributed, strict)
         found = Prepared(loaded, tokenizer, str(model or recipe.model.path), None, held_out)
         make_feeds(recipe, found, distributed)
         return found
@@ -75,7 +77,9 @@ def evaluate(
     return found
 
 
-def measured_model(recipe, model: str | os.PathLike | None, adapter: str | os.PathLike | None, distributed):
+def measured_model(
+    recipe, model: str | os.PathLike | None, adapter: str | os.PathLike | None, distributed, strict: bool = True
+):
     """The model to measure: this process's part of it, where the layout divides it."""
     from adapters.saving import load_adapter
     from adapters.stored import check_loadable
@@ -87,7 +91,7 @@ def measured_model(recipe, model: str | os.PathLike | None, adapter: str | os.Pa
 
     def attach(loaded) -> None:
         if adapter is not None:
-            load_adapter(loaded, adapter)
+            load_adapter(loaded, adapter, strict=strict)
 
     if distributed.divides_model:
         from pet.parallel.build import divided_model

@@ -82,7 +82,7 @@ class Saving:
             try:
                 found = files.load(source, self.distributed)
             except files.Damaged as error:
-                raise InputError(f"checkpoint {source}: damaged: {error}") from error
+                raise InputError(files.no_checkpoint(source) or f"checkpoint {source}: damaged: {error}") from error
         state.restore(self, found)
         if last:
             lines = read_metrics(self.directory / "metrics.jsonl")

@@ -96,6 +96,7 @@ def fixed(trainer) -> dict[str, Any]:
         "seed": settings.seed,
         "rows_per_step": settings.batch_size * settings.accumulation,
         "total_steps": trainer.total_steps,
+        **{name: getattr(settings, name) for name in ("optimizer", "learning_rate", "schedule")},
     }
 
 
@@ -127,7 +128,7 @@ def restore(trainer, found: Checkpoint) -> None:
     state = found.state
     check_origins(trainer, found)
     for key, mine in fixed(trainer).items():
-        if state[key] != mine:
+        if state.get(key, mine) != mine:
             log.warning(
                 "%s was written with %s %s, this run has %s: it continues, but not bit for bit as it would have",
                 found.path,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from adapters.peft_config import ALL_THE_SAME
 from model_zoo.errors import InputError
 from pet import names
 from pet.cli.commands import COMMANDS
@@ -105,6 +106,12 @@ def test_help_shows_the_examples(name, columns, capsys, monkeypatch):
         assert line in text
         assert meaning in " ".join(text.split())
         assert line.startswith(f"pet {name}") or f"pet {name}" in line
+
+
+def test_what_a_message_says_of_other_bases_is_an_option_of_the_commands_that_it_names(capsys):
+    for name in re.search(r"of pet (.*)\)", ALL_THE_SAME)[1].split(", "):
+        assert main([name, "--help"]) == 0
+        assert "--no-strict" in capsys.readouterr().out, name
 
 
 def test_version(capsys):

@@ -280,6 +280,14 @@ def test_evaluate_gives_the_runs_own_numbers(here, capsys):
     assert json.loads((here / "numbers.json").read_text()) == summary["before"]
 
 
+def test_evaluate_on_another_base_where_that_is_asked_for(here, tmp_path, tiny_gpt, capsys):
+    words = ["evaluate", "output/job", "--adapter", "output/job/adapter", "--model", str(tiny_gpt(tmp_path / "other"))]
+    assert main(words) == 2
+    assert "made on another base" in capsys.readouterr().err
+    assert main([*words, "--no-strict"]) == 0
+    assert "held-out loss" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_evaluate_divided_among_two_processes(here, capsys, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))

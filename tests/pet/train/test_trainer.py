@@ -241,7 +241,18 @@ def test_resume_in_one_process_and_other_models_are_refused(toy, batch, tmp_path
     other.bias.requires_grad = False
     with pytest.raises(InputError, match="'bias' is not trained here"):
         make(other, data, directory=tmp_path).train(resume=True)
-    assert "total_steps" in caplog.text
+    assert "total_steps" in caplog.text and "optimizer" not in caplog.text
+    make(toy(), data, steps=7, directory=tmp_path, optimizer="adam").resume()
+    assert "written with optimizer adamw, this run has adam" in caplog.text
+    last = tmp_path / "checkpoints" / "step-000007"
+    for wrong in (tmp_path, last.parent):
+        with pytest.raises(InputError, match=f"is no checkpoint; the last one in it is {last}$"):
+            half.resume(wrong)
+    with pytest.raises(InputError, match=r"gone: no checkpoint is there"):
+        half.resume(tmp_path / "gone")
+    (last / "optimizer.safetensors").unlink()
+    with pytest.raises(InputError, match=r"step-000007: damaged: optimizer\.safetensors is missing"):
+        half.resume(last)
 
 
 def test_the_best_weights_are_the_result_where_that_is_asked_for(toy, batch, tmp_path, weights, caplog):
