@@ -72,19 +72,23 @@ class Renderer:
         Raises:
             InputError: the template is wrong, refuses the conversation, or goes beyond a limit.
         """
-        answers = self.answers(values)
-        for answer, given in zip(answers, values, strict=True):
-            if "error" in answer:
-                lacks = given.get("tools", ()) is None and "NoneType" in answer["error"] and "tools" in self.text
-                hint = "; it may be a template for conversations with tools, which this one has not" if lacks else ""
-                raise InputError(
-                    f"{self.source}: the chat template cannot render this conversation: {answer['error']}{hint}"
-                )
-        return [answer["text"] for answer in answers]
+        return [self.text_of(answer, given) for answer, given in zip(self.answers(values), values, strict=True)]
 
-    def where_it_can(self, *values: Mapping[str, Any]) -> list[str | None]:
-        """The same, None for each that the template refuses."""
-        return [answer.get("text") for answer in self.answers(values)]
+    def first_of(self, *values: Mapping[str, Any]) -> tuple[str, list[str | None]]:
+        """The first text, and the others, None for each that the template refuses. They are asked for together: a
+        question to the process takes longer than a conversation."""
+        first, *others = self.answers(values)
+        return self.text_of(first, values[0]), [answer.get("text") for answer in others]
+
+    def text_of(self, answer: Mapping[str, str], given: Mapping[str, Any]) -> str:
+        """The text of an answer to these variables; the errors are those of a call."""
+        if "error" in answer:
+            lacks = given.get("tools", ()) is None and "NoneType" in answer["error"] and "tools" in self.text
+            hint = "; it may be a template for conversations with tools, which this one has not" if lacks else ""
+            raise InputError(
+                f"{self.source}: the chat template cannot render this conversation: {answer['error']}{hint}"
+            )
+        return answer["text"]
 
     def answers(self, values: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
         """For each of these variables its ``text``, or the ``error``."""
@@ -232,7 +236,7 @@ class ChatTemplate:
             values.append(self._values(messages[:place], options, True))
             if place + 1 < len(messages):
                 values.append(self._values(messages[: place + 1], options, False))
-        (text,), others = self.renderer(values[0]), self.renderer.where_it_can(*values[1:])
+        text, others = self.renderer.first_of(*values)
         others = others if len(others) % 2 == 0 else [*others, text]  # up to the last answer it is all of it
         spans: list[tuple[int, int]] = [(0, 0)] * (len(places) - len(wanted))
         for place, before, after in zip(wanted, others[::2], others[1::2], strict=True):

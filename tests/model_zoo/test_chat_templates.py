@@ -208,6 +208,15 @@ def test_labels_are_the_answers_with_their_ends(made, template):
     assert ids[: trained.index(True)] == ours.prompt(TALK[:2]), "what is learnt continues the prompt"
 
 
+def test_a_conversation_is_one_question_to_the_template_s_process(made, monkeypatch):
+    tokenizer, asked = AutoTokenizer.from_pretrained(made(CHATML)), []
+    worker = tokenizer.template.renderer.worker
+    tokenizer.example(TALK)  # what a template does is tried out once
+    monkeypatch.setattr(worker, "ask", lambda values, ask=worker.ask: asked.append(len(values)) or ask(values))
+    tokenizer.example(TALK)
+    assert len(asked) == 1 and asked[0] > 2
+
+
 def test_an_answer_of_weight_0_is_no_label(made):
     first = next(number for number, message in enumerate(TALK) if message["role"] == "assistant")
     talk = [{**message, "weight": 0} if number == first else message for number, message in enumerate(TALK)]
