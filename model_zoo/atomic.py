@@ -134,17 +134,27 @@ def atomic_write(path: str | Path, size: int | None = None) -> Iterator[BinaryIO
 
 @contextmanager
 def replacing(path: str | Path, suffix: str = "", size: int | None = None) -> Iterator[str]:
-    """The name of an empty file beside `path`, with a suffix, that takes its place as in `atomic_write`."""
+    """The name of an empty file beside `path`, with a suffix, that takes its place as in `atomic_write`. A device or a
+    pipe stays what it is, and gets what was written."""
     path = Path(path)
+    if os.path.isdir(path):
+        raise InputError(f"{path}: is a directory, a file was expected")
+    through = written_through(path)
     with explained(path, size):
         stem = path.name.removesuffix(suffix)
-        handle, temporary = tempfile.mkstemp(prefix=f".{stem}{UNFINISHED}", suffix=suffix, dir=path.parent)
+        where = None if through else path.parent
+        handle, temporary = tempfile.mkstemp(prefix=f".{stem}{UNFINISHED}", suffix=suffix, dir=where)
         os.close(handle)
         try:
             with explained(path, size):  # looks at the disk before what was written is deleted
                 yield temporary
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
+            if through:
+                with open(temporary, "rb") as source, open(path, "ab") as target:
+                    shutil.copyfileobj(source, target)
+                os.unlink(temporary)
+                return
             os.chmod(temporary, default_mode(0o666))
             os.replace(temporary, path)
             sync(path.parent)
@@ -269,6 +279,12 @@ def special_kind(path: str | Path) -> str | None:
         return SPECIAL.get(stat.S_IFMT(os.stat(path).st_mode))
     except (OSError, ValueError):
         return None
+
+
+def written_through(path: str | Path) -> bool:
+    """Whether a path is a device, a pipe or the name of an open file (``/dev/stdout``): a file that is renamed over it
+    would take its place, and root's ``/dev/null`` would be that of all programs."""
+    return special_kind(path) is not None or (os.path.islink(path) and os.readlink(path).startswith("/proc/"))
 
 
 def no_directory(path: str | Path) -> str:

@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from model_zoo.atomic import CannotWrite, explained, staged, sync, what_is_in_the_way
+from model_zoo.atomic import CannotWrite, atomic_write, explained, staged, sync, what_is_in_the_way
 from model_zoo.checkpoint.safetensors_io import write_file
+from model_zoo.errors import InputError
 from pet import files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,6 +58,31 @@ def test_writer_with_a_name_gets_the_suffix(tmp_path):
     files.atomic_file(tmp_path / "plot.png", writer)
     assert names[0].endswith(".png")
     assert [entry.name for entry in tmp_path.iterdir()] == ["plot.png"]
+
+
+def test_a_pipe_and_a_device_stay_what_they_are_and_get_what_is_written(tmp_path, monkeypatch):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with atomic_write(pipe) as file:
+        file.write(b"all of it")
+    assert os.read(reader, 100) == b"all of it"
+    os.close(reader)
+    # the name of an open file, as /dev/stdout is: of one that others write to as well
+    with open(tmp_path / "log", "ab") as log:
+        (tmp_path / "stdout").symlink_to(f"/proc/self/fd/{log.fileno()}")
+        log.write(b"first\n")
+        log.flush()
+        with atomic_write(tmp_path / "stdout") as file:
+            file.write(b"second\n")
+    assert (tmp_path / "log").read_bytes() == b"first\nsecond\n"
+    with atomic_write(os.devnull) as file:
+        monkeypatch.setattr(os, "replace", None)  # a test must not put a file in the place of the machine's
+        file.write(b"gone")
+    assert stat.S_ISFIFO(pipe.stat().st_mode) and stat.S_ISCHR(os.stat(os.devnull).st_mode)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "pipe", "stdout"]
+    with pytest.raises(InputError, match="is a directory, a file was expected"), atomic_write(tmp_path):
+        pass
 
 
 def test_directory_is_replaced_as_a_whole(tmp_path):
