@@ -11,7 +11,7 @@ from pathlib import Path
 from model_zoo import BLIND
 from model_zoo.cores import available_cores
 from model_zoo.errors import InputError, explain
-from pet.cli.parser import Parser
+from pet.cli.parser import Parser, check_output_file
 from pet.installation import TESTED, foreign_adapters, installed
 
 EXAMPLES = [
@@ -209,6 +209,7 @@ def measure(options) -> int:
     device = options.device or here
     if device not in ("CPU", here):
         raise InputError(f"--device {device}: MindSpore's device here is {here}")
+    check_output_file(options.output)
     chosen = options.only.split(",") if options.only else []
     return run(
         device, 2 if options.processes is None else options.processes, chosen, Path(options.output or "doctor.json")

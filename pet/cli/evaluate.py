@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model_zoo.errors import InputError
-from pet.cli.parser import Parser, add_recipe
+from pet.cli.parser import Parser, add_recipe, check_output_file
 
 EXAMPLES = [
     ("pet evaluate output/glm_lora", "a run again: the same data, settings and numbers"),
@@ -74,8 +74,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--no-strict", action="store_true", help="allow an adapter that was trained on another base")
     parser.add_argument("--output", metavar="FILE", help="also write the metrics to this file, as JSON")
     options = parser.read(arguments)
-    if options.output and Path(options.output).is_dir():
-        raise InputError(f"--output {options.output}: is a directory, expected a file")
+    check_output_file(options.output)
     if options.base and options.adapter:
         raise InputError("--base and --adapter: give one of them")
     from pet.launching.environment import read_job

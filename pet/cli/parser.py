@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import textwrap
@@ -16,6 +17,17 @@ from model_zoo.errors import SYNONYMS, InputError, nearest
 PATHS = {"adapter", "base", "file", "model", "output", "run", "DIR", "FILE", "PATH", "PLACE"}
 PATHS |= {"ADAPTER", "MODEL", "RECIPE", "RUN", "SOURCE"}
 """Names and placeholders of arguments that are, or may be, a file or a directory."""
+
+
+def check_output_file(path: str | None) -> None:
+    """Refuses before the work what writing a file would refuse after it: a directory, or a place that is read-only."""
+    if path is None:
+        return
+    if Path(path).is_dir():
+        raise InputError(f"--output {path}: is a directory, expected a file")
+    place = next(parent for parent in Path(path).absolute().parents if parent.exists())
+    if not os.access(place, os.W_OK):
+        raise InputError(f"--output {path}: {place} cannot be written to")
 
 
 OPTION = re.compile(r"--?[A-Za-z][^\s]*")

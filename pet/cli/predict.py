@@ -10,7 +10,7 @@ from typing import Any
 
 from model_zoo.errors import InputError
 from pet.cli.chat_session import ChatSession, add_chat_session, make_chat_session, not_text
-from pet.cli.parser import Parser
+from pet.cli.parser import Parser, check_output_file
 
 EXAMPLES = [
     ('pet predict --model merged --input "类型#裤*版型#宽松"', "one answer, from a plain checkpoint"),
@@ -68,8 +68,7 @@ def main(arguments: Sequence[str]) -> int:
         raise InputError("nothing is asked: give --input TEXT, or --file with questions in it")
     if options.batch_size < 1:
         raise InputError(f"--batch-size {options.batch_size}: expected 1 or more")
-    if options.output and Path(options.output).is_dir():
-        raise InputError(f"--output {options.output}: is a directory, expected a file")
+    check_output_file(options.output)
     session = make_chat_session(options)
     questions = _questions(options, session)
     from pet.train.evaluate import Answers

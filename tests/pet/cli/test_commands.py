@@ -19,7 +19,7 @@ from model_zoo.errors import InputError
 from pet import names
 from pet.cli.commands import COMMANDS
 from pet.cli.main import main
-from pet.cli.parser import Parser
+from pet.cli.parser import Parser, check_output_file
 from pet.recipe import load
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -112,6 +112,13 @@ def test_what_a_message_says_of_other_bases_is_an_option_of_the_commands_that_it
     for name in re.search(r"of pet (.*)\)", ALL_THE_SAME)[1].split(", "):
         assert main([name, "--help"]) == 0
         assert "--no-strict" in capsys.readouterr().out, name
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may write anywhere
+    with pytest.raises(InputError, match=f"--output .*numbers.json: {tmp_path} cannot be written to"):
+        check_output_file(str(tmp_path / "gone" / "numbers.json"))
+    check_output_file(str(tmp_path.parent / "numbers.json"))
 
 
 def test_version(capsys):
