@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,8 @@ def make_feed(data, recipe, model, tokenizer, distributed, objects: Objects, tra
     if data is None or hasattr(data, "batches"):
         return data
     accumulation = recipe.train.accumulation if train else 1
+    if not is_mindspore_dataset(data) and hasattr(data, "__len__") and not len(data):
+        raise InputError(f"Trainer: the {'training' if train else 'evaluation'} data are empty")
     if isinstance(data, (list, tuple)) and data and _is_batch(data[0]):
         return as_feed(list(data), accumulation, model)
     settings = data_settings(recipe) if train else held_out_settings(recipe)
@@ -95,7 +97,7 @@ def make_feed(data, recipe, model, tokenizer, distributed, objects: Objects, tra
         if tokenizer is None:
             raise InputError("Trainer: files are tokenised; give tokenizer=")
         dataset = load_dataset(data, tokenizer, settings=settings)
-    elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+    elif hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, Mapping):
         dataset, collate_fn = data, objects.collate_fn
     else:
         raise InputError(

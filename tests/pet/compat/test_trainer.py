@@ -178,6 +178,16 @@ def test_words_for_switches_and_numpys_numbers(base):
     assert (recipe.output.force, train.save_every, train.seed, train.learning_rate) == (True, 3, 7, 0.5)
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [([], "the training data are empty"), ({"input_ids": [[1, 2]]}, "data is a dict; files"), (3, "data is a int")],
+)
+def test_data_that_are_none_are_one_line(base, tmp_path, data, message):
+    arguments = pet.TrainingArguments(output_dir=str(tmp_path / "run"), max_steps=1)
+    with pytest.raises(InputError, match=message):
+        pet.Trainer(model=str(base), pet_method="lora", args=arguments, train_dataset=data).finetune()
+
+
 def test_unset_arguments_do_not_override_the_recipe(base, tmp_path):
     (tmp_path / "job.yaml").write_text(
         f"model: {{path: {base}}}\nadapter: {{method: ia3}}\ntrain: {{learning_rate: 3e-3, steps: 7, batch_size: 6}}\n"
