@@ -25,6 +25,7 @@ from adapters.patterns import as_list, full_match, is_glob, named, pattern_match
 from adapters.peft_config import SCORE
 from adapters.replacement import wanted
 from adapters.sites import Site, plain_cells, sites
+from model_zoo.arguments import check_argument
 from model_zoo.errors import LISTED, InputError, nearest
 
 
@@ -235,6 +236,8 @@ def refuse_misfits(entries, chosen: list[Site], family, config: MethodConfig) ->
 
 def plan(model, config: MethodConfig) -> Plan:
     """What `apply` would do, without doing it: one line per cell with its shape and its new parameters."""
+    if not hasattr(model, "adapter_sites"):  # which a model of shapes alone has
+        check_argument("model", "nn.Cell", model)
     check_config(config)
     config = config.resolved(model)
     chosen = chosen_sites(model, config)

@@ -137,9 +137,17 @@ def test_checkpoints_from_this_librarys_trainer(tmp_path, fixtures):
         assert parameter.name.endswith("bias") and np.array_equal(last[parameter.name], parameter.asnumpy())
 
 
-@pytest.mark.parametrize("settings", ({"save_checkpoint_steps": 0}, {"keep_checkpoint_max": "five"}))
-def test_checkpoint_settings(tmp_path, settings):
-    with pytest.raises(InputError, match="whole number"):
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"save_checkpoint_steps": 0}, "whole number"),
+        ({"keep_checkpoint_max": "five"}, "whole number"),
+        ({"save_steps": 2}, "config has 'save_steps'; there are save_checkpoint_steps, keep_checkpoint_max"),
+        (3, "config is 3; MindSpore's or a dictionary"),
+    ],
+)
+def test_checkpoint_settings(tmp_path, settings, message):
+    with pytest.raises(InputError, match=message):
         pet.TrainableParamsCheckPoint(tmp_path, "mine", settings)
 
 

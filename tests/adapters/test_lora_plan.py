@@ -136,3 +136,8 @@ def test_patterns_reach_their_cells(models):
         "2.self_attn.v_proj": (2, 4.5),
     }
     assert np.isclose(pet.LoRAConfig(rank=9, alpha=6, use_rslora=True).scale_at("x"), 2.0)
+
+
+def test_a_name_is_no_model_to_plan_on():
+    with pytest.raises(pet.InputError, match="model is 'llama_tiny'; an opened model"):
+        pet.plan("llama_tiny", pet.LoRAConfig(rank=2))
