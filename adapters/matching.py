@@ -236,9 +236,9 @@ def refuse_misfits(entries, chosen: list[Site], family, config: MethodConfig) ->
 
 def plan(model, config: MethodConfig) -> Plan:
     """What `apply` would do, without doing it: one line per cell with its shape and its new parameters."""
+    check_config(config)
     if not hasattr(model, "adapter_sites"):  # which a model of shapes alone has
         check_argument("model", "nn.Cell", model)
-    check_config(config)
     config = config.resolved(model)
     chosen = chosen_sites(model, config)
     entries = [Planned(site, config.parameters_at(site)) for site in chosen]
