@@ -25,7 +25,7 @@ from adapters.settings import SETTINGS
 from model_zoo.arguments import checked
 from model_zoo.atomic import read_bytes
 from model_zoo.checkpoint.safetensors_io import write_file
-from model_zoo.errors import InputError, nearest, shown, similar
+from model_zoo.errors import InputError, nearest, similar
 from model_zoo.settings import require
 
 log = logging.getLogger("pet")
@@ -257,14 +257,9 @@ class TrainableParamsCheckPoint(TrainerHooks, Callback):
 
 def _setting(config, name: str) -> int | None:
     """A number of MindSpore's CheckpointConfig, which calls it ``_name`` or ``name``, or of a dictionary."""
-    if isinstance(config, dict) and (unknown := set(config) - set(NUMBERS)):
-        raise InputError(
-            f"TrainableParamsCheckPoint: config has {min(map(str, unknown))!r}; there are {', '.join(NUMBERS)}"
-        )
-    if not (config is None or isinstance(config, dict) or hasattr(config, name)):
-        raise InputError(
-            f"TrainableParamsCheckPoint: config is {shown(config)}; MindSpore's or a dictionary was expected"
-        )
+    for key in config if isinstance(config, dict) else ():
+        if key not in NUMBERS:
+            raise InputError(f"TrainableParamsCheckPoint: config has {key!r}{nearest(str(key), NUMBERS)}")
     value = config.get(name) if isinstance(config, dict) else getattr(config, name, None)
     require("TrainableParamsCheckPoint", name, value, int | None, ge=1)
     return value

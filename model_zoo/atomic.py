@@ -143,7 +143,7 @@ def replacing(path: str | Path, suffix: str = "", size: int | None = None) -> It
     with explained(path, size):
         stem = path.name.removesuffix(suffix)
         where = None if through else path.parent
-        handle, temporary = tempfile.mkstemp(prefix=f".{stem}{UNFINISHED}", suffix=suffix, dir=where)
+        handle, temporary = tempfile.mkstemp(suffix, f".{stem}{UNFINISHED}", where)
         os.close(handle)
         try:
             with explained(path, size):  # looks at the disk before what was written is deleted
@@ -282,8 +282,8 @@ def special_kind(path: str | Path) -> str | None:
 
 
 def written_through(path: str | Path) -> bool:
-    """Whether a path is a device, a pipe or the name of an open file (``/dev/stdout``): a file that is renamed over it
-    would take its place, and root's ``/dev/null`` would be that of all programs."""
+    """Whether a path is a device (a file renamed over root's ``/dev/null`` is that of all programs), a pipe or the
+    name of an open file, as ``/dev/stdout`` is."""
     return special_kind(path) is not None or (os.path.islink(path) and os.readlink(path).startswith("/proc/"))
 
 

@@ -21,12 +21,10 @@ PATHS |= {"ADAPTER", "MODEL", "RECIPE", "RUN", "SOURCE"}
 
 def check_output_file(path: str | None) -> None:
     """Refuses before the work what writing a file would refuse after it: a directory, or a place that is read-only."""
-    if path is None:
-        return
-    if Path(path).is_dir():
+    if path and Path(path).is_dir():
         raise InputError(f"--output {path}: is a directory, expected a file")
-    place = next(parent for parent in Path(path).absolute().parents if parent.exists())
-    if not os.access(place, os.W_OK):
+    place = next((parent for parent in Path(path or "").absolute().parents if parent.exists()), None)
+    if path and not os.access(place, os.W_OK):
         raise InputError(f"--output {path}: {place} cannot be written to")
 
 

@@ -31,17 +31,7 @@ from pet.compat.job_files import (
     targets,
 )
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
-from pet.compat.translation import (
-    choice,
-    elsewhere,
-    first_of,
-    flag,
-    number,
-    picked,
-    same,
-    schedule_of_transformers,
-    switched_on,
-)
+from pet.compat.translation import choice, elsewhere, first_of, flag, number, picked, same, schedule_of_transformers
 from pet.recipe.classes import OPTIONS
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
 
@@ -210,8 +200,8 @@ TABLE = {
         "type_of_model",
     ),
     "lora_fan_in_fan_out": MODEL,
-    "load_in_8bit": lambda t, n, v: t.settings.update(BITS[8] if switched_on(v) else {}),
-    "load_in_4bit": lambda t, n, v: t.settings.update(BITS[4] if switched_on(v) else {}),
+    "load_in_8bit": lambda t, n, v: t.settings.update(BITS[8] if v and not is_off(v) else {}),
+    "load_in_4bit": lambda t, n, v: t.settings.update(BITS[4] if v and not is_off(v) else {}),
     "bnb_config_kwargs": lambda t, n, v: t.apply(v if t.get("model.quantization.type") else {}, BNB, f"{n}."),
     # the adapter
     "adapter": Refused("lora and qlora are supported", harmless=("lora", "qlora")),

@@ -92,29 +92,20 @@ def positive(key: str, kind: type = int) -> Callable[[Translation, str, Any], No
 
     def rule(translation: Translation, name: str, value: Any) -> None:
         found = kind(value)
-        if found != value and found != float(value):  # a text may be a number
+        if found != float(value):
             raise ValueError("a whole number was expected")
         translation.put(key, found if found > 0 else None)
 
     return rule
 
 
-ON = ("true", "yes", "on", "1")
-OFF = ("off", "0")
-
-
 def switched_on(value: Any) -> bool:
     """Whether a switch is on, be it a truth value, the number of one or a word for it: ``bool("false")`` is True.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    word = str(value).strip().lower() if isinstance(value, str) else value
-    if word in ON or word in OFF or is_off(value):
-        return word in ON
-    if value not in (0, 1):
+    Raises ValueError for what is none of these."""
+    word = value.strip().lower() if isinstance(value, str) else value
+    if not is_off(value) and word not in (0, 1, "0", "1", "true", "yes", "on"):
         raise ValueError("true or false was expected")
-    return bool(value)
+    return not is_off(value) and word not in (0, "0")
 
 
 def flag(key: str, on: Any = True, *words: str) -> Callable[[Translation, str, Any], None]:

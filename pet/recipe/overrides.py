@@ -64,8 +64,7 @@ def apply_overrides(
 
     Args:
         source: the recipe's file.
-        overrides: texts ``key.sub=value``, or a mapping of dotted keys to values, which may have in ``said`` what a
-            user has set a key by.
+        overrides: texts ``key.sub=value``, or a mapping of dotted keys to values (`pet.recipe.translation.Given`).
         text_keys: keys whose value is a text: it is taken as it stands, so that ``output.dir=2024`` and
             ``data.template=Q: {prompt}`` need no quotes within quotes. A quoted one is still unquoted.
     """

@@ -55,16 +55,14 @@ def plain_scalar(text: str) -> Any:
 
 
 _OLD_INT = re.compile(r"[-+]?[1-9][0-9_]*")
-_OLD_WORDS = {
-    form(word): word in ("yes", "on") for word in ("yes", "no", "on", "off") for form in (str, str.title, str.upper)
-}
+_OLD_WORDS = {"yes": True, "on": True, "no": False, "off": False}
 
 
 def old_scalar(text: str) -> Any:
     """The same by YAML 1.1, as PyYAML has it, and with it other systems: ``no`` and ``off`` are false there, and
     ``1_000`` is a number."""
-    if text in _OLD_WORDS:
-        return _OLD_WORDS[text]
+    if text.lower() in _OLD_WORDS:
+        return _OLD_WORDS[text.lower()]
     return int(text.replace("_", "")) if _OLD_INT.fullmatch(text) else plain_scalar(text)
 
 

@@ -40,7 +40,7 @@ UNUSED = "not known here, but empty or off"
 def is_off(value: Any) -> bool:
     """Whether a value says that its setting is not used: empty, false, or a word for none."""
     if isinstance(value, str):
-        return value.strip().lower() in ("", "none", "null", "no", "false")
+        return value.strip().lower() in ("", "none", "null", "no", "off", "false")
     return value is None or value is False or (isinstance(value, (list, tuple, Mapping)) and not value)
 
 
@@ -51,9 +51,7 @@ Rule = str | Ignored | Refused | Callable[["Translation", str, Any], None]
 class Given(dict):
     """Settings of a recipe by dotted key, and in ``said`` what a user has set each by, for error messages."""
 
-    def __init__(self):
-        super().__init__()
-        self.said: dict[str, str] = {}
+    said: dict[str, str]
 
 
 class Translation:
@@ -74,6 +72,7 @@ class Translation:
     def __init__(self, system: str):
         self.system = system
         self.settings = Given()
+        self.settings.said = {}
         self.ignored: dict[str, str] = {}
         self.problems: list[str] = []
         self.missing: list[tuple[str, str]] = []

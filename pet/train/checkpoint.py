@@ -34,7 +34,7 @@ import numpy as np
 from model_zoo.arguments import check_argument
 from model_zoo.atomic import open_file, read_json
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, first_line
 from pet.files import UNFINISHED, atomic_directory, sweep, write_json
 from pet.train.copies import bring
 from pet.train.distributed import DistributedContext
@@ -239,18 +239,11 @@ def load(path: str | os.PathLike, distributed: DistributedContext = ALONE) -> Ch
 
 
 def no_checkpoint(path: str | os.PathLike) -> str | None:
-    """What is said of a place that never was a checkpoint; None of one that may have been."""
-    if (Path(path) / STATE).exists():
-        return None
+    """What is said of a place that is no checkpoint, though it may hold some; None where it may be one."""
+    if not Path(path).is_dir():
+        return f"{path}: no checkpoint is there; its directory was expected, such as checkpoints/step-000100"
     inner = [*checkpoints(path), *checkpoints(Path(path) / "checkpoints")]
-    if inner:
-        return f"{path}: is no checkpoint; the last one in it is {inner[-1]}"
-    named = NAME.fullmatch(Path(path).name) and Path(path).is_dir()
-    return (
-        None
-        if named
-        else f"{path}: no checkpoint is there; its directory was expected, such as checkpoints/step-000100"
-    )
+    return f"{path}: is no checkpoint; the last one in it is {inner[-1]}" if inner else None
 
 
 def files_of(path: Path) -> list[str]:
@@ -279,8 +272,7 @@ def _check(path: Path, name: str, expected: str) -> None:
     try:
         found = _digest(path / name)
     except (OSError, InputError) as error:
-        why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({type(error).__name__})"
-        raise Damaged(f"{name} {why}") from error
+        raise Damaged(f"{name} cannot be read ({first_line(error)})") from error
     if found != expected:
         raise Damaged(f"{name} has changed since it was written")
 

@@ -77,9 +77,7 @@ def evaluate(
     return found
 
 
-def measured_model(
-    recipe, model: str | os.PathLike | None, adapter: str | os.PathLike | None, distributed, strict: bool = True
-):
+def measured_model(recipe, model: str | None, adapter: str | None, distributed, strict: bool):
     """The model to measure: this process's part of it, where the layout divides it."""
     from adapters.saving import load_adapter
     from adapters.stored import check_loadable

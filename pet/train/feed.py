@@ -309,11 +309,9 @@ def checked(feed, batches: Iterable[dict[str, Any]], model) -> Iterator[dict[str
 
 
 def check_counted(objective, feed) -> None:
-    """Refuses a list of batches with nothing in it that the objective learns from: rows of one token, or for pairs of
-    answers single ones. Its steps would change nothing."""
+    """Refuses a list of batches with nothing in it that the objective learns from: its steps would change nothing."""
     if isinstance(feed, BatchList) and not any(objective.count(objective.prepare(one, True)) for one in feed.list):
-        what = objective.counted.replace("_", " ")
-        raise InputError(f"training data: no batch has {what}: there is nothing to learn")
+        raise InputError(f"training data: no batch has {objective.counted}: there is nothing to learn")
 
 
 def check_tokens(batch: dict[str, Any], model, source: str | Callable[[], str]) -> None:

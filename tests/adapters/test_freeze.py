@@ -142,8 +142,7 @@ def test_checkpoints_from_this_librarys_trainer(tmp_path, fixtures):
     [
         ({"save_checkpoint_steps": 0}, "whole number"),
         ({"keep_checkpoint_max": "five"}, "whole number"),
-        ({"save_steps": 2}, "config has 'save_steps'; there are save_checkpoint_steps, keep_checkpoint_max"),
-        (3, "config is 3; MindSpore's or a dictionary"),
+        ({"save_steps": 2}, "config has 'save_steps'.*save_checkpoint_steps"),
     ],
 )
 def test_checkpoint_settings(tmp_path, settings, message):

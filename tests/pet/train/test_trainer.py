@@ -251,7 +251,7 @@ def test_resume_in_one_process_and_other_models_are_refused(toy, batch, tmp_path
     with pytest.raises(InputError, match=r"gone: no checkpoint is there"):
         half.resume(tmp_path / "gone")
     (last / "optimizer.safetensors").unlink()
-    with pytest.raises(InputError, match=r"step-000007: damaged: optimizer\.safetensors is missing"):
+    with pytest.raises(InputError, match=r"step-000007: damaged: optimizer\.safetensors cannot be read .*No such file"):
         half.resume(last)
 
 
@@ -423,7 +423,7 @@ def test_rows_without_a_label_are_said_and_batches_of_nothing_else_refused(toy, 
     for data in ({"train_data": [unlabelled]}, {"train_data": [half], "eval_data": [unlabelled]}):
         with pytest.raises(InputError, match="none of the 2 rows has a label"):
             make(toy(), data.pop("train_data"), **data)
-    for data, more, message in (([{"input_ids": [[1]]}], {}, "label tokens"), ([half], {"objective": "orpo"}, "pairs")):
+    for data, more, message in (([{"input_ids": [[1]]}], {}, "label_tokens"), ([half], {"objective": "orpo"}, "pairs")):
         with pytest.raises(InputError, match=f"no batch has {message}: there is nothing to learn"):
             make(toy(), data, **more)
     caplog.clear()
