@@ -75,7 +75,7 @@ class Renderer:
         return [self.text_of(answer, given) for answer, given in zip(self.answers(values), values, strict=True)]
 
     def first_of(self, *values: Mapping[str, Any]) -> tuple[str, list[str | None]]:
-        """The first text, and the others, None for each that the template refuses; one message, which is slow, for all."""
+        """The first text, and the others, None for each that the template refuses: one slow message for all."""
         first, *others = self.answers(values)
         return self.text_of(first, values[0]), [answer.get("text") for answer in others]
 
