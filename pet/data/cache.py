@@ -37,7 +37,7 @@ from .settings import DataSettings
 log = logging.getLogger("pet.data")
 
 # Goes into every digest: raise it when the same input gives other samples than before, or a file other places.
-VERSION = 8
+VERSION = 9
 PARTS = {"tokens": np.int32, "trained": np.uint8, "lengths": np.int32, "origin": np.int64}
 # Settings that decide which samples come out; the others only arrange them.
 DECIDING = (

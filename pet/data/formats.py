@@ -165,6 +165,7 @@ def read_file(
     place: Place = BEGINNING,
     conversations: Callable[[dict[str, Any]], list] | None = None,
     documents: int = 1,
+    train_on: str = "answers",
 ) -> Iterator[Row]:
     """The rows of one file from ``place`` on; what is wrong goes to ``problems``.
 
@@ -176,6 +177,7 @@ def read_file(
         answers: the last message must be an answer. Without (for prediction) it may be missing.
         any_order: whether the order of roles is a chat template's matter.
         conversations, documents: of an objective that reads rows itself; ``format`` is not used then.
+        train_on: with ``all`` the answers within a prompt of messages are learnt as well.
     """
     convert: Callable[[Record], Row] | None = None
     named = {role: name for role, name in (columns or {}).items() if role in ROLE_COLUMNS}
@@ -184,14 +186,14 @@ def read_file(
         convert = _documents_of(path, conversations, documents, answers, columns, any_order)
     elif place != BEGINNING:  # the first row of the file decides, not the first one that is wanted
         first = next(read_records(path, Problems()))
-        convert = _converter(path, list(first.columns), format, columns, answers, any_order)
+        convert = _converter(path, list(first.columns), format, columns, answers, any_order, train_on)
     for record in read_records(path, problems, place):
         try:
             if named or roles:
                 given = {name: usual(value, named, roles or {}) for name, value in record.columns.items()}
                 record = replace(record, columns=given)
             if convert is None:
-                convert = _converter(path, list(record.columns), format, columns, answers, any_order)
+                convert = _converter(path, list(record.columns), format, columns, answers, any_order, train_on)
             row = convert(record)
             if system is not None and row.messages is not None:
                 for messages in (row.messages, *row.others):
@@ -261,7 +263,13 @@ def recognise(names: Iterable[str], answers: bool = True) -> str | None:
 
 
 def _converter(
-    path: Path, names: list[str], format: str, columns: Mapping[str, str], answers: bool, any_order: bool
+    path: Path,
+    names: list[str],
+    format: str,
+    columns: Mapping[str, str],
+    answers: bool,
+    any_order: bool,
+    train_on: str,
 ) -> Callable[[Record], Row]:
     """Decide once for a file which column plays which role."""
     for role, name in columns.items():
@@ -271,7 +279,7 @@ def _converter(
         if columns:
             roles = {role: (name,) for role, name in columns.items()}
             _check_roles(roles, answers)
-            return _build(path, roles, None, answers, any_order)
+            return _build(path, roles, None, answers, any_order, train_on)
         found = recognise(names, answers)
         if found is None:
             known = "; ".join(
@@ -290,7 +298,7 @@ def _converter(
             raise InputError(f"data.columns: the {format} format has no {role}{nearest(role, COLUMNS[format])}")
     given, taken = {role: (name,) for role, name in columns.items()}, set(columns.values())
     free = {role: options for role, options in COLUMNS[format].items() if role in REQUIRED or not taken & set(options)}
-    return _build(path, {**free, **given}, format, answers, any_order)
+    return _build(path, {**free, **given}, format, answers, any_order, train_on)
 
 
 def _check_roles(roles: Mapping[str, Any], answers: bool) -> None:
@@ -303,7 +311,12 @@ def _check_roles(roles: Mapping[str, Any], answers: bool) -> None:
 
 
 def _build(
-    path: Path, roles: Mapping[str, tuple[str, ...]], format: str | None, answers: bool, any_order: bool
+    path: Path,
+    roles: Mapping[str, tuple[str, ...]],
+    format: str | None,
+    answers: bool,
+    any_order: bool,
+    train_on: str,
 ) -> Callable[[Record], Row]:
     expected = f"the {format} format" if format else "data.columns"
 
@@ -341,7 +354,8 @@ def _build(
             else:
                 messages = messages_of_history(value(record, "history", False))
                 if asked := conversation(value(record, "prompt", True)):
-                    messages += [dict(one, weight=0) if one["role"] == "assistant" else one for one in asked]
+                    unlearnt = {} if train_on == "all" else {"weight": 0}
+                    messages += [{**one, **unlearnt} if one["role"] == "assistant" else one for one in asked]
                 else:
                     row.prompt, row.input = text(record, "prompt"), text(record, "input", required=False)
                     messages.append({"role": "user", "content": "\n".join(filter(None, (row.prompt, row.input)))})

@@ -66,7 +66,7 @@ class DataSettings:
     @property
     def reading(self) -> dict[str, Any]:
         """What :func:`pet.data.formats.read_file` takes of these."""
-        names = ("format", "columns", "roles", "system", "conversations", "documents")
+        names = ("format", "columns", "roles", "system", "train_on", "conversations", "documents")
         return {name: getattr(self, name) for name in names}
 
     @classmethod

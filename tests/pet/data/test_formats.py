@@ -158,6 +158,12 @@ def test_text_and_tokens(write):
     assert found == [([5, 6, 7], [True] * 3), ([5, 6, 7], [False, True, True]), ([5, 6], [True, True])]
 
 
+def test_answers_within_a_prompt_are_learnt_where_everything_is(write):
+    rows = [{"prompt": [user("a"), assistant("b"), user("c")], "completion": [assistant("d")]}]
+    (row,) = read_rows(write("rows.jsonl", rows), train_on="all")
+    assert row.messages == [user("a"), assistant("b"), user("c"), assistant("d")]
+
+
 def test_plain_text_is_divided_at_blank_lines(write):
     rows = list(read_rows(write("a.txt", "one\ntwo\n\n  \nthree\r\n")))
     assert [(row.text, row.line) for row in rows] == [("one\ntwo", 1), ("three", 5)]
