@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from model_zoo.atomic import check_name
+from model_zoo.atomic import check_name, written_through
 from model_zoo.errors import SYNONYMS, InputError, nearest
 
 PATHS = {"adapter", "base", "file", "model", "output", "run", "DIR", "FILE", "PATH", "PLACE"}
@@ -20,11 +20,14 @@ PATHS |= {"ADAPTER", "MODEL", "RECIPE", "RUN", "SOURCE"}
 
 
 def check_output_file(path: str | None) -> None:
-    """Refuses before the work what writing a file would refuse after it: a directory, or a place that is read-only."""
-    if path and Path(path).is_dir():
+    """Refuses before the work what writing a file would refuse after it: a directory, or a place that is read-only.
+    A device or a pipe is written into, wherever it is."""
+    if not path or written_through(path):
+        return
+    if Path(path).is_dir():
         raise InputError(f"--output {path}: is a directory, expected a file")
-    place = next((parent for parent in Path(path or "").absolute().parents if parent.exists()), None)
-    if path and not os.access(place, os.W_OK):
+    place = next(parent for parent in Path(path).absolute().parents if parent.exists())
+    if not os.access(place, os.W_OK):
         raise InputError(f"--output {path}: {place} cannot be written to")
 
 
