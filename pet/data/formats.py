@@ -305,7 +305,8 @@ def _check_roles(roles: Mapping[str, Any], answers: bool) -> None:
     contents = [role for role in ("prompt", "messages", "text") if role in roles]
     if len(contents) != 1:
         found = ", ".join(contents) or "none"
-        raise InputError(f"data.columns: expected exactly one of prompt, messages and text, found {found}")
+        own = "; a path may have columns of its own" if contents else ""
+        raise InputError(f"data.columns: expected exactly one of prompt, messages and text, found {found}{own}")
     if contents == ["prompt"] and answers and "answer" not in roles:
         raise InputError("data.columns: prompt is given without answer")
 
