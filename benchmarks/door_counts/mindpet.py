@@ -23,7 +23,7 @@ IMAGE = 28 * 28
 def count(clone: Path, work: Path, seconds: float | None = None) -> list[Case]:
     """Each unit test, and each call in a document, is a case."""
     for part in ("test", "doc"):
-        shutil.copytree(clone / part, work / part)
+        shutil.copytree(clone / part, work / part, dirs_exist_ok=True)
     return [*unit_tests(work), *documents(work)]
 
 
