@@ -223,7 +223,11 @@ class TrainableParamsCheckPoint(TrainerHooks, Callback):
         if not isinstance(prefix, str) or not prefix or "/" in prefix or os.sep in prefix:
             raise InputError(f"TrainableParamsCheckPoint: prefix is {prefix!r}; a file name was expected")
         self.directory, self.prefix = Path(directory), prefix
-        self.every, self.kept = _setting(config, "save_checkpoint_steps"), _setting(config, "keep_checkpoint_max") or 5
+        for key in config if isinstance(config, dict) else ():
+            if key not in NUMBERS:
+                raise InputError(f"TrainableParamsCheckPoint: config has {key!r}{nearest(str(key), NUMBERS)}")
+        self.every, kept = (_setting(config, name) for name in NUMBERS)
+        self.kept = kept or 5
         self.written: list[Path] = []
 
     def write(self, model: nn.Cell, mark: str) -> Path:
@@ -257,9 +261,6 @@ class TrainableParamsCheckPoint(TrainerHooks, Callback):
 
 def _setting(config, name: str) -> int | None:
     """A number of MindSpore's CheckpointConfig, which calls it ``_name`` or ``name``, or of a dictionary."""
-    for key in config if isinstance(config, dict) else ():
-        if key not in NUMBERS:
-            raise InputError(f"TrainableParamsCheckPoint: config has {key!r}{nearest(str(key), NUMBERS)}")
     value = config.get(name) if isinstance(config, dict) else getattr(config, name, None)
     require("TrainableParamsCheckPoint", name, value, int | None, ge=1)
     return value

@@ -59,7 +59,11 @@ class ChatGLMTokenizer(SentencePieceTokenizer):
         offset = self.num_image_tokens = int(num_image_tokens or 0)
         controls = control_pieces(processor, offset)
         super().__init__(
-            *(vocab_file, data, processor, controls, files),
+            vocab_file,
+            data,
+            processor,
+            controls,
+            files,
             offset=offset,
             bos=controls["<sop>"],
             eos=controls["<eop>"],

@@ -44,7 +44,11 @@ class ChatGLM2Tokenizer(SentencePieceTokenizer):
                     "the two files are of different models"
                 )
         super().__init__(
-            *(vocab_file, data, processor, controls, files),
+            vocab_file,
+            data,
+            processor,
+            controls,
+            files,
             bos=processor.bos_id(),
             eos=processor.eos_id(),
             pad=processor.unk_id(),

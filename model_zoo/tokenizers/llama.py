@@ -69,7 +69,11 @@ class LlamaTokenizer(SentencePieceTokenizer):
         said = {} if legacy is None else {"legacy": self.legacy}
         self._own = {**said, "add_bos_token": bool(add_bos), "add_eos_token": bool(add_eos)}
         super().__init__(
-            *(vocab_file, data, processor, controls, files),
+            vocab_file,
+            data,
+            processor,
+            controls,
+            files,
             bos=ids["bos_token"],
             eos=ids["eos_token"],
             pad=pad,

@@ -16,6 +16,7 @@ from pet.compat.translation import EVALUATIONS, number, same, switched_on
 from pet.data.messages import ROLE_NAMES
 from pet.hub import hub_name
 from pet.recipe.classes import OPTIONS
+from pet.recipe.data import WITHOUT_QUESTIONS
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
 
 Rules = Callable[[Translation, str, Any], None]
@@ -148,7 +149,7 @@ def put_data(t: Translation, key: str, name: str, found: list[dict[str, Any]]) -
     for one in readings:  # but for words that mean it in any file
         one["roles"] = {word: role for word, role in one["roles"].items() if ROLE_NAMES.get(word) != role}
     if not t.sources and found:
-        asked = [one for one in readings if one["format"] not in ("text", "tokens")]
+        asked = [one for one in readings if one["format"] not in WITHOUT_QUESTIONS]
         t.sources += (asked or readings)[:1]
         for setting in t.sources[0].keys() - {"path"}:
             t.drop(f"data.{setting}")
@@ -156,7 +157,7 @@ def put_data(t: Translation, key: str, name: str, found: list[dict[str, Any]]) -
     entries = []
     for reading in readings:
         own = {setting: value for setting, value in reading.items() if value != t.sources[0].get(setting)}
-        if reading["format"] in ("text", "tokens"):
+        if reading["format"] in WITHOUT_QUESTIONS:
             own = {setting: own[setting] for setting in OF_TEXTS if setting in own}
         path = str(own.pop("path", reading["path"]))
         entries.append({"path": path, **own} if own else path)

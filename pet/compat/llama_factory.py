@@ -222,14 +222,18 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     first, prompt = given.get("max_samples"), {} if texts else _prompts(t, values)  # of texts there is none
     for setting, value in prompt.get(False, {}).items():  # of files that the command line names
         t.put(f"data.{setting}", value)
+    found: list[dict[str, Any]] = []
     for name, key, rows in (("dataset", "data.train", "data.rows"), ("eval_dataset", "data.eval", "data.eval_rows")):
         if names := values.get(name):
             with t.reading(name, names):
                 every = names.split(",") if isinstance(names, str) else names
-                put_data(t, key, name, [_dataset(t, key, name, home, str(one).strip(), prompt) for one in every])
+                read = [_dataset(t, key, name, home, str(one).strip(), prompt) for one in every]
+                put_data(t, key, name, read)
+                found += read
             with t.reading("max_samples", first):  # of each data set
                 put_parts(t, rows, [f":{int(first)}"] if first else [])
-    if prompt and values.get("template") not in (None, *LLAMA_FACTORY) and "template" not in t.ignored:
+    asked = not found or any("tools" not in one.get("columns", {}) for one in found)  # in the template that is named
+    if prompt and asked and values.get("template") not in (None, *LLAMA_FACTORY):
         own_template(t, "template", values["template"])
     if (values.get("packing") or values.get("neat_packing")) and isinstance(t.get("data.max_length"), int):
         t.put("data.max_length", t.get("data.max_length") - 1)  # as there, for the sake of their padding

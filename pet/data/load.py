@@ -36,10 +36,12 @@ def entries_of(paths: Paths) -> list[Any]:
 
 def own_settings(paths: Iterable[Any]) -> dict[Path, dict[str, Any]]:
     """The settings of files that are read in a way of their own. Raises InputError where a file has two of them."""
+    from pet.recipe.data import WITHOUT_QUESTIONS
+
     said: dict[Path, dict[str, Any]] = {}
     for path in paths:
         own = getattr(path, "own", {})
-        if own.get("format") in ("text", "tokens"):  # no question that a template of all rows could go with
+        if own.get("format") in WITHOUT_QUESTIONS:  # nor a template of all rows
             own = {"template": None, "template_without_input": None, **own}
         for file in find_files([path]):
             if said.setdefault(file, own) != own:

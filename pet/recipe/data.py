@@ -29,6 +29,9 @@ Speaker = Literal["system", "user", "assistant", "tool", "function_call"]
 
 Format = Literal["auto", "alpaca", "adgen", "prompt_completion", "chat", "sharegpt", "text", "tokens", "mindrecord"]
 
+WITHOUT_QUESTIONS = ("text", "tokens")
+"""Formats whose rows nobody asks and nobody answers: there is no prompt."""
+
 
 class Reading(Section):
     """How rows become tokens, for all files or for those of a path."""

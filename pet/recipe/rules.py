@@ -19,7 +19,7 @@ from pet.launching.environment import read_job
 from pet.recipe import evaluation_rules
 from pet.recipe.adapter import MANAGEMENT
 from pet.recipe.classes import OPTIONS
-from pet.recipe.data import Reading
+from pet.recipe.data import WITHOUT_QUESTIONS, Reading
 from pet.recipe.fields import ADAPTERS_OFF, PRECOMPUTE, is_jinja
 from pet.recipe.schema import Recipe
 
@@ -239,7 +239,7 @@ def data(recipe: Recipe) -> Iterator[Finding]:
         for name, other, message in _prompts(reading) if isinstance(reading, Reading) else ():
             yield f"{at}.{name}", f"{at}.{other}", message
     asked = settings.eval_format or settings.format
-    if asked in ("text", "tokens") and (written := recipe.eval.written):
+    if asked in WITHOUT_QUESTIONS and (written := recipe.eval.written):
         key = "data.eval_format" if settings.eval_format else "data.format"
         yield "eval.metrics", key, f"{', '.join(written)} compare answers to questions, and {asked} rows hold none"
 
@@ -255,7 +255,7 @@ def _prompts(settings: Reading) -> Iterator[tuple[str, str, str]]:
         yield "template_without_input", "template", "belongs to a template that is a text with {prompt}"
     if written and settings.enable_thinking is not None:
         yield "enable_thinking", "template", "a text has no such switch; a chat template may have one"
-    if settings.format not in ("text", "tokens"):
+    if settings.format not in WITHOUT_QUESTIONS:
         return
     for name in ("template", "template_without_input", "enable_thinking", "system"):
         if getattr(settings, name) is not None:

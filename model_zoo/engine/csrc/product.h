@@ -17,7 +17,7 @@ static inline __attribute__((always_inline)) void product_tile(
 #pragma GCC unroll 8
         for (int j = 0; j < wide; j++) sums[i][j] = add ? load(c + i * c_row + j * LANES) : (floats){0};
     /* unrolled: where two threads share a core, it is instructions of which there are too few in a cycle */
-    FOUR_AT_ONCE
+    UNROLL_WHERE_IT_FITS
     for (int64_t k = 0; k < depth; k++) {
         floats right[WIDE];
 #pragma GCC unroll 8

@@ -10,9 +10,9 @@
 /* In front of a loop whose length is not known, and whose registers are all in use: clang would load four rounds' numbers
  * at once, and put them down in memory. */
 #ifdef __clang__
-#define FOUR_AT_ONCE _Pragma("clang loop unroll(disable)")
+#define UNROLL_WHERE_IT_FITS _Pragma("clang loop unroll(disable)")
 #else
-#define FOUR_AT_ONCE _Pragma("GCC unroll 4")
+#define UNROLL_WHERE_IT_FITS _Pragma("GCC unroll 4")
 #endif
 
 /* How many, and how many such vectors of a product's rows are computed together: what the registers hold. */

@@ -871,6 +871,9 @@ def test_data_sets_of_several_kinds_stand_together(tmp_path):
     _, second, third = t.get("data.train")
     assert second["columns"] == {"messages": "talk", "tools": "tools"} and second["template"] is None
     assert third["columns"]["role"] == "who" and third["roles"] == {"patient": "user"}
+    assert not of_llama_factory(tmp_path, {"b": talk}, template="mystery").problems  # tools are in no named template
+    (problem,) = of_llama_factory(tmp_path, {"a": alpaca, "b": talk}, template="mystery").problems
+    assert "'mystery': the prompt is that of the model's own tokenizer" in problem
 
 
 @pytest.mark.parametrize("system", ["llama_factory", "axolotl"])
