@@ -115,6 +115,12 @@ def is_asked(name: str, value: Any) -> bool:
     return value is not None and value != [] and value != FIELDS[name].metadata.get("off")
 
 
+def is_missed(name: str, value: Any) -> bool:
+    """Whether a setting that does not count would change answers if it did. Drawn among one, the likeliest token is
+    what greedy decoding takes."""
+    return is_asked(name, value) and (name, value) != ("top_k", 1)
+
+
 def settled(given: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a call, and of generation_config.json where the call says nothing. Whether to sample is for the
     call alone to say: answers are the same each time unless it does.

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from model_zoo.generation_settings import DRAWN, OF_BEAMS, is_asked
+from model_zoo.generation_settings import DRAWN, OF_BEAMS, is_missed
 
 log = logging.getLogger("pet")
 
@@ -63,8 +63,6 @@ def say_unused(given: Mapping[str, Any], sampled: bool, beams: int) -> None:
     }
     for need, names in needs.items():
         for name in names:
-            # the likeliest token is the one that is sampled from the likeliest one
-            harmless = (name == "top_k" and given[name] == 1) or not is_asked(name, given[name])
-            if not harmless and name not in _said:
+            if is_missed(name, given[name]) and name not in _said:
                 _said.add(name)
                 log.warning("%s=%r has no effect without %s", name, given[name], need)

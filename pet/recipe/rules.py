@@ -14,7 +14,7 @@ from adapters.schema import Settings
 from adapters.settings import NO_HEAD, NO_PLACE, method_and_settings, named
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError
-from model_zoo.generation_settings import DRAWN, OF_BEAMS
+from model_zoo.generation_settings import DRAWN, OF_BEAMS, is_missed
 from pet.launching.environment import read_job
 from pet.recipe import evaluation_rules
 from pet.recipe.adapter import MANAGEMENT
@@ -212,7 +212,7 @@ def generation(recipe: Recipe) -> Iterator[Finding]:
         (() if beams else OF_BEAMS, "num_beams", "num_beams above 1"),
     ):
         for name in names:
-            if getattr(settings, name) is not None and _given(settings, name):
+            if is_missed(name, getattr(settings, name)) and _given(settings, name):
                 yield f"generation.{name}", f"generation.{key}", f"has no effect without {needed}"
 
 

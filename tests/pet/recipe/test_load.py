@@ -412,11 +412,15 @@ def test_rules(write, changes, key, words):
     assert words in found[0]
 
 
-def test_settings_that_go_with_streaming_and_with_rows_of_ids(write):
+def test_settings_that_are_no_mistake(write):
     changes = ["data.streaming=true", "data.packing=buckets", "data.buckets=[64, 128]", "data.stream_window=16384"]
     assert load(write(), changes).data.stream_window == 16384
     assert load(write(), ["data.format=tokens", "data.packing=longest"]).data.format == "tokens"
     assert load(write(), ["data.format=text", "data.train_on=all"]).data.train_on == "all"
+    # values that do nothing: recipes of runs from when these were the defaults have them, job files, too
+    nothing = ["temperature=1.0", "top_p=1", "top_k=0", "num_beams=1", "length_penalty=1.0", "early_stopping=false"]
+    assert load(write(), [f"generation.{one}" for one in nothing]).generation.temperature == 1.0
+    assert load(write(), ["generation.top_k=1"]).generation.top_k == 1  # as greedy decoding
     # the default length of answers is no reason to refuse a small context
     assert load(write(), ["model.config={max_position_embeddings: 48}", "data.max_length=48"]).data.max_length == 48
 
