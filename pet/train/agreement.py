@@ -22,7 +22,7 @@ from model_zoo.errors import InputError, shown
 from pet.recipe.classes import find_objective
 from pet.recipe.keys import path_keys
 from pet.train.distributed import DistributedContext
-from pet.train.origins import differences, origins_of, sources, versions
+from pet.train.origins import differences, origins_of, sources, versions, weights
 
 ROOT = Path(__file__).parents[2]
 CODE = [f"{package}/**/*{kind}" for package in ("pet", "adapters", "model_zoo") for kind in (".py", ".c", ".h")]
@@ -33,8 +33,6 @@ SMALL = (".json", ".model", ".txt", ".jinja", ".tiktoken", *ADAPTER_WEIGHTS)
 UNIMPORTANT = ".index.json"
 """Of files that say how weights are divided over others."""
 WEIGHTS = "the model's weights (mindspore.set_seed makes random ones alike)"
-SAMPLED = 1 << 16
-"""Numbers of a parameter in memory that are compared: what began otherwise differs nearly everywhere."""
 
 
 def check_alike(recipe, distributed: DistributedContext, adapter: str | Path | None = None, model=None) -> None:
@@ -138,7 +136,7 @@ def facts_of(recipe, adapter: str | Path | None = None, model=None) -> dict[str,
         contents["adapter"] = content(str(adapter), model=False)
     if model is not None:
         script = code_of(getattr(sys.modules.get("__main__"), "__file__", None))
-        contents |= {"the script": script, WEIGHTS: weights(model)}
+        contents |= {"the script": script, WEIGHTS: weights(model.get_parameters())}
     return {"settings": {**settings, **packages}, "contents": {"this library": code, **contents}}
 
 
@@ -162,19 +160,6 @@ def library() -> dict[str, str]:
 def code_of(file: str | None) -> dict[str, str]:
     """{file: digest} of a user's own code; empty where it is in none."""
     return {Path(file).name: digest(Path(file))} if file and Path(file).is_file() else {}
-
-
-def weights(model) -> dict[str, str]:
-    """{parameter: digest of its shape and of `SAMPLED` of its numbers}, but for those that are no weights."""
-    found = {}
-    for parameter in model.get_parameters():
-        if getattr(parameter, "buffer", False):
-            continue
-        numbers = parameter.asnumpy().reshape(-1)
-        sample = numbers[:: max(1, numbers.size // SAMPLED)]
-        text = f"{parameter.shape} {parameter.dtype}".encode()
-        found[parameter.name] = hashlib.sha256(text + sample.tobytes()).hexdigest()[:16]
-    return found
 
 
 def digest(file: Path) -> str:

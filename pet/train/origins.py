@@ -2,18 +2,25 @@
 
 Settings are in recipe.yaml; the content of data files and of the base is not. A checkpoint keeps ``{key: [[name,
 digest], …]}`` with the recipe's keys. Of data that streams only the ends count: a change between them is not seen.
+A script's run has objects in the place of files: of these the weights that stay as they are count.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+
+from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert
+from model_zoo.checkpoint.parameters import read_parameter
 
 Origins = Mapping[str, list]
 
 # Of data that streams, which may be terabytes, the size and both ends of this many bytes count.
 END = 1 << 20
+
+# Numbers of a parameter in memory that count: what began otherwise differs nearly everywhere.
+SAMPLED = 1 << 16
 
 
 def sources(recipe, base: bool = True) -> dict[str, list[Path]]:
@@ -72,6 +79,35 @@ def origins_of(recipe, base: bool | None = None) -> dict[str, list]:
                 of_weights = fingerprint(model_config(directory), weights, ROUNDINGS[:1])
             _known[known] = [[directory.name, of_weights]]
         found[key] = _known[known]
+    return found
+
+
+def origins_of_objects(model, divided: bool) -> dict[str, list]:
+    """The digest of the weights beneath a script's adapters. Of a divided model there is none: it would depend on the
+    layout, and a checkpoint goes on in any."""
+    frozen = [one for one in model.get_parameters() if not (one.requires_grad or hasattr(one, "adapter"))]
+    found = weights(frozen, "bfloat16")
+    digest = hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
+    return {"model": [["base", digest]]} if found and not divided else {}
+
+
+def weights(parameters: Iterable, rounding: str | None = None) -> dict[str, str]:
+    """{parameter: digest of its shape and of `SAMPLED` of its numbers}, but for those that are no weights.
+
+    Args:
+        parameters: of MindSpore.
+        rounding: a type that floats are rounded to, so that they count alike however they are stored.
+    """
+    found = {}
+    for parameter in parameters:
+        if getattr(parameter, "buffer", False):
+            continue
+        numbers, word = as_storage(read_parameter(parameter).reshape(-1))
+        sample = numbers[:: max(1, numbers.size // SAMPLED)]
+        if rounding and word in STORAGE:
+            sample, word = convert(sample, word, rounding), rounding
+        text = f"{parameter.shape} {word}".encode()
+        found[parameter.name] = hashlib.sha256(text + sample.tobytes()).hexdigest()[:16]
     return found
 
 

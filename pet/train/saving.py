@@ -11,6 +11,7 @@ from model_zoo.arguments import checked
 from model_zoo.errors import InputError
 from pet.train import checkpoint as files, state
 from pet.train.callbacks.records import read_metrics
+from pet.train.origins import origins_of_objects
 
 log = logging.getLogger("pet")
 
@@ -22,11 +23,15 @@ class Saving:
         directory: the run directory, or None; then nothing is written.
         save_extra: see `pet.train.checkpoint.save`.
         whole_weights: all weights that files hold, at the checkpoint in hand, for ``save_extra``.
+        origins: see `pet.train.trainer.Trainer`.
         weights_step: the step that the model's weights are of, where the best ones were loaded at the end.
     """
 
-    def begin_saving(self, directory: str | Path | None, save_extra: Callable[[Path], str | None] | None) -> None:
+    def begin_saving(
+        self, directory: str | Path | None, save_extra: Callable[[Path], str | None] | None, origins
+    ) -> None:
         """Nothing has been saved yet."""
+        self.origins = origins or origins_of_objects(self.model, self.distributed.divides_model)
         self.directory = Path(directory) if directory is not None else None
         self.save_extra, self.whole_weights = save_extra, {}
         self.weights_step: int | None = None

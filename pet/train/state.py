@@ -111,7 +111,7 @@ def check_origins(trainer, found: Checkpoint) -> None:
         raise InputError.collect(
             [
                 *(f"{found.path}: {text} since this run began" for text in changed),
-                "--resume goes on with what is there now by train.accept_changes=true",
+                "train.accept_changes=true (in a script accept_changes=True) goes on with what is there now",
             ]
         )
     for text in changed:

@@ -79,7 +79,8 @@ class Trainer(Measuring, Saving):
         distributed: the other processes; default none.
         save_extra: called with a checkpoint's directory while it is written (`pet.train.checkpoint.save`).
         finish: from the outcome after the last step to what `train` returns; not called where a run fails or is ended.
-        origins: digests of what the run is made from (`pet.train.origins`), kept in checkpoints and compared by resume.
+        origins: digests of what the run is made from (`pet.train.origins`), kept in checkpoints and compared by resume;
+            default: that of the frozen weights.
         title: what the run is called in pictures.
         compiled: False runs everything operator by operator, to debug a cell.
         rates: the learning rate of each step, counted from 0, in place of the settings' schedule.
@@ -122,17 +123,16 @@ class Trainer(Measuring, Saving):
         self.settings = with_settings(train, settings)
         self.objective = make_objective(self.settings, forward_step, objective)
         self.begin_measuring(evaluation, eval_settings(eval, evaluation, eval_data, directory))
-        self.begin_saving(directory, save_extra)
         self.model, self.distributed, self.title = model, distributed or DistributedContext(), title
         registry(model)  # anything else is no model
+        self.begin_saving(directory, save_extra, origins)
         self.feed = as_feed(train_data, self.settings.accumulation, model, self.settings, self.distributed)
         self.total_steps = total_steps(self.feed, self.settings)
         self.schedule = given(rates) if rates else Schedule.from_settings(self.settings, self.total_steps)
         self.loss_scale, self.watch = LossScale.from_settings(self.settings), LossWatch(self.settings.max_loss_ratio)
         self.history: list[dict[str, Any]] = []
-        self.origins, self.stop_reason = origins, None
         self.unfinished: dict[str, Any] | None = None  # the record of a step whose evaluation was left
-        self.phase, self.position, self.finish = LOADING, Position(), finish
+        self.phase, self.position, self.finish, self.stop_reason = LOADING, Position(), finish, None
         self.callbacks = make_callbacks(callbacks, self.directory is not None)
         self.compiled = compiled and getattr(model, "compiles", True)  # the update is compiled all the same
         self.objective.extend(model)

@@ -25,6 +25,7 @@ from pet.train.callbacks.records import read_metrics
 from pet.train.checkpoint import checkpoints, load
 from pet.train.feed import BatchList, as_feed
 from pet.train.memory import present_memory
+from pet.train.origins import origins_of_objects
 from pet.train.stop import Interrupted, LossWatch, RunFailed
 from pet.train.trainer import Trainer
 
@@ -253,6 +254,29 @@ def test_resume_in_one_process_and_other_models_are_refused(toy, batch, tmp_path
     (last / "optimizer.safetensors").unlink()
     with pytest.raises(InputError, match=r"step-000007: damaged: optimizer\.safetensors cannot be read .*No such file"):
         half.resume(last)
+
+
+def test_a_run_does_not_go_on_over_another_base(toy, batch, tmp_path, caplog):
+    def trainer(seed, **settings):
+        model = toy(seed)
+        model.embed.requires_grad = False
+        return make(model, [batch(4)], steps=1, directory=tmp_path, **settings)
+
+    trainer(0).train()
+    trainer(0).resume()
+    with pytest.raises(InputError, match="model: base has another content since this run began"):
+        trainer(1).resume()
+    trainer(1, accept_changes=True).resume()
+    assert "base has another content" in caplog.text
+
+
+def test_a_base_is_the_same_however_it_is_stored():
+    found = []
+    for dtype in ("float32", "auto"):
+        model = AutoModel.from_pretrained(bundled_models()["gpt_tiny"], dtype=dtype)
+        apply_lora(model, rank=1)
+        found.append(origins_of_objects(model, divided=False))
+    assert found[0] == found[1] != origins_of_objects(model, divided=True) == {}
 
 
 def test_the_best_weights_are_the_result_where_that_is_asked_for(toy, batch, tmp_path, weights, caplog):
