@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import struct
 import sys
 import types
 import typing
@@ -40,14 +41,31 @@ def expected(kind: type, facts: Mapping[str, Any]) -> str:
     return KINDS[kind][1] + "".join(f"{words} {facts[bound]:g}" for bound, words in BOUNDS.items() if bound in facts)
 
 
+def single(value: Any) -> Any:
+    """A number as float32 has it, in which it takes part; so those in a list or in a mapping."""
+    if isinstance(value, list):
+        return [single(entry) for entry in value]
+    if isinstance(value, dict):
+        return {key: single(entry) for key, entry in value.items()}
+    if not isinstance(value, float):
+        return value
+    try:
+        return struct.unpack("f", struct.pack("f", value))[0]
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
 def fits(kind: type, facts: Mapping[str, Any], value: Any) -> bool:
-    """Whether a value is of the kind and within the bounds."""
+    """Whether a value is of the kind and within the bounds, and stays so in float32."""
     if not isinstance(value, KINDS[kind][0]) or (kind is not bool and isinstance(value, bool)):
         return False
-    return kind is bool or (
-        abs(value) <= sys.float_info.max  # so that it is finite, and no whole number that no float can be
-        and facts.get("gt", -math.inf) < value < facts.get("lt", math.inf)
-        and facts.get("ge", -math.inf) <= value <= facts.get("le", math.inf)
+    if kind is bool or not abs(value) <= sys.float_info.max:  # infinite, or a whole number that no float can be
+        return kind is bool
+    return all(
+        math.isfinite(number)
+        and facts.get("gt", -math.inf) < number < facts.get("lt", math.inf)
+        and facts.get("ge", -math.inf) <= number <= facts.get("le", math.inf)
+        for number in (value, single(float(value)) if kind is float else value)
     )
 
 
@@ -71,7 +89,8 @@ def faults(name: str, hint: Any, facts: Mapping[str, Any], value: Any) -> Iterat
             hint = similar(value, facts["choices"]) if isinstance(value, str) else ""
             yield f"{name} is {shown(value)}; supported: {', '.join(facts['choices'])}{hint}"
     elif kinds[0] in KINDS and not fits(kinds[0], facts, value):
-        yield f"{name} is {shown(value)}; {expected(kinds[0], facts)} was expected"
+        taken = " in float32" if type(value) is float and single(value) != value else ""
+        yield f"{name} is {shown(value)}; {expected(kinds[0], facts)}{taken} was expected"
     elif kinds[0] is str and "min_length" in facts and not (isinstance(value, str) and value):
         yield f"{name} is {shown(value)}; a text that is not empty was expected"
     elif (wrong := misfit(name, str(hint), value)) is not None:

@@ -6,9 +6,20 @@ import re
 import types
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
 
 from model_zoo.errors import shown
+from model_zoo.settings import single
 
 
 class Section(BaseModel):
@@ -17,6 +28,17 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False, validate_assignment=True, protected_namespaces=()
     )
+
+    @field_validator("*")
+    @classmethod
+    def in_float32(cls, value: Any, info: ValidationInfo) -> Any:
+        """What is within its bounds has to be there as the float32 that takes part, too."""
+        if (number := single(value)) != value:
+            try:
+                cls.__pydantic_validator__.validate_assignment(cls.model_construct(), info.field_name, number)
+            except ValidationError:
+                raise ValueError(f"{shown(value)} is {shown(number)} in float32, which is out of bounds") from None
+        return value
 
 
 class PathKind:

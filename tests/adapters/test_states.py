@@ -565,7 +565,7 @@ def test_alpha_of_a_loaded_adapter_is_changed(model, tmp_path, settings):
         pet.set_alpha(model, 5)
 
 
-@pytest.mark.parametrize("alpha", [0, -1, float("nan"), "8", True, None])
+@pytest.mark.parametrize("alpha", [0, -1, float("nan"), 1e300, 1e-60, "8", True, None])
 def test_an_alpha_that_is_none_changes_nothing(model, alpha):
     add(model, "default", lora())
     pet.set_adapter(model, "default")

@@ -298,6 +298,7 @@ def test_stop_strings(small):
         ({"max_length": 3}, "max_length leaves -2"),
         ({"max_length": 9, "max_new_tokens": 3}, "give one of them"),
         ({"temperature": 0}, "temperature is 0"),
+        ({"temperature": 1e-60}, "temperature is 1e-60; a number above 0 in float32 was expected"),
         ({"top_p": 1.5}, "top_p is 1.5"),
         ({"top_k": -1}, "top_k is -1"),
         ({"eos_token_id": 128}, "128 is not an id"),
