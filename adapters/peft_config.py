@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from adapters.adalora import AdaLoraFile
 from adapters.initial import START
 from adapters.patterns import as_list, check_expression, full_match, in_linear_time, named, within
 from adapters.peft_others import WAYS
@@ -34,7 +35,7 @@ ADAPTER_WEIGHTS = (WEIGHTS, "adapter_model.bin")
 """What the tensor file is called now, and what PEFT before 0.7 called it."""
 VALUE_HEADS = ("value_head.safetensors", "value_head.bin")
 """What LLaMA-Factory writes beside the adapter of a model with TRL's value head."""
-PREFIX = "base_model.model."
+PREFIX, ADALORA = "base_model.model.", "ADALORA"
 SECOND = re.compile(r"\.(modules_to_save|original_module)\.")
 """In names of a second copy of what is trained whole, and of the base's own, which PEFT writes where a vocabulary was
 extended, and passes over."""
@@ -121,7 +122,7 @@ def read_adapter_config(directory: str | Path, supported: Collection[str]) -> di
         raise InputError(f"{directory}: is a run directory; its adapter is {directory / 'adapter'}")
     values = read_json(directory / CONFIG, "a PEFT adapter configuration")
     kind = values.get("peft_type")
-    if not isinstance(kind, str) or kind not in supported:
+    if not isinstance(kind, str) or kind not in (*supported, ADALORA):
         named = f"{directory / CONFIG}: peft_type is {kind!r}; supported: {', '.join(sorted(supported))}"
         if isinstance(kind, str):
             named += f"; {WAYS[kind]}" if kind in WAYS else similar(kind, supported)
@@ -129,7 +130,7 @@ def read_adapter_config(directory: str | Path, supported: Collection[str]) -> di
     for head in (directory / name for name in VALUE_HEADS):
         if head.exists():
             _say_left_out(head)
-    if kind == "LORA" and values.get("target_parameters"):
+    if shown_as(values):
         with open_weights(directory, values) as file:
             return file.values
     return values
@@ -159,8 +160,14 @@ def weights_file(directory: str | Path) -> Path | None:
     return next((path for path in found if path.is_file()), None)
 
 
+def shown_as(values: dict[str, Any]) -> type[AdaLoraFile] | type[UnstackedFile] | None:
+    """What shows an adapter's tensors as those of a LoRA, where they are none as they stand."""
+    stacked = values["peft_type"] == "LORA" and values.get("target_parameters")
+    return AdaLoraFile if values["peft_type"] == ADALORA else UnstackedFile if stacked else None
+
+
 def open_weights(directory: str | Path, values: dict[str, Any] | None = None) -> SafetensorsFile:
-    """An adapter directory's tensors; LoRA on stacked experts as LoRA on the matrices of each (`adapters.stacked`).
+    """An adapter directory's tensors, under LoRA's names where they come to a LoRA (`shown_as`).
 
     Raises:
         InputError: the file is missing or corrupt, or the configuration does not describe it.
@@ -170,7 +177,8 @@ def open_weights(directory: str | Path, values: dict[str, Any] | None = None) ->
     if path is None:
         raise InputError(f"{directory}: holds no {WEIGHTS}")
     values = values or read_json(where, "a PEFT adapter configuration")
-    if values.get("peft_type") != "LORA" or not values.get("target_parameters"):
+    form = shown_as(values)
+    if form is None:
         file = SafetensorsFile(path)
         file.tensors = unstacked(file.tensors, file.made)
         check_task(file, values.get("task_type"))
@@ -179,7 +187,7 @@ def open_weights(directory: str | Path, values: dict[str, Any] | None = None) ->
                 del file.tensors[name]
         return file
     try:
-        return UnstackedFile(path, values, PREFIX)
+        return form(path, values, PREFIX)
     except InputError as error:
         raise error if str(directory) in str(error) else InputError(f"{where}: {error}") from None
     except (TypeError, ValueError, AttributeError, ZeroDivisionError, re.error) as error:

@@ -8,13 +8,15 @@ AS_LORA = (
     *("VBLORA", "VERA", "WAVEFT"),
 )
 MERGED = (
-    *("ADALORA", "BOFT", "DEFT", "FROD", "GLORA", "HIRA", "HRA", "LN_TUNING", "OFT", "OSF", "PEANUT", "PVERA", "ROAD"),
+    *("ADAMSS", "BOFT", "DEFT", "FROD", "GLORA", "HIRA", "HRA", "LN_TUNING", "OFT", "OSF", "PEANUT", "PVERA", "ROAD"),
     *("SHIRA", "SUPERTUNING"),
 )
 NEITHER = ("ADAPTION_PROMPT", "CARTRIDGE", "CPT", "LILY", "MULTITASK_PROMPT_TUNING", "POLY", "SHADOW", "XLORA")
+CHECKPOINT = "PEFT's merge_and_unload() makes a checkpoint of it and its base, which opens here"
 WAYS = {
     **dict.fromkeys(AS_LORA, "PEFT's save_as_lora(path, model, rank=1.0) makes a LoRA adapter of it, which opens here"),
-    **dict.fromkeys(MERGED, "PEFT's merge_and_unload() makes a checkpoint of it and its base, which opens here"),
+    **dict.fromkeys(MERGED, CHECKPOINT),
+    "BEFT": f"where the base has the biases that it changes, {CHECKPOINT}",
     **dict.fromkeys(NEITHER, "a method of PEFT's alone"),
 }
 """By the name in adapter_config.json: what a user of such an adapter can do."""

@@ -14,6 +14,7 @@ from peers import imported
 
 import pet
 from adapters.methods import BY_PEFT_TYPE
+from adapters.peft_config import ADALORA
 from adapters.peft_others import WAYS
 from adapters.registry import registry
 from model_zoo.errors import InputError
@@ -544,6 +545,36 @@ def test_merge_and_unload_beside_peft(pairs, tmp_path):
     assert ours.parameters_dict().keys() == dict(theirs.named_parameters()).keys()
 
 
+@pytest.mark.parametrize(("family", "init_r", "target"), [("gpt2", 6, "c_attn"), ("llama_gqa", 4, "q_proj")])
+def test_adalora_opens_as_the_lora_that_it_is(pairs, family, init_r, target, tmp_path):
+    pair = pairs(family)
+    config = peft.AdaLoraConfig(
+        task_type="CAUSAL_LM", init_r=init_r, total_step=9, lora_alpha=20, target_modules=[target]
+    )
+    made = peft.get_peft_model(copy.deepcopy(pair.theirs), config).eval()
+    change_trained(made)
+    if family != "gpt2":  # budgets as its allocator leaves them: fewer ranks, and none
+        names = [name for name, _ in made.named_parameters() if "lora_E" in name]
+        kept = [[True, False, True, True], [False] * 4, *[[True] * 4] * len(names)]
+        pattern = {name.removeprefix("base_model.model."): rank for name, rank in zip(names, kept, strict=False)}
+        made.peft_config["default"].rank_pattern = pattern
+    made.save_pretrained(tmp_path / "own")
+    theirs = peft.PeftModel.from_pretrained(copy.deepcopy(pair.theirs), tmp_path / "own").eval()
+    pet.load_adapter(pair.ours, tmp_path / "own")
+    try:
+        found = pair.our_logits()
+        pet.save_adapter(pair.ours, tmp_path / "lora")
+    finally:
+        pet.delete_adapter(pair.ours, "default")
+    np.testing.assert_allclose(found, their_logits(theirs), rtol=0, atol=1e-5)
+    assert np.abs(found - pair.our_logits()).max() > 0.01
+    again = peft.PeftModel.from_pretrained(copy.deepcopy(pair.theirs), tmp_path / "lora").eval()
+    np.testing.assert_allclose(found, their_logits(again), rtol=0, atol=1e-5)
+    pet.merge_checkpoint(pair.theirs.config._name_or_path, tmp_path / "own", tmp_path / "merged")
+    whole = pet.AutoModel.from_pretrained(tmp_path / "merged")
+    np.testing.assert_allclose(whole(IDS).asnumpy(), found, rtol=0, atol=1e-5)
+
+
 ELSEWHERE = {"C3A": {"block_size": 16}, "LOHA": {"r": 4}, "VERA": {"r": 8, "projection_prng_key": 1}}
 
 
@@ -569,5 +600,4 @@ def test_a_method_that_is_not_here_opens_as_the_lora_that_peft_makes_of_it(pairs
 
 
 def test_a_way_is_said_for_each_method_of_peft_that_is_not_here():
-    assert set(WAYS) <= set(peft.PeftType)
-    assert not set(WAYS) & set(BY_PEFT_TYPE)
+    assert set(WAYS) == set(peft.PeftType) - set(BY_PEFT_TYPE) - {ADALORA}

@@ -1,0 +1,41 @@
+"""PEFT's AdaLoRA, B·diag(E)·A, opened as the LoRA that it is; what trains it chooses its ranks, and is not here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_zoo.checkpoint.made import MadeTensor
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile, TensorInfo
+
+SPENT = ("target_r", "init_r", "tinit", "tfinal", "deltaT", "beta1", "beta2", "orth_reg_weight", "total_step")
+
+
+class AdaLoraFile(SafetensorsFile):
+    """Its tensor file, with E and the scale, which is of the rank before any was taken away, in A. Arguments and
+    attribute are those of `adapters.stacked.UnstackedFile`."""
+
+    def __init__(self, path: str | Path, values: dict[str, Any], prefix: str):
+        super().__init__(path)
+        ranks, alpha, first_rank = {}, values.get("lora_alpha", 8), values.get("init_r", 12) + 1e-5
+        for cell in [name.removesuffix(".lora_E") for name in self.tensors if name.endswith(".lora_E")]:
+            a, b, e = (self.read(f"{cell}.lora_{part}", dtype="float64") for part in "ABE")
+            scaled = {"A": a * e * (alpha if alpha > 0 else len(a)) / first_rank, "B": b}
+            for part in "ABE":
+                del self.tensors[f"{cell}.lora_{part}"]
+            if len(a):  # the budget may have left a cell no rank
+                ranks[cell.removeprefix(prefix)] = len(a)
+            for part, array in scaled.items() if len(a) else ():
+                name, own = f"{cell}.lora_{part}.weight", array.astype(np.float32)
+                self.tensors[name] = TensorInfo("float32", own.shape, 0, 0)
+                self.made[name] = MadeTensor(self.tensors[name], lambda slices, own=own: own[slices or ...].copy())
+        rank = max(ranks.values(), default=1)
+        pattern = {f"^{re.escape(path)}": own for path, own in ranks.items() if own != rank}
+        self.values = {key: value for key, value in values.items() if key not in SPENT} | {
+            **{"peft_type": "LORA", "target_modules": sorted(ranks), "use_rslora": False},
+            **{"r": rank, "lora_alpha": rank, "rank_pattern": pattern, "alpha_pattern": pattern},
+            **dict.fromkeys(("exclude_modules", "layers_to_transform", "layers_pattern")),
+        }
