@@ -48,6 +48,7 @@ def is_truth(value: Any) -> bool:
     return type(value).__name__ in TRUTHS or (isinstance(value, int) and value in (0, 1))
 
 
+CLASSES = ("Quantization", "DistributedContext", "ContextConfig", "ParallelContextConfig")
 KINDS: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "None": (lambda value: value is None, "None", "None"),
     "bool": (is_truth, "True or False", "truth values"),
@@ -59,10 +60,9 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     **dict.fromkeys(
         ("nn.Cell", "Model"), (of_class("Cell"), "an opened model (pet.AutoModel.from_pretrained)", "models")
     ),
-    "Quantization": (of_class("Quantization"), "a Quantization", "quantizations"),
+    **{name: (of_class(name), f"a {name}", f"of {name}") for name in CLASSES},
     "Callable": (callable, "a function", "functions"),
     "Objective": (of_class("Objective"), "an objective", "objectives"),
-    "DistributedContext": (of_class("DistributedContext"), "a DistributedContext", "contexts"),
     **dict.fromkeys(("dict", "Mapping"), (lambda value: isinstance(value, Mapping), "a dictionary", "dictionaries")),
 }
 """What an annotation asks for -> whether a value is that, and what it is called, alone and in a list."""

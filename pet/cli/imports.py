@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.abc import MetaPathFinder
@@ -96,6 +97,8 @@ class QuickImport(MetaPathFinder):
                 stand_ins(False)
                 gc.freeze()
                 gc.enable()
+                # PYTHONWARNINGS=error is about the user's code; MindSpore would fail by it at exit
+                warnings.filterwarnings("ignore", category=DeprecationWarning, module=PACKAGE)
 
         setattr(spec.loader, "exec_module", exec_module)  # noqa: B010 - types know no method that is assigned to
         return spec

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from model_zoo import progress
-from model_zoo.atomic import REASONS, CannotWrite, what_is_in_the_way
+from model_zoo.atomic import REASONS, UNFINISHED, CannotWrite, what_is_in_the_way
 from model_zoo.errors import InputError, explain, similar
 from pet import interrupts
 from pet.cli.commands import COMMANDS
@@ -200,4 +200,6 @@ def _answer(arguments: Sequence[str] | None) -> int:
         if known is None and getattr(error, "errno", None) in REASONS:  # of a file it would have the name
             known = next(iter(closed_streams(b"\n")), None)
         _report(prog, known or f"{explain(error)}\n(pet {' '.join(arguments)} --debug shows where)", False)
-        return FAILED
+        # of what could not be written there is another error (CannotWrite), or a name of what was being written
+        unreadable = isinstance(error, PermissionError) and known and UNFINISHED not in str(error.filename)
+        return WRONG_INPUT if unreadable else FAILED

@@ -195,7 +195,6 @@ class Eval(Section):
     batch_size: int | None = Field(None, ge=1, description="Evaluation batch size. Default: train.batch_size.")
     metrics: list[Metric] = Field(
         default_factory=lambda: ["loss", "perplexity"],
-        min_length=1,
         description="accuracy: top-1 accuracy over label tokens. rouge_*, bleu and exact_match compare "
         "generated answers, by the settings of generation.",
     )
@@ -222,6 +221,8 @@ class Eval(Section):
         description="Whether the result is of the best evaluation's step instead of the last one's: adapter/, merged/ "
         "and the numbers after. Left out: true with patience, which ends a run after its best step; else false.",
     )
+
+    _metrics = field_validator("metrics")(lambda value: value or ["loss"])
 
     @property
     def written(self) -> list[str]:

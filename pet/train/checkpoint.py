@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import hashlib
 import json
@@ -323,6 +324,8 @@ def load_last(directory: str | os.PathLike, distributed: DistributedContext = AL
         try:
             return load(path, distributed)
         except Damaged as error:
+            if os.strerror(errno.EACCES) in str(error):  # it may be whole, and would be deleted as a later one
+                raise InputError(f"checkpoint {path}: {error}") from error
             problems.append(f"checkpoint {path}: damaged: {error}")
             log.warning("checkpoint %s is damaged: %s; using the one before it", path, error)
     if problems:

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from model_zoo.arguments import checked
 from model_zoo.errors import InputError, first_line, nearest
 
 log = logging.getLogger("pet")
@@ -53,6 +54,7 @@ class ParallelContextConfig:
         self.enable_parallel_optimizer, self.settings = enable_parallel_optimizer, settings
 
 
+@checked
 def init_context(
     use_parallel: bool = False,
     context_config: ContextConfig | dict[str, Any] | None = None,

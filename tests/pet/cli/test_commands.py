@@ -221,13 +221,17 @@ def test_debug_shows_the_traceback(recipe, capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_what_the_system_does_not_allow_is_named(recipe, capsys, monkeypatch):
+@pytest.mark.parametrize(("place", "code"), [("out/.merged.unfinished-1a2b", 1), ("base/config.json", 2)])
+def test_what_the_system_does_not_allow_is_named(recipe, capsys, monkeypatch, place, code):
+    """What cannot be read is wrong input."""
+
     def forbidden(*_, **__):
-        raise PermissionError(errno.EACCES, "Permission denied", "out/.merged.unfinished-1a2b")
+        raise PermissionError(errno.EACCES, "Permission denied", place)
 
     monkeypatch.setattr("pet.cli.validate.main", forbidden)
-    assert main(["validate", str(recipe)]) == 1
-    assert capsys.readouterr().err == "pet validate: out/merged: permission denied\n"
+    assert main(["validate", str(recipe)]) == code
+    shown = place.replace(".merged.unfinished-1a2b", "merged")
+    assert capsys.readouterr().err == f"pet validate: {shown}: permission denied\n"
 
 
 def test_an_unexpected_error_is_one_line_and_exit_code_1(recipe, capsys, monkeypatch):

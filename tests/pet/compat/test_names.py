@@ -62,6 +62,8 @@ def test_init_context_of_a_single_process():
     assert pet.init_context(use_parallel=False, context_config=config, parallel_config=parallel) == (0, 1)
     with pytest.raises(InputError, match="pet launch"):
         pet.init_context(use_parallel=True)
+    with pytest.raises(InputError, match="context_config is 1; a ContextConfig or a dictionary was expected"):
+        pet.init_context(context_config=1)
     with pytest.raises(InputError, match="SEMI_AUTO_PARALEL"):
         pet.ParallelContextConfig(parallel_mode="SEMI_AUTO_PARALEL")
 

@@ -55,6 +55,10 @@ def problems(path, overrides=None, **options) -> list[str]:
     return [line.removeprefix("  - ") for line in lines[1:]] if len(lines) > 1 else lines
 
 
+def test_no_metrics_are_the_loss_alone(write):
+    assert load(write(), ["eval.metrics=[]"]).eval.metrics == ["loss"]
+
+
 @pytest.mark.parametrize(("settings", "length"), [([], 256), (["adapter={method: prefix}"], 236)])
 def test_a_row_that_nobody_set_fits_the_model_s_context(write, settings, length):
     text = GOOD.replace("  max_length: 128\n", "")

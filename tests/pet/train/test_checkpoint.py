@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -105,6 +106,20 @@ def test_a_damaged_last_one_falls_back_to_the_one_before(tmp_path, caplog):
     assert "step-000020 is damaged: weights.safetensors" in caplog.text
     os.remove(tmp_path / "step-000010" / files.OPTIMIZER)
     with pytest.raises(InputError, match=r"(?s)step-000020.*step-000010.*no whole checkpoint"):
+        files.load_last(tmp_path)
+
+
+def test_one_that_may_not_be_read_is_not_taken_for_damaged(tmp_path, monkeypatch):
+    write(tmp_path, 10)
+    last, read = write(tmp_path, 20), files._digest
+
+    def digest(path):
+        if path == last / files.WEIGHTS:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(files, "_digest", digest)
+    with pytest.raises(InputError, match=r"step-000020: weights\.safetensors cannot be read .*Permission denied"):
         files.load_last(tmp_path)
 
 
