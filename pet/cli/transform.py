@@ -29,15 +29,16 @@ def main(arguments: Sequence[str]) -> int:
     """Transform, and say what was done."""
     parser = Parser("pet transform", DESCRIPTION, EXAMPLES)
     for name, what in (("src", "of the checkpoint"), ("dst", "to write it in")):
-        parser.add_argument(f"--{name}_ckpt_strategy", f"--{name}-ckpt-strategy", metavar="PATH", help=f"layout {what}")
+        names = (f"--{name}_ckpt_strategy", f"--{name}-ckpt-strategy", f"--{name}_strategy")
+        parser.add_argument(*names, metavar="PATH", help=f"layout {what}")
     parser.add_argument(
-        *("--src_ckpt_dir", "--src-ckpt-dir"),
+        *("--src_ckpt_dir", "--src-ckpt-dir", "--src_checkpoint"),
         required=True,
         metavar="DIR",
         help="rank_N/*.ckpt, a whole checkpoint, or a bundled base",
     )
     parser.add_argument(
-        *("--dst_ckpt_dir", "--dst-ckpt-dir"),
+        *("--dst_ckpt_dir", "--dst-ckpt-dir", "--dst_checkpoint_dir"),
         required=True,
         metavar="DIR",
         help="output directory; must be empty or absent",

@@ -33,6 +33,10 @@ def _nothing(t: Translation, given: dict[str, Any]) -> None:
     """What a run does anyway."""
 
 
+def _absent(t: Translation, given: dict[str, Any]) -> None:
+    """What watches a run and changes no weight, and is not here: said, also without arguments."""
+
+
 NAMES = {
     "MFLossMonitor": (_loss, "the progress line and metrics.jsonl"),
     "LossMonitor": (_loss, "the progress line and metrics.jsonl"),
@@ -46,6 +50,11 @@ NAMES = {
     "ProfileMonitor": (_profile, "the profiler callback has steps of its own"),
     "EvalCallBack": (_nothing, "do_eval says it"),
     "ObsMonitor": (_nothing, "the upload follows remote_save_url"),
+    "TrainingStateMonitor": (_absent, "metrics.jsonl has the loss and the norm of all gradients, and no others"),
+    "StressDetectCallBack": (_absent, "devices are not tested while they train"),
+    "ColdHotExpertMonitor": (_absent, "experts are not moved"),
+    "MoEDropRateCallback": (_absent, "no token is dropped"),
+    "OnRequestExit": (_absent, "a run that is sent SIGTERM ends after its step, with everything saved"),
 }
 
 
@@ -65,8 +74,8 @@ def translate_callbacks(t: Translation, entries: list, values: Mapping[str, Any]
             upload = {**(upload or {}), **({"every": every} if every and every > 0 else {})}
         act(t, given)
         left = [key for key, value in given.items() if value is not None]
-        if left:
-            t.ignore(f"callbacks.{name}", f"{', '.join(sorted(left))}: {why}")
+        if left or act is _absent:
+            t.ignore(f"callbacks.{name}", f"{', '.join(sorted(left)) or 'left out'}: {why}")
     url = values.get("remote_save_url")
     if url:
         t.add_callback({"name": UPLOAD, "args": {"url": str(url), **(upload or {})}})
@@ -117,8 +126,9 @@ def into_recipe(tree: dict[str, Any]) -> list[str]:
 
 
 def is_named(entry: Any) -> bool:
-    """Whether this is one of MindFormers' callbacks, by its name alone or in a dictionary."""
-    return isinstance(entry, (str, Mapping)) and _name(entry) in NAMES
+    """Whether this is meant as one of MindFormers' callbacks: by its name, or in its form."""
+    in_its_form = isinstance(entry, Mapping) and "type" in entry and "name" not in entry
+    return in_its_form or (isinstance(entry, (str, Mapping)) and _name(entry) in NAMES)
 
 
 def _name(entry: Any) -> Any:

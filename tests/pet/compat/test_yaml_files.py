@@ -223,7 +223,7 @@ def test_targets_by_mindformers_expressions(kind, base, expression, expected, no
     assert bool(t.ignored) == noted
 
 
-def test_mindformers_callbacks_in_a_recipe(base):
+def test_mindformers_callbacks_in_a_recipe(base, caplog):
     from pet.recipe.loading import from_dict
 
     values = {
@@ -248,6 +248,10 @@ def test_mindformers_callbacks_in_a_recipe(base):
     assert recipe.train.save_prefix == "x"
     with pytest.raises(InputError, match=r"callbacks: ObsMonitor: give target_dir"):
         from_dict({**values, "callbacks": ["ObsMonitor"]})
+    with pytest.raises(InputError, match=r"callbacks: TrainCallBack: is not known"):
+        from_dict({**values, "callbacks": [{"type": "TrainCallBack", "stop_step": 3}]})
+    assert from_dict({**values, "callbacks": ["OnRequestExit"]}).callbacks == []
+    assert "callbacks.OnRequestExit: left out: a run that is sent SIGTERM ends after its step" in caplog.text
     trainer = {"model": str(base), "train_dataset": str(base / "data.jsonl")}
     monitor = {"type": "CheckpointMonitor", "save_checkpoint_steps": 6}
     import pet

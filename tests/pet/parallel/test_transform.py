@@ -224,7 +224,7 @@ def test_the_command_and_what_it_refuses(fixtures, tmp_path, capsys, monkeypatch
         ([*command[:-2], "new", "--dst_ckpt_strategy", "out/strategy"], "describes none of the checkpoint's tensors"),
         ([*back, "s/ckpt_strategy_rank_3.json", "--dst_ckpt_dir", "new"], "describes stage 1 alone"),
         (["transform", "--src_ckpt_dir", "parts", "--dst_ckpt_dir", "new"], "holds 4 ranks"),
-        (["transform", "--src_ckpt_dir", "x", "--dst_ckpt_dir", "new"], "x: no such file or directory"),
+        (["transform", "--src_checkpoint", "x", "--dst_checkpoint_dir", "new"], "x: no such file or directory"),
         (["transform", "--dst_ckpt_dir", "new"], "--src_ckpt_dir"),
     ):
         assert main(words) == 2
