@@ -81,16 +81,23 @@ def guard(launcher: int) -> None:
     Args:
         launcher: id of msrun.
     """
-    scheduler, last, workers, shown = os.getppid(), time.monotonic(), [], []
+    scheduler, last, workers, shown = os.getppid(), time.monotonic(), {}, []
     while os.getppid() == scheduler:
         if not workers and all_here(launcher):
-            here = [process for process, _ in of_job(WORKER, launcher)]
+            here = dict(of_job(WORKER, launcher))
             shown = [process for process in here if named(process, "tail")]
-            workers = [process for process in here if process not in shown]
+            workers = {process: rank for process, rank in here.items() if process not in shown}
         if not workers or any(map(runs, workers)):
             last = time.monotonic()
         elif any(map(has_failed, workers)) or time.monotonic() - last > GONE:
-            print("all workers are gone, and not all were through: the scheduler ends", file=sys.stderr)
+            # whom msrun has asked for the exit code: it does not ask those that it kills thereupon
+            first = [
+                f"rank {rank} ({process.pid})"
+                for process, rank in workers.items()
+                if not psutil.pid_exists(process.pid)
+            ]
+            named_first = f" ({', '.join(first)} ended first)" if 0 < len(first) < len(workers) else ""
+            print(f"all workers are gone{named_first}, and not all were through: the scheduler ends", file=sys.stderr)
             os.kill(scheduler, signal.SIGKILL)
             break
         time.sleep(1.0)

@@ -69,6 +69,23 @@ print(scheduler.wait())
     assert said(code).splitlines() == ["serves", "-9"]
 
 
+def test_the_guard_names_the_worker_that_ended_first():
+    guard = "import sys; from pet.launching import msrun; sys.stderr = sys.stdout; msrun.guard(int(sys.argv[1]))"
+    serve = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {guard!r}, sys.argv[1]]).wait()"
+    code = f"""
+scheduler = start("MS_SCHED", {serve!r})
+workers = [start("MS_WORKER", "{WAIT}", number) for number in (0, 1)]
+try:
+    scheduler.wait(3)
+except subprocess.TimeoutExpired:
+    workers[1].kill(), workers[1].wait(), workers[0].kill()
+scheduler.wait()
+print(workers[1].pid)
+"""
+    *_, told, pid = said(code).splitlines()
+    assert told == f"all workers are gone (rank 1 ({pid}) ended first), and not all were through: the scheduler ends"
+
+
 @pytest.mark.parametrize("here", [True, False])
 def test_what_is_wrong_where_all_workers_are_is_said_without_joining(monkeypatch, capsys, here):
     ended = []
