@@ -6,17 +6,7 @@ import re
 import types
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    WithJsonSchema,
-    field_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 
 from model_zoo.errors import shown
 from model_zoo.settings import single
@@ -31,12 +21,12 @@ class Section(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def in_float32(cls, value: Any, info: ValidationInfo) -> Any:
+    def in_float32(cls, value: Any, info: Any) -> Any:
         """What is within its bounds has to be there as the float32 that takes part, too."""
         if (number := single(value)) != value:
             try:
                 cls.__pydantic_validator__.validate_assignment(cls.model_construct(), info.field_name, number)
-            except ValidationError:
+            except ValueError:
                 raise ValueError(f"{shown(value)} is {shown(number)} in float32, which is out of bounds") from None
         return value
 
