@@ -202,7 +202,7 @@ def execute(
         distributed=distributed,
         save_extra=lambda stage: save(recipe, prepared, stage, distributed.whole(model, trainer.whole_weights)),
         finish=finish,
-        origins=origins_of(recipe) if distributed.is_main and complete else None,
+        origins=(origins_of(recipe) if distributed.is_main else {}) if complete else None,
         title=f"{title}: {recipe.adapter.method} on {Path(prepared.base).name}" if complete else title,
         rates=rates,
     )

@@ -31,7 +31,8 @@ class Saving:
         self, directory: str | Path | None, save_extra: Callable[[Path], str | None] | None, origins
     ) -> None:
         """Nothing has been saved yet."""
-        self.origins = origins or origins_of_objects(self.model, self.distributed.divides_model)
+        divided = self.distributed.divides_model
+        self.origins = origins_of_objects(self.model, divided) if origins is None else origins
         self.directory = Path(directory) if directory is not None else None
         self.save_extra, self.whole_weights = save_extra, {}
         self.weights_step: int | None = None
