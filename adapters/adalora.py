@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from adapters.stacked import UnstackedFile
 from model_zoo.checkpoint.made import MadeTensor
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, TensorInfo
 
+ADALORA = "ADALORA"
 SPENT = ("target_r", "init_r", "tinit", "tfinal", "deltaT", "beta1", "beta2", "orth_reg_weight", "total_step")
 
 
@@ -39,3 +41,9 @@ class AdaLoraFile(SafetensorsFile):
             **{"r": rank, "lora_alpha": rank, "rank_pattern": pattern, "alpha_pattern": pattern},
             **dict.fromkeys(("exclude_modules", "layers_to_transform", "layers_pattern")),
         }
+
+
+def shown_as(values: dict[str, Any]) -> type[AdaLoraFile] | type[UnstackedFile] | None:
+    """What shows an adapter's tensors as those of a LoRA, where they are none as they stand."""
+    stacked = values["peft_type"] == "LORA" and values.get("target_parameters")
+    return AdaLoraFile if values["peft_type"] == ADALORA else UnstackedFile if stacked else None

@@ -17,13 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from adapters.adalora import AdaLoraFile
+from adapters.adalora import ADALORA, shown_as
 from adapters.initial import START
 from adapters.patterns import as_list, check_expression, full_match, in_linear_time, named, within
 from adapters.peft_others import WAYS
 from adapters.schema import Settings, token_ids
 from adapters.settings import LoRA
-from adapters.stacked import UnstackedFile
 from model_zoo.atomic import no_directory, read_json
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.checkpoint.wrappers import unstacked
@@ -35,7 +34,7 @@ ADAPTER_WEIGHTS = (WEIGHTS, "adapter_model.bin")
 """What the tensor file is called now, and what PEFT before 0.7 called it."""
 VALUE_HEADS = ("value_head.safetensors", "value_head.bin")
 """What LLaMA-Factory writes beside the adapter of a model with TRL's value head."""
-PREFIX, ADALORA = "base_model.model.", "ADALORA"
+PREFIX = "base_model.model."
 SECOND = re.compile(r"\.(modules_to_save|original_module)\.")
 """In names of a second copy of what is trained whole, and of the base's own, which PEFT writes where a vocabulary was
 extended, and passes over."""
@@ -158,12 +157,6 @@ def weights_file(directory: str | Path) -> Path | None:
     """An adapter directory's tensor file; None where there is none."""
     found = (Path(directory) / name for name in ADAPTER_WEIGHTS)
     return next((path for path in found if path.is_file()), None)
-
-
-def shown_as(values: dict[str, Any]) -> type[AdaLoraFile] | type[UnstackedFile] | None:
-    """What shows an adapter's tensors as those of a LoRA, where they are none as they stand."""
-    stacked = values["peft_type"] == "LORA" and values.get("target_parameters")
-    return AdaLoraFile if values["peft_type"] == ADALORA else UnstackedFile if stacked else None
 
 
 def open_weights(directory: str | Path, values: dict[str, Any] | None = None) -> SafetensorsFile:
