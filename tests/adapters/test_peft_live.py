@@ -13,8 +13,8 @@ from mindspore import nn, ops
 from peers import imported
 
 import pet
+from adapters.adalora import ADALORA
 from adapters.methods import BY_PEFT_TYPE
-from adapters.peft_config import ADALORA
 from adapters.peft_others import WAYS
 from adapters.registry import registry
 from model_zoo.errors import InputError
