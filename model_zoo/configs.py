@@ -24,6 +24,7 @@ OTHER_FIELDS = {
     "bos_token_id": TokenId | list[TokenId],
     "eos_token_id": TokenId | list[TokenId],
     "pad_token_id": TokenId,
+    "original_max_position_embeddings": int,
     "sliding_window": int,
     "sliding_window_pattern": int,
     "use_sliding_window": bool,

@@ -8,6 +8,7 @@ from model_zoo.errors import InputError, shown, similar
 from model_zoo.field_types import check_types
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
+ORIGINAL = "original_max_position_embeddings"
 FIELDS = {
     "rope_type": str,
     "rope_theta": float,
@@ -48,11 +49,22 @@ def rope_settings(config, local: bool = False) -> dict:
     if local and hasattr(config, "rope_local_base_freq"):
         merged = {"rope_theta": config.rope_local_base_freq, "partial_rotary_factor": 1.0}
     given = _rope_parameters(config)
-    if any(kind in given for kind in LAYER_TYPES):
+    by_kind = any(kind in given for kind in LAYER_TYPES)
+    if by_kind:
         given = given.get(LAYER_TYPES[local]) or {}
         check_types("config.json", {"rope_parameters": given}, {"rope_parameters": dict})
     merged.update(given)
-    kind = merged.setdefault("rope_type", merged.pop("type", "default"))
+    if not by_kind and config.extra.get(ORIGINAL):  # as Phi-3's files have it; it counts before the one within
+        merged[ORIGINAL] = config.extra[ORIGINAL]
+    elif by_kind:  # where transformers does not look for it
+        merged.pop("truncate", None)
+    older = merged.pop("type", "default")
+    if older != "default" and "rope_type" not in merged and not by_kind and hasattr(config, "rope_local_base_freq"):
+        raise InputError(
+            f"config.json: rope_scaling has type {shown(older)}, passed over by transformers in {config.model_type}; "
+            "rope_type was expected"
+        )
+    kind = merged.setdefault("rope_type", older)
     check_types("config.json: rotary settings", merged, FIELDS)
     if kind not in NEEDED:
         choices = ", ".join(NEEDED) + similar(kind, NEEDED)
@@ -62,15 +74,32 @@ def rope_settings(config, local: bool = False) -> dict:
         raise InputError(f"config.json: rotary rope_type {kind!r} needs {', '.join(missing)}")
     if kind == "llama3" and merged["high_freq_factor"] <= merged["low_freq_factor"]:
         raise InputError("config.json: rotary high_freq_factor must be above low_freq_factor")
-    if not hasattr(config, "partial_rotary_factor"):
-        part = config.extra.get("partial_rotary_factor") or merged["partial_rotary_factor"]
+    _check_part(config, merged)
+    if merged.get(ORIGINAL) is None:  # as transformers has it
+        merged[ORIGINAL] = getattr(config, "max_position_embeddings", None)
+    return merged
+
+
+def _check_part(config, merged: dict) -> None:
+    """Raises InputError for a part of the heads that transformers would not rotate, or not as it is said."""
+    part, beside = merged["partial_rotary_factor"], getattr(config, "partial_rotary_factor", None)
+    if beside is None:
+        part = config.extra.get("partial_rotary_factor") or part
         if part != 1:
             raise InputError(
                 f"config.json: partial_rotary_factor is {shown(part)}; {config.model_type} rotates whole heads: 1"
             )
-    if merged.get("original_max_position_embeddings") is None:  # as transformers has it
-        merged["original_max_position_embeddings"] = getattr(config, "max_position_embeddings", None)
-    return merged
+    elif part != beside and merged["rope_type"] != "default":  # there transformers goes by the one beside
+        raise InputError(
+            f"config.json: partial_rotary_factor is {shown(part)} in rope_parameters, but {shown(beside)} beside them; "
+            "say it in both places"
+        )
+    width = int(config.dims.head_dim * part)
+    if width % 2 or not 0 < width <= config.dims.head_dim:
+        raise InputError(
+            f"config.json: partial_rotary_factor {shown(part)} of head_dim {config.dims.head_dim} is {width}; an even "
+            "number of dimensions was expected"
+        )
 
 
 def _rope_parameters(config) -> dict:

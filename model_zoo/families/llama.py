@@ -48,12 +48,13 @@ class LlamaConfig(RotaryConfig):
         return self.model_type == "mistral" or (self.model_type == "qwen2" and self.slides_as_qwen(layer))
 
     def layer(self) -> dict[str, CellSpec]:
-        qwen = self.model_type == "qwen2"  # its q, k and v always have a bias
+        # LLaMA alone heeds the settings; Qwen2's q, k and v always have a bias
+        bias, mlp_bias = (self.model_type == "llama" and said for said in (self.attention_bias, self.mlp_bias))
         return {
             "input_layernorm": self.norm(),
             "post_attention_layernorm": self.norm(),
-            **self.attention(self.attention_bias or qwen, self.attention_bias and not qwen),
-            **self.feed_forward(self.mlp_bias),
+            **self.attention(bias or self.model_type == "qwen2", bias),
+            **self.feed_forward(mlp_bias),
         }
 
 

@@ -186,9 +186,8 @@ class RotaryConfig(Config):
 
     def to_dict(self) -> dict:
         values = super().to_dict()
-        if self.rope_parameters:
+        if "rope_theta" in (self.rope_parameters or {}):
             values.pop("rope_theta")
-            values.pop("partial_rotary_factor", None)
         return values
 
     def check(self) -> None:

@@ -7,8 +7,9 @@ import pytest
 
 from model_zoo.counting import sizes
 from model_zoo.errors import InputError
-from model_zoo.families import config_class
+from model_zoo.families import PRESETS as ALL_PRESETS, config_class
 from model_zoo.presets import preset
+from model_zoo.rope_config import rope_settings
 
 PRESETS = ("gpt2", "llama3_8b", "glm_6b", "glm2_6b", "glm4_9b")
 WRONG = {
@@ -73,6 +74,17 @@ MISLEADING = {
     "for all kinds": ("gemma3_1b", {"rope_parameters": DEFAULT}, "rope_parameters .* one object for each of full_att"),
     "half of a head": ("llama3_8b", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; llama rotates"),
     "within": ("qwen2_5_7b", {"rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    "another part within": (
+        "glm",
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 1.0}},
+        "partial_rotary_factor is 1.0 in rope_parameters, but 0.5 beside",
+    ),
+    "an odd part": ("glm", {"head_dim": 12, "partial_rotary_factor": 0.75}, "partial_rotary_factor 0.75 of .* is 9"),
+    "the older name of a type": (
+        "gemma3_1b",
+        {"rope_scaling": {"type": "linear", "factor": 8.0}},
+        "rope_scaling has type 'linear'.* rope_type was expected",
+    ),
 }
 
 
@@ -80,11 +92,50 @@ MISLEADING = {
 def test_rotary_settings_that_transformers_would_not_follow(name):
     """It computes such models without a word by other frequencies than the file seems to say."""
     model, changes, message = MISLEADING[name]
-    values = {**preset(model), **changes}
+    values = {**(preset(model) if model in ALL_PRESETS else {"model_type": model}), **changes}
     with pytest.raises(InputError, match=message):
         config_class(values).from_dict(values)
     same = {**preset("llama3_8b"), "rope_parameters": ROPE, "rope_scaling": ROPE}
     assert config_class(same).from_dict(same).rope_parameters == ROPE
+
+
+def test_the_first_context_beside_the_rotary_settings_counts():
+    """transformers reads it there first, as Phi-3's files have it; of settings for each kind of layer it does not."""
+    values = {**preset("llama3_8b"), "rope_scaling": ROPE, "original_max_position_embeddings": 16}
+    assert rope_settings(config_class(values).from_dict(values))["original_max_position_embeddings"] == 16
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "truncate": False}
+    by_kind = {"full_attention": yarn, "sliding_attention": DEFAULT}
+    values = {**preset("gemma3_1b"), "rope_parameters": by_kind, "original_max_position_embeddings": 16}
+    read = rope_settings(config_class(values).from_dict(values))
+    assert read["original_max_position_embeddings"] == 32 and "truncate" not in read
+
+
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    "values",
+    (
+        {"model_type": "glm", "partial_rotary_factor": 0.25, "rope_parameters": LINEAR},
+        {"model_type": "llama", "rope_theta": 5e5, "rope_parameters": LINEAR},
+        {"model_type": "gemma3_text", "rope_local_base_freq": 5e3, "rope_parameters": {"full_attention": LINEAR}},
+    ),
+    ids=lambda values: values["model_type"],
+)
+def test_what_stands_beside_the_rotary_settings_is_written_again(values):
+    config = config_class(values).from_dict(values)
+    written = config.for_file(config.to_dict())
+    assert written.items() >= values.items()
+    again = config_class(written).from_dict(written)
+    assert [rope_settings(again, local) for local in (False, True)] == [
+        rope_settings(config, local) for local in (False, True)
+    ]
+
+
+@pytest.mark.parametrize("kind", ("qwen2", "mistral"))
+def test_biases_that_are_llamas_alone(kind):
+    plain, said = ({"model_type": kind, **flags} for flags in ({}, {"attention_bias": True, "mlp_bias": True}))
+    assert config_class(said).from_dict(said).shapes() == config_class(plain).from_dict(plain).shapes()
 
 
 def test_rotary_frequencies_in_order():
