@@ -12,7 +12,7 @@ from adapters.matching import chosen_sites, matches
 from adapters.method import MethodConfig
 from adapters.patterns import as_list, in_linear_time, pattern_matches, within
 from adapters.replacement import own_parameters
-from adapters.sites import plain_cells, sites
+from adapters.sites import Site, plain_cells, sites
 from model_zoo.errors import InputError
 
 PATTERNS = ("rank_pattern", "alpha_pattern")
@@ -59,6 +59,8 @@ def fit(model, config: MethodConfig, tensors: Collection[str]) -> list[str]:
             site.path for site in fitting if any(f"{site.path}.{mark}" in tensors for mark in config.marks)
         ]
     numbers = {site.layer for site in everything}
+    if getattr(config, "layers", None) is not None:
+        name_in_full(config, everything, family)
     keep("targets", among(everything))
     keep("exclude", among(fitting))
     keep("layers", lambda entry: not isinstance(entry, int) or entry in numbers)
@@ -79,6 +81,20 @@ def fit(model, config: MethodConfig, tensors: Collection[str]) -> list[str]:
         keep(name, lambda key: any(pattern_matches(key, site.path) for site in chosen))
     keep("feedforward", among(chosen))
     return dropped
+
+
+def name_in_full(config: MethodConfig, everything: Collection[Site], family) -> None:
+    """Names every cell where the file's layers do not hold for all targets: PEFT adapts a target that is a whole path
+    in whichever layer it is, and outside of the layers."""
+    entries, numbers, paths = as_list(config.targets), as_list(config.layers), {site.path for site in everything}
+    if paths.isdisjoint(entries):
+        return
+    config.targets = [
+        site.path
+        for site in everything
+        if site.path in entries or (site.layer in numbers and any(matches(entry, site, family) for entry in entries))
+    ]
+    config.layers = None
 
 
 def saved_as_peft_reads_it(config: MethodConfig, paths: list[str], tensors: Collection[str]) -> None:

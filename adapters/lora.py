@@ -70,8 +70,11 @@ class LoRAConfig(LoRA, MethodConfig):
         return tokens.companions(model, self.trainable_tokens, chosen)
 
     # its form in files
-    pack, unpack = staticmethod(lora_peft.pack), staticmethod(lora_peft.unpack)
+    pack = staticmethod(lora_peft.pack)
     restarted, check_tensors, to_peft = lora_peft.restarted, lora_peft.check_ranks, lora_peft.to_peft
+
+    def unpack(self, arrays, model):
+        return tokens.without_copies(lora_peft.unpack(arrays, model), model)
 
     @classmethod
     def from_peft(cls, values):

@@ -14,7 +14,7 @@ from adapters.patterns import as_list, in_any_order, is_glob, within
 from adapters.peft_config import LORA_DEFAULTS
 from adapters.replacement import own_parameters
 from adapters.sites import plain_cells, weight_of
-from adapters.stacked import settings
+from adapters.stacked import say_halves, settings
 from model_zoo.errors import InputError
 from model_zoo.quantization.cells import is_quantized
 
@@ -69,8 +69,10 @@ def to_peft(config, model, adapter) -> dict[str, Any]:
         "init_lora_weights": config.init if config.init == "gaussian" else True,
         "fan_in_fan_out": any(site.published_transposed for site in adapter.sites.values()),
     }
-    of_experts = any(".experts." in path for path in paths)
-    return {**values, **settings({path: path for path in paths}, values)} if of_experts else values
+    if not any(".experts." in path for path in paths):
+        return values
+    say_halves(paths)
+    return {**values, **settings({path: path for path in paths}, values)}
 
 
 def saved_whole(config, model) -> list[str] | None:
@@ -110,24 +112,22 @@ def pack(arrays: dict[str, np.ndarray], adapter) -> dict[str, np.ndarray]:
 def unpack(arrays: dict[str, np.ndarray], model) -> dict[str, np.ndarray]:
     """A file's arrays under our names.
 
-    PEFT puts the whole base weight of an adapted embedding or head beside its factors. It is dropped when it is this
-    model's; another one would silently change the result.
+    PEFT puts the whole base weight of an adapted embedding or head beside its factors. This model's own has been left
+    out by then (`adapters.saving`); another one would silently change the result.
     """
     cells = dict(model.cells_and_names())
     plain = {}
     for key, array in arrays.items():
-        path, found, last = key.rpartition(BASE_LAYER)
+        path, found, last = key.replace(".token_adapter" + BASE_LAYER, BASE_LAYER).rpartition(BASE_LAYER)
         if not found:
             plain[key] = array
         elif last == "bias":
             plain[f"{path}.bias"] = array
         elif last == "weight" and path in cells and weight_of(cells[path]) is not None:
-            base = weight_of(cells[path])
-            if tuple(base.shape) != array.shape or not np.array_equal(base.astype("float32").asnumpy(), array):
-                raise InputError(
-                    f"{key}: the file brings a base weight of its own {array.shape}, which is not this model's "
-                    f"{tuple(base.shape)}"
-                )
+            raise InputError(
+                f"{key}: the file brings a base weight of its own {array.shape}, which is not this model's "
+                f"{tuple(weight_of(cells[path]).shape)}"
+            )
         else:
             plain[key] = array
     return plain

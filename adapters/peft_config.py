@@ -175,16 +175,20 @@ def open_weights(directory: str | Path, values: dict[str, Any] | None = None) ->
         file = SafetensorsFile(path)
         file.tensors = unstacked(file.tensors, file.made)
         check_task(file, values.get("task_type"))
-        for name in list(file.tensors):
-            if (kept := SECOND.sub(".", name)) != name and kept in file.tensors:
-                del file.tensors[name]
-        return file
+        return without_second(file)
     try:
-        return form(path, values, PREFIX)
+        return without_second(form(path, values, PREFIX))
     except InputError as error:
         raise error if str(directory) in str(error) else InputError(f"{where}: {error}") from None
     except (TypeError, ValueError, AttributeError, ZeroDivisionError, re.error) as error:
         raise InputError(f"{where}: a value of the wrong type ({error})") from None
+
+
+def without_second(file: SafetensorsFile) -> SafetensorsFile:
+    """The file without its `SECOND` copies."""
+    for name in [name for name in file.tensors if SECOND.search(name) and SECOND.sub(".", name) in file.tensors]:
+        del file.tensors[name]
+    return file
 
 
 def check_task(file: SafetensorsFile, task: object) -> None:
@@ -391,8 +395,7 @@ def adapts(settings: dict[str, Any], path: str) -> bool:
     def listed(entries: list[str]) -> bool:
         return any(full_match(entry[3:], path) if entry.startswith("re:") else named(path, entry) for entry in entries)
 
-    layers = as_list(settings.get("layers"))
-    number = re.match(r".*?\.[^.]*\.(\d+)\.", path)
+    layers, number = as_list(settings.get("layers")), re.match(r".*?\.[^.]*\.(\d+)\.", path)
     in_layers = not layers or (number is not None and int(number[1]) in layers)
     saved = any(within(path, entry) for entry in settings.get("modules_to_save") or [])
-    return listed(targets) and in_layers and not listed(excluded) and not saved
+    return (path in targets or (listed(targets) and in_layers)) and not listed(excluded) and not saved

@@ -45,8 +45,8 @@ from adapters.score import prepare_for
 from adapters.sites import weight_of
 from model_zoo.arguments import checked
 from model_zoo.atomic import atomic_write, explained
-from model_zoo.checkpoint.dtypes import typed
-from model_zoo.checkpoint.fingerprint import fingerprint, glance, same_base
+from model_zoo.checkpoint.dtypes import convert, typed
+from model_zoo.checkpoint.fingerprint import ROUNDINGS, fingerprint, glance, same_base
 from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.errors import InputError, located, nearest
@@ -288,18 +288,17 @@ def read_arrays(model, state, directory: Path, values, config, strict: bool, ski
 
 def unpacked(model, config, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """A file's arrays as the modules hold them. Embedding and head that PEFT wrote beside them (`fitting.add_whole`)
-    are left out where they are the base's own."""
+    are left out where they are the base's own, also in the 16 bits in which the adapter was trained on it."""
     cells = dict(model.cells_and_names())
 
     def is_the_bases(key: str, array: np.ndarray) -> bool:
-        path, _, last = key.rpartition(".")
+        path, _, last = whole_name(key).rpartition(".")
         weight = weight_of(cells[path]) if last == "weight" and path in cells else None
-        return (
-            weight is not None
-            and not saved_in_full(config, path)
-            and tuple(weight.shape) == array.shape
-            and np.array_equal(read_parameter(weight).astype(np.float32), array)
-        )
+        if weight is None or saved_in_full(config, path) or tuple(weight.shape) != array.shape:
+            return False
+        own = read_parameter(weight).astype(np.float32)
+        as_stored = (convert(convert(own, "float32", kind), kind, "float32") for kind in ("float32", *ROUNDINGS))
+        return any(np.array_equal(each, array) for each in as_stored)
 
     with registry(model).disabled():
         kept = {key: array for key, array in arrays.items() if not is_the_bases(key, array)}

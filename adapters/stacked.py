@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,15 @@ def settings(keys: dict[str, str], values: dict[str, Any]) -> dict[str, Any]:
             if by_name[name] != {common[index]}
         }
     return result
+
+
+def say_halves(paths: Iterable[str]) -> None:
+    """Says what PEFT makes of LoRA on experts' gate and up without down_proj: it looks for both stacked parameters, and
+    begins anew where there is one."""
+    adapted = {path.rpartition(".")[2] for path in paths if ".experts." in path}
+    if adapted.intersection(STACKS["gate_up_proj"]) and "down_proj" not in adapted:
+        names = " and ".join(sorted(adapted))
+        warnings.warn(f"experts' {names} without down_proj: PEFT with transformers 5 cannot open this", stacklevel=2)
 
 
 def narrowed(values: dict[str, Any]) -> bool:

@@ -60,15 +60,8 @@ class TrainableTokensConfig(MethodConfig):
         return {key.replace(f".{KEY}", f".{KEY_ALONE}"): array for key, array in arrays.items()}
 
     def unpack(self, arrays: dict[str, np.ndarray], model) -> dict[str, np.ndarray]:
-        """PEFT writes a tied head's rows a second time; the copy is left out."""
         rows = {key.removesuffix(f".{KEY_ALONE}"): array for key, array in arrays.items()}
-        tables = [site for site in weighted(model) if site.path in rows]
-        embeddings = {id(weight_of(site.cell)): site.path for site in tables if site.kind == "embedding"}
-        for site in tables:
-            shared = embeddings.get(id(weight_of(site.cell)), site.path)
-            if shared != site.path and np.array_equal(rows[site.path], rows[shared]):
-                del rows[site.path]
-        return {f"{path}.{KEY}": array for path, array in rows.items()}
+        return without_copies({f"{path}.{KEY}": array for path, array in rows.items()}, model)
 
     def to_peft(self, model, adapter) -> dict[str, Any]:
         rows = [path for path, module in adapter.modules.items() if module.tensors()]
@@ -155,6 +148,18 @@ class TokenOutputs(AdapterModule):
         change = np.zeros_like(weight)
         change[self.ids] = self.owner[0].trained.asnumpy().astype(np.float64) - weight[self.ids]
         return change
+
+
+def without_copies(arrays: dict[str, np.ndarray], model) -> dict[str, np.ndarray]:
+    """An adapter's arrays without a tied head's rows, which PEFT may write a second time."""
+    kept = dict(arrays)
+    tables = [site for site in weighted(model) if f"{site.path}.{KEY}" in arrays]
+    embeddings = {id(weight_of(site.cell)): site.path for site in tables if site.kind == "embedding"}
+    for site in tables:
+        key, shared = f"{site.path}.{KEY}", embeddings.get(id(weight_of(site.cell)), site.path)
+        if shared != site.path and np.array_equal(arrays[key], arrays[f"{shared}.{KEY}"]):
+            del kept[key]
+    return kept
 
 
 def weighted(model) -> list:

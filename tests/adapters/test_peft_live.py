@@ -137,9 +137,9 @@ def change_trained(made) -> None:
                 parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
 
 
-def their_logits(model):
+def their_logits(model, ids=IDS):
     with torch.no_grad():
-        return model(torch.tensor(IDS)).logits.numpy()
+        return model(torch.tensor(ids)).logits.numpy()
 
 
 def randomise(parameters, seed):
@@ -196,6 +196,10 @@ THEIRS = {
     "absent saved": {"target_modules": ["q_proj"], "modules_to_save": ["score"]},
     "no layers": {"target_modules": ["q_proj"], "layers_to_transform": []},
     "layers beyond": {"target_modules": ["q_proj"], "layers_to_transform": [1, 99]},
+    "whole paths outside of the layers": {
+        "target_modules": ["v_proj", "model.layers.1.self_attn.q_proj", "lm_head"],
+        "layers_to_transform": 0,
+    },
     "look-ahead": {"target_modules": r"^(?!.*layers\.1).*\.q_proj"},
     "tokens alone": {"token_indices": [5, 77]},
     "tokens of an embedding": {"token_indices": [5, 77], "target_modules": ["embed_tokens"]},
@@ -268,6 +272,30 @@ def test_embedding_and_head_that_peft_saves_beside_the_factors(pairs, fixtures, 
     np.testing.assert_allclose(
         pet.AutoModel.from_pretrained(tmp_path / "merged")(IDS).asnumpy(), expected, rtol=0, atol=LIMIT
     )
+
+
+@pytest.mark.parametrize(
+    "family, method, settings",
+    [
+        ("llama_gqa", "LoraConfig", {"r": 2, "trainable_token_indices": [5, 77]}),
+        ("gpt2", "LoraConfig", {"r": 2, "trainable_token_indices": [5, 77]}),
+        ("gpt2", "TrainableTokensConfig", {"token_indices": [5, 77], "target_modules": ["wte"]}),
+        ("qwen3_moe", "LoraConfig", {"r": 2, "target_modules": "all-linear", "modules_to_save": ["lm_head"]}),
+    ],
+)
+def test_the_base_s_own_embedding_and_head_are_left_out_of_any_file(pairs, family, method, settings, tmp_path):
+    """Beside rows of tokens too, of which a tied head has a copy, and beside stacked experts."""
+    pair = pairs(family)
+    ids = IDS % pair.ours.config.vocab_size
+    made = peft.get_peft_model(copy.deepcopy(pair.theirs), getattr(peft, method)(task_type="CAUSAL_LM", **settings))
+    change_trained(made)
+    made.save_pretrained(tmp_path / "theirs", save_embedding_layers=True)
+    expected = their_logits(peft.PeftModel.from_pretrained(copy.deepcopy(pair.theirs), tmp_path / "theirs").eval(), ids)
+    pet.load_adapter(pair.ours, tmp_path / "theirs")
+    try:
+        np.testing.assert_allclose(pair.ours(ids).asnumpy(), expected, rtol=0, atol=LIMIT)
+    finally:
+        pet.delete_adapter(pair.ours, "default")
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,12 @@ def test_what_is_saved_is_on_the_matrices(written, tmp_path):
         check_served(directory, BASE, ENGINES["vllm"])
 
 
+def test_halves_that_peft_cannot_open_are_said(tmp_path):
+    model = pet.apply_lora(AutoModel.from_pretrained(BASE), rank=2, targets=["gate_proj", "up_proj"])
+    with pytest.warns(UserWarning, match="experts' gate_proj and up_proj without down_proj: PEFT with transformers 5"):
+        pet.save_adapter(model, tmp_path)
+
+
 def test_experts_that_were_trained_whole_are_opened_one_by_one(tmp_path):
     model = pet.apply_lora(AutoModel.from_pretrained(BASE), rank=2, targets=["q_proj"], modules_to_save=["mlp"])
     for number, parameter in enumerate(pet.trainable_parameters(model)):
