@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from model_zoo.configs import CellSpec, Config, Dims, Family, conv1d, embedding, layer_norm, linear
 from model_zoo.errors import InputError
@@ -24,6 +25,15 @@ FAMILY = Family(
     tied={"lm_head.weight": "transformer.wte.weight"},
     ignored_tensors=(r"\.attn\.bias$", r"\.attn\.masked_bias$"),
 )
+
+
+COMMON = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
+"""The names that other families have for a field; transformers takes them too, and before GPT-2's own."""
 
 
 @dataclasses.dataclass
@@ -50,6 +60,11 @@ class GPT2Config(Config):
     tie_word_embeddings: bool = True
     model_type: str = "gpt2"
     extra: dict = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def flat(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        said = {own: values[name] for name, own in COMMON.items() if values.get(name) is not None}
+        return {**{name: value for name, value in values.items() if name not in COMMON}, **said}
 
     @property
     def dims(self) -> Dims:

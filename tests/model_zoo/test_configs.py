@@ -138,6 +138,15 @@ def test_biases_that_are_llamas_alone(kind):
     assert config_class(said).from_dict(said).shapes() == config_class(plain).from_dict(plain).shapes()
 
 
+def test_sizes_of_gpt2_under_the_names_of_other_families():
+    """transformers takes them, and before GPT-2's own: 12 heads would compute something else from the same tensors."""
+    values = {"model_type": "gpt2", "n_embd": 24, "n_layer": 3, "num_attention_heads": 2, "num_hidden_layers": 2}
+    values |= {"vocab_size": 9, "max_position_embeddings": 32}
+    dims = sizes(values)
+    assert (dims.layers, dims.hidden, dims.heads, dims.context) == (2, 24, 2, 32)
+    assert config_class(values).from_dict(values).dims == dims
+
+
 def test_rotary_frequencies_in_order():
     values = {**preset("llama3_8b"), "rope_scaling": {**ROPE, "high_freq_factor": 1.0}}
     with pytest.raises(InputError, match="high_freq_factor must be above low_freq_factor"):
