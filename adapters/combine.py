@@ -105,6 +105,7 @@ def combine_adapters(
         refuse_uncombinable(adapter, method)
     paths = list(dict.fromkeys(path for adapter in adapters for path in adapter.modules))
     pairs, errors = {}, {}
+    usual = max(adapter.config.rank for adapter in adapters)  # for cells that some of them leave alone, too
     with state.disabled():
         for path in paths:
             parts = [
@@ -120,7 +121,7 @@ def combine_adapters(
             deltas = [as_matrix(module.delta(base), site) for _, module in parts]
             generator = generator_for(seed, path)
             whole = mixed(deltas, [weight for weight, _ in parts], method, density, majority, generator)
-            largest = rank or max(module.factors()[1].shape[0] for _, module in parts)
+            largest = rank or max(usual, *(module.factors()[1].shape[0] for _, module in parts))
             pairs[path], errors[path] = truncated(whole, largest)
     if any(np.abs(factor).max() > np.finfo(np.float32).max for pair in pairs.values() for factor in pair):
         raise InputError("combine_adapters: weights: the sum is larger than float32 can hold")

@@ -240,6 +240,15 @@ def test_truncated_combinations_against_an_oracle(model, capsys, method, majorit
     assert f"truncation error {report.error:.2e}" in capsys.readouterr().out
 
 
+def test_every_cell_gets_the_largest_rank_among_the_adapters(model):
+    """As in PEFT, also a cell that the adapter of that rank leaves alone: what is pruned has more than its own."""
+    for name, rank, layer in (("low", 1, "0"), ("high", 4, "1")):
+        add(model, name, seed=rank, rank=rank, layers=[layer])
+    pet.combine_adapters(model, ["low", "high"], new_name="new", method="magnitude_prune")
+    ranks = [module.factors()[1].shape[0] for module in registry(model).get("new").modules.values()]
+    assert ranks == [4, 4]
+
+
 @pytest.mark.parametrize("method", ["dare_linear", "dare_ties"])
 def test_dare_keeps_a_random_share_scaled_up(model, method):
     add(model, "a", 1, layers=["0"])
