@@ -130,12 +130,11 @@ def settings(keys: dict[str, str], values: dict[str, Any]) -> dict[str, Any]:
 
 
 def say_halves(paths: Iterable[str]) -> None:
-    """Says what PEFT makes of LoRA on experts' gate and up without down_proj: it looks for both stacked parameters, and
-    begins anew where there is one."""
+    """Says where PEFT would begin anew: it looks for both stacked parameters, also where there is one."""
     adapted = {path.rpartition(".")[2] for path in paths if ".experts." in path}
     if adapted.intersection(STACKS["gate_up_proj"]) and "down_proj" not in adapted:
-        names = " and ".join(sorted(adapted))
-        warnings.warn(f"experts' {names} without down_proj: PEFT with transformers 5 cannot open this", stacklevel=2)
+        given = f"experts' {' and '.join(sorted(adapted))} without down_proj"
+        warnings.warn(f"{given}: PEFT with transformers 5 cannot open this", stacklevel=2)
 
 
 def narrowed(values: dict[str, Any]) -> bool:

@@ -60,10 +60,7 @@ def rope_settings(config, local: bool = False) -> dict:
         merged.pop("truncate", None)
     older = merged.pop("type", "default")
     if older != "default" and "rope_type" not in merged and not by_kind and hasattr(config, "rope_local_base_freq"):
-        raise InputError(
-            f"config.json: rope_scaling has type {shown(older)}, passed over by transformers in {config.model_type}; "
-            "rope_type was expected"
-        )
+        raise InputError(f"config.json: rope_scaling has type {shown(older)}; rope_type was expected")
     kind = merged.setdefault("rope_type", older)
     check_types("config.json: rotary settings", merged, FIELDS)
     if kind not in NEEDED:
@@ -90,16 +87,11 @@ def _check_part(config, merged: dict) -> None:
                 f"config.json: partial_rotary_factor is {shown(part)}; {config.model_type} rotates whole heads: 1"
             )
     elif part != beside and merged["rope_type"] != "default":  # there transformers goes by the one beside
-        raise InputError(
-            f"config.json: partial_rotary_factor is {shown(part)} in rope_parameters, but {shown(beside)} beside them; "
-            "say it in both places"
-        )
-    width = int(config.dims.head_dim * part)
-    if width % 2 or not 0 < width <= config.dims.head_dim:
-        raise InputError(
-            f"config.json: partial_rotary_factor {shown(part)} of head_dim {config.dims.head_dim} is {width}; an even "
-            "number of dimensions was expected"
-        )
+        here, there = f"partial_rotary_factor is {shown(part)} in rope_parameters", f"{shown(beside)} beside them"
+        raise InputError(f"config.json: {here}, but {there}")
+    width = int((head := config.dims.head_dim) * part)
+    if width % 2 or not 0 < width <= head:
+        raise InputError(f"config.json: partial_rotary_factor {shown(part)} of head_dim {head} is {width}; not even")
 
 
 def _rope_parameters(config) -> dict:

@@ -27,12 +27,8 @@ FAMILY = Family(
 )
 
 
-COMMON = {
-    "hidden_size": "n_embd",
-    "max_position_embeddings": "n_positions",
-    "num_attention_heads": "n_head",
-    "num_hidden_layers": "n_layer",
-}
+COMMON = {"hidden_size": "n_embd", "max_position_embeddings": "n_positions"}
+COMMON |= {"num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
 """The names that other families have for a field; transformers takes them too, and before GPT-2's own."""
 
 
