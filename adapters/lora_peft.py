@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from adapters.patterns import as_list, in_any_order, is_glob, within
 from adapters.peft_config import LORA_DEFAULTS
 from adapters.replacement import own_parameters
 from adapters.sites import plain_cells, weight_of
-from adapters.stacked import say_halves, settings
+from adapters.stacked import settings
 from model_zoo.errors import InputError
 from model_zoo.quantization.cells import is_quantized
 
@@ -69,9 +70,12 @@ def to_peft(config, model, adapter) -> dict[str, Any]:
         "init_lora_weights": config.init if config.init == "gaussian" else True,
         "fan_in_fan_out": any(site.published_transposed for site in adapter.sites.values()),
     }
-    if not any(".experts." in path for path in paths):
+    adapted = {path.rpartition(".")[2] for path in paths if ".experts." in path}
+    if not adapted:
         return values
-    say_halves(paths)
+    if adapted & {"gate_proj", "up_proj"} and "down_proj" not in adapted:  # it looks for both stacked parameters
+        given = f"experts' {' and '.join(sorted(adapted))} without down_proj"
+        warnings.warn(f"{given}: PEFT with transformers 5 cannot open this", stacklevel=2)
     return {**values, **settings({path: path for path in paths}, values)}
 
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -127,14 +125,6 @@ def settings(keys: dict[str, str], values: dict[str, Any]) -> dict[str, Any]:
             if by_name[name] != {common[index]}
         }
     return result
-
-
-def say_halves(paths: Iterable[str]) -> None:
-    """Says where PEFT would begin anew: it looks for both stacked parameters, also where there is one."""
-    adapted = {path.rpartition(".")[2] for path in paths if ".experts." in path}
-    if adapted.intersection(STACKS["gate_up_proj"]) and "down_proj" not in adapted:
-        given = f"experts' {' and '.join(sorted(adapted))} without down_proj"
-        warnings.warn(f"{given}: PEFT with transformers 5 cannot open this", stacklevel=2)
 
 
 def narrowed(values: dict[str, Any]) -> bool:
