@@ -23,6 +23,7 @@ enum {
     BLOCK = 64,          /* columns of a block */
     MOST_DEPTH = 1536,   /* and its rows: 384 KB, which the second caches of servers hold, and some rows besides */
     CHUNK = 4 * TALL,    /* rows of the result that a thread takes at once */
+    STRETCH = 16,        /* rows of a factor that are copied at once */
     BF16_BLOCK = 256, BF16_MOST = 512, BF16_ROOM = 1 << 18, BF16_CHUNK = BF16_ROWS, /* in bfloat16, see block_columns */
     TURNED = 1 << 20,    /* numbers of the left factor that are turned together */
 };
@@ -46,11 +47,16 @@ struct gemm {
 /* Bytes of a column of the right factors' copies. */
 static int64_t copied_depth(const struct sum *of) { return of->bf16 ? rounded_depth(of) * 2 : of->depth * 4; }
 
-/* The columns of a panel from all parts, one below the other. */
-static void copy_panel(const struct sum *of, int64_t column, float *to) {
-    int64_t columns = least(of->columns - column, of->panel);
-    for (const struct part *part = of->parts; part < of->parts + of->count; to += part++->depth * of->panel)
-        copy_part(part, 0, part->depth, column, columns, of->panel, to);
+/* The panels of some columns, one behind the other: of each the columns from all parts, one below the other. Where the
+ * factor's rows run across, a stretch of them for all panels before the next one: its lines are read as they lie. */
+static void copy_panels(const struct sum *of, int64_t column, int64_t wide, float *to) {
+    for (const struct part *part = of->parts; part < of->parts + of->count; to += part++->depth * of->panel) {
+        int64_t stretch = part->b_turned ? part->depth : STRETCH;
+        for (int64_t k = 0; k < part->depth; k += stretch)
+            for (int64_t j = 0; j < wide; j += of->panel)
+                copy_part(part, k, least(part->depth - k, stretch), column + j, least(wide - j, of->panel), of->panel,
+                          to + j * of->depth + k * of->panel);
+    }
 }
 
 /* Rows of the result by one panel; `rest` has room for a panel that is cut off. */
@@ -93,14 +99,10 @@ static void take_blocks(void *arguments, int64_t first, int64_t last) {
     while ((index = atomic_fetch_add(&of->next, 1)) < of->blocks) {
         struct block *block = of->block + index;
         const struct sum *sum = block->of;
-        int64_t depth = copied_depth(sum);
-        for (int64_t j = 0; j < least(of->wide, sum->columns - block->column); j += sum->panel) {
-            void *panel = copied + j * depth;
-            if (of->bf16)
-                copy_pairs(sum, block->column + j, panel);
-            else
-                copy_panel(sum, block->column + j, panel);
-        }
+        int64_t wide = least(of->wide, sum->columns - block->column), depth = copied_depth(sum);
+        if (!of->bf16) copy_panels(sum, block->column, wide, (void *)copied);
+        for (int64_t j = 0; j < wide && of->bf16; j += sum->panel)
+            copy_pairs(sum, block->column + j, (void *)(copied + j * depth));
         atomic_store(&block->copied, copied);
         remaining_rows(of, block, rest);
     }

@@ -220,11 +220,13 @@ INLINE void turn_stored(enum storage storage, struct matrix of, int64_t row, int
 /* `depth` rows of `columns` numbers → (depth, panel) likewise. */
 INLINE void copy_stored(enum storage storage, struct matrix of, int64_t row, int64_t column, int64_t columns, int64_t depth,
                         float *to, int64_t panel) {
-    for (int64_t k = 0; k < depth; k++)
+    for (int64_t k = 0; k < depth; k++) {
+        fetch_stored(storage, of, row + depth + k, column);
         for (int64_t j = 0; j < panel; j += LANES)
             store(to + k * panel + j, j + LANES <= columns ? load_stored(storage, of, row + k, column + j)
                                       : j < columns        ? load_stored_some(storage, of, row + k, column + j, columns - j)
                                                            : (floats){0});
+    }
 }
 
 /* The first for a left factor, which is float32. */
