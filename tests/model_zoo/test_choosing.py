@@ -7,6 +7,7 @@ import pytest
 
 from model_zoo.auto import AutoModel
 from model_zoo.errors import InputError
+from model_zoo.generation.beams import highest
 from model_zoo.generation.choose import Choice
 from model_zoo.generation.defaults import say_unheeded, say_unused
 from model_zoo.generation.generate import generate
@@ -220,3 +221,16 @@ def test_settings_of_a_call_that_have_no_effect_are_said_once(caplog):
         "typical_p=0.5 has no effect without do_sample=True",
         "early_stopping=True has no effect without num_beams",
     ]
+
+
+@pytest.mark.parametrize("count", [1, 4, 7, 40, 41])
+def test_the_highest_are_those_of_a_stable_sort_of_which_little_is_done(count, monkeypatch):
+    generator = np.random.default_rng(count)
+    values = generator.integers(0, 6, (3, 40)).astype(float)  # many are equal
+    values[1, 5:] = -np.inf
+    values[2] = generator.standard_normal(40)
+    expected = np.argsort(-values, 1, kind="stable")[:, :count]
+    sort, sorted_ = np.argsort, []
+    monkeypatch.setattr(np, "argsort", lambda given, **how: sorted_.append(np.size(given)) or sort(given, **how))
+    assert np.array_equal(highest(values, count), expected)
+    assert sorted_[2] == min(count, 40)  # without equal ones no more than these
