@@ -170,8 +170,7 @@ def open_weights(directory: str | Path, values: dict[str, Any] | None = None) ->
     if path is None:
         raise InputError(f"{directory}: holds no {WEIGHTS}")
     values = values or read_json(where, "a PEFT adapter configuration")
-    form = shown_as(values)
-    if form is None:
+    if (form := shown_as(values)) is None:
         file = SafetensorsFile(path)
         file.tensors = unstacked(file.tensors, file.made)
         check_task(file, values.get("task_type"))

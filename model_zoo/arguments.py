@@ -60,7 +60,7 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     **dict.fromkeys(
         ("nn.Cell", "Model"), (of_class("Cell"), "an opened model (pet.AutoModel.from_pretrained)", "models")
     ),
-    **{name: (of_class(name), f"a {name}", f"of {name}") for name in CLASSES},
+    **{name: (of_class(name), f"a {name}", f"{name}s") for name in CLASSES},
     "Callable": (callable, "a function", "functions"),
     "Objective": (of_class("Objective"), "an objective", "objectives"),
     **dict.fromkeys(("dict", "Mapping"), (lambda value: isinstance(value, Mapping), "a dictionary", "dictionaries")),

@@ -91,7 +91,8 @@ def _check_part(config, merged: dict) -> None:
         raise InputError(f"config.json: {here}, but {there}")
     width = int((head := config.dims.head_dim) * part)
     if width % 2 or not 0 < width <= head:
-        raise InputError(f"config.json: partial_rotary_factor {shown(part)} of head_dim {head} is {width}; not even")
+        rotated = f"{width} of head_dim {head} would be rotated; an even number was expected"
+        raise InputError(f"config.json: partial_rotary_factor is {shown(part)}, so that {rotated}")
 
 
 def _rope_parameters(config) -> dict:
