@@ -79,7 +79,7 @@ MISLEADING = {
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 1.0}},
         "partial_rotary_factor is 1.0 in rope_parameters, but 0.5 beside",
     ),
-    "an odd part": ("glm", {"head_dim": 12, "partial_rotary_factor": 0.75}, "partial_rotary_factor is 0.75, so that 9 of head_dim 12"),
+    "an odd part": ("glm", {"head_dim": 12, "partial_rotary_factor": 0.75}, "is 0.75, so that 9 of head_dim 12 would"),
     "the older name of a type": (
         "gemma3_1b",
         {"rope_scaling": {"type": "linear", "factor": 8.0}},
