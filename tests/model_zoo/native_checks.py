@@ -458,6 +458,10 @@ def low_rank(kernels):
         (1700, 40, 24, 20),
         (3, 100, 8, 70),
         (0, 4, 4, 2),
+        (70, 40, 24, 65),
+        (200, 33, 70, 130),  # by products with any width of vectors
+        (1, 20, 5, 128),
+        (0, 4, 4, 130),
     ]:
         y, x, dout = numbers(rows, out), numbers(rows, into, seed=1), numbers(rows, out, seed=2)
         a, b, scale = numbers(rank, into, seed=3), numbers(out, rank, seed=4), np.array([0.7], np.float32)

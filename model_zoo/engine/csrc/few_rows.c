@@ -232,7 +232,7 @@ INLINE void lines(int storage, const float *a, struct matrix b, int64_t first, f
                 DOTS(2, SOME);
             else if (tall == 3)
                 DOTS(3, SOME);
-            else if (storage == ALIGNED)
+            else if (storage == ALIGNED || (storage == INT8 && LANES == 8))
                 DOTS(SOME, 2);
             else
                 DOTS(SOME, SOME);

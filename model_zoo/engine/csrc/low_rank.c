@@ -12,6 +12,7 @@ enum {
     SOME_ROWS = 8, /* that stay in the first cache while they meet all lines of a factor */
     MOST_CHUNKS = 16, /* of rows, whose sums are added up in order, whatever the number of threads */
     LEAST_CHUNK = 64,
+    BROAD = LANES > 8 ? 128 : 32, /* from this rank on products of gemm.c, which copy a factor first, are faster */
     COLUMNS = 64,     /* of those sums, that are added up together */
     WIDENED = 128,    /* columns of a chunk's rows that are widened together */
 };
@@ -46,20 +47,33 @@ static void inner_rows(void *arguments, int64_t first, int64_t last) {
     }
 }
 
-static void inner(struct low_rank of) { pet_parallel(inner_rows, &of, (of.rows + ROWS - 1) / ROWS, 1); }
+/* The same by a product. */
+static int broad(const struct low_rank *of, float *to, struct numbers from, const float *factor, int turned, int64_t width) {
+    struct matrix right = float_matrix(factor, turned ? width : of->rank);
+    struct product one = {.c = {to}, .columns = of->rank, .count = 1, .terms = {{from, right, width, turned}}};
+    if (products(&one, 1, of->rows)) return 1;
+    for (int64_t i = 0; i < of->rows * of->rank; i++) to[i] *= of->scale;
+    return 0;
+}
+
+static int inner(struct low_rank of) {
+    if (of.rank >= BROAD) return broad(&of, of.new_inner, of.x, of.a, 1, of.in);
+    pet_parallel(inner_rows, &of, (of.rows + ROWS - 1) / ROWS, 1);
+    return 0;
+}
 
 /* x (N, in), A (r, in), s (1) → s·x·Aᵀ (N, r): what a product with B adds to y */
 PET_KERNEL(low_rank_inner) {
-    inner((struct low_rank){.x = numbers_of(params, dtypes, 0), .a = params[1], .scale = *(float *)params[2], .new_inner = params[3],
-                            .rows = shapes[0][0], .in = shapes[0][1], .rank = shapes[1][0]});
-    return 0;
+    return inner((struct low_rank){.x = numbers_of(params, dtypes, 0), .a = params[1], .scale = *(float *)params[2],
+                                   .new_inner = params[3], .rows = shapes[0][0], .in = shapes[0][1], .rank = shapes[1][0]});
 }
 
 /* y (N, out), x (N, in), A (r, in), B (out, r), s (1) → y + s·x·Aᵀ·Bᵀ (N, out), s·x·Aᵀ (N, r) */
 PET_KERNEL(low_rank) {
     int64_t rows = shapes[0][0], columns = shapes[0][1], rank = shapes[2][0];
-    inner((struct low_rank){.x = {params[1]}, .a = params[2], .scale = *(float *)params[4], .new_inner = params[6],
-                            .rows = rows, .in = shapes[1][1], .rank = rank});
+    struct low_rank of = {.x = {params[1]}, .a = params[2], .scale = *(float *)params[4], .new_inner = params[6],
+                          .rows = rows, .in = shapes[1][1], .rank = rank};
+    if (inner(of)) return 1;
     memcpy(params[5], params[0], (size_t)(rows * columns) * sizeof(float));
     return product_by_rows(params[6], float_matrix(params[3], rank), params[5], rows, columns, rank, 1);
 }
@@ -118,11 +132,21 @@ static void factor_columns(void *arguments, int64_t first, int64_t last) {
     }
 }
 
+/* All three gradients by products. */
+static int broad_factors(const struct low_rank *of) {
+    struct matrix x = float_matrix(of->x.at, of->in), inner = float_matrix(of->inner, of->rank);
+    if (of->x.low) x.storage = BFLOAT16;
+    return broad(of, of->outer, of->dout, of->b, 0, of->columns) ||
+           product_by_columns((struct numbers){of->outer}, x, of->d_a, of->rank, of->in, of->rows, 0) ||
+           product_by_columns(of->dout, inner, of->d_b, of->columns, of->rank, of->rows, 0);
+}
+
 /* B (out, r), s, x (N, in), s·x·Aᵀ (N, r), dy (N, out) → t = s·dy·B (N, r), whose product with A is dx, dA (r, in), dB (out, r) */
 PET_KERNEL(low_rank_factors) {
     struct low_rank of = {.b = params[0], .scale = *(float *)params[1], .x = numbers_of(params, dtypes, 2), .inner = params[3],
                           .dout = numbers_of(params, dtypes, 4), .outer = params[5], .d_a = params[6], .d_b = params[7],
                           .columns = shapes[0][0], .rank = shapes[0][1], .rows = shapes[2][0], .in = shapes[2][1]};
+    if (of.rank >= BROAD) return broad_factors(&of);
     of.chunk = (of.rows + MOST_CHUNKS - 1) / MOST_CHUNKS;
     if (of.chunk < LEAST_CHUNK) of.chunk = LEAST_CHUNK;
     of.chunks = (of.rows + of.chunk - 1) / of.chunk;
