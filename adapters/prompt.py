@@ -227,6 +227,14 @@ class PromptEmbedding(AdapterModule):
         """Ids that the embedding has a row for."""
         return ops.maximum(ids, 0)
 
+    def trace_before(self, tracer, ids):
+        if not tracer.decoding:
+            tracer.refuse(type(self))
+        return ids  # behind the prompt none is negative
+
+    def trace(self, tracer, ids, y):
+        return y
+
     def construct(self, ids, y):
         place = ops.minimum(ops.maximum(-1 - ids, 0), self.length - 1)
         prompt = self.gather(self.source(), place, 0).astype(y.dtype)  # (B, T + S, hidden)

@@ -30,7 +30,7 @@ class CachedTracer(Tracer):
 
     def __init__(self, width: int, layer: nn.Cell, caches: Mapping):
         super().__init__(width, layer)
-        self.caches, self.bound = caches, {}
+        self.caches, self.bound, self.cache = caches, {}, None
 
     def take(self, parameter: Tensor) -> Value:
         if id(parameter) not in self.bound:
@@ -38,12 +38,14 @@ class CachedTracer(Tracer):
         return self.bound[id(parameter)]
 
     def call(self, cell: nn.Cell, *arguments, **settings):
-        self.cache = self.caches.get(id(cell))
+        self.cache = self.caches.get(id(cell), self.cache)  # a prefix within the core's call takes the core's
         return super().call(cell, *arguments, **settings)
 
 
 class TokenTracer(CachedTracer):
     """One token of each row."""
+
+    decoding = True
 
     def inputs(self) -> None:
         self.end, self.key_mask = self.operand(), self.operand()
@@ -59,9 +61,15 @@ class TokenTracer(CachedTracer):
         return self.emit(f"rotary_{form}", self.heads(x, head_dim), cosine, sine)
 
     def attention(self, query, keys, values, numbers, low=""):
-        cache = self.cache
-        given = query, keys, values, cache.keys, cache.values, self.end, self.key_mask
-        return self.emit("token_attention", *given, **cache.numbers)
+        return self.over_cache("token_attention", query, keys, values)
+
+    def prefixed_attention(self, query, keys, values, numbers, prefix):
+        return self.over_cache("token_attention_prefixed", query, keys, values, prefix)
+
+    def over_cache(self, op: str, query: Value, keys: Value, values: Value, *prefix) -> Value:
+        """Attention over what is kept, and the token's own keys and values, which are kept then."""
+        given = query, keys, values, self.cache.keys, self.cache.values, self.end, self.key_mask
+        return self.emit(op, *given, *prefix, **self.cache.numbers)
 
 
 class WholeTracer(CachedTracer):
@@ -193,12 +201,17 @@ class PromptTracer(CachedTracer, SequenceTracer):
     """Whole prompts, whose keys and values are kept."""
 
     def attention(self, query, keys, values, numbers, low=""):
-        for rows, kept in ((keys, self.cache.keys), (values, self.cache.values)):
-            self.emit("keep_columns", rows, outputs=[self.parameter(kept)], pinned=self.cache.pinned)
+        self.keep(keys, values)
         return super().attention(query, keys, values, numbers, low)
 
     def prefixed_attention(self, query, keys, values, numbers, prefix):
-        self.refuse(type(self))  # what is kept would begin with the prefix
+        self.keep(keys, values)
+        return super().prefixed_attention(query, keys, values, numbers, prefix)
+
+    def keep(self, *rows: Value) -> None:
+        """Puts keys and values into the cache: the tokens' own, without what stands in front of them."""
+        for each, kept in zip(rows, (self.cache.keys, self.cache.values), strict=True):
+            self.emit("keep_columns", each, outputs=[self.parameter(kept)], pinned=self.cache.pinned)
 
 
 class WholePromptTracer(WholeTracer, PromptTracer):

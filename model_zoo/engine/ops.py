@@ -132,6 +132,7 @@ class Op:
 
 ROTATED = "B h S d:low"
 SCORES, PINNED = "{scale}; {window:int}; {cap}", "{pinned:int}"
+KEPT = f"L d; L d; B 1:int; B C:int; {SCORES}; {PINNED}"
 ATTENTION = f"B h S d; B g T d; B g T d; B S:int; B S:int; B T:int; {SCORES}"
 LOW_ATTENTION = ATTENTION.replace(" d;", " d:low;")
 PREFIXED = f"B h S d; B g S d; B g S d; B S:int; B S:int; B S:int; {SCORES}; T 2*g*d"
@@ -225,7 +226,8 @@ ROWS = (
         f"{LOW_ATTENTION}; {HEADS}:low; B h S 2; {HEADS}:low -> B h S d; B g T d; B g T d",
     ),
     Op("keep_columns", f"B g S d; {PINNED} -> L d"),
-    Op("token_attention", f"B h 1 d; B g T d; B g T d; L d; L d; B 1:int; B C:int; {SCORES}; {PINNED} -> B h*d"),
+    Op("token_attention", f"B h 1 d; B g T d; B g T d; {KEPT} -> B h*d"),
+    Op("token_attention_prefixed", f"B h 1 d; B g 1 d; B g 1 d; {KEPT}; T 2*g*d -> B h*d"),
     Op("swiglu", "*:low; *:low -> *:low", vjp.elementwise, plain=plain.swiglu),
     Op("swiglu_gradient", "*:low; *:low; *:low -> *:low; *:low", aliases=(2,)),
     Op("geglu", "*:low; *:low -> *:low", vjp.elementwise, plain=plain.geglu),

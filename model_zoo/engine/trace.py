@@ -72,7 +72,10 @@ class Tracer(abc.ABC):
         group_sum: the cell that adds something up over a group of processes, if any of them does.
         rows: within an expert each row's token, and what says how many tokens there are; () elsewhere.
         trained: the operands that get a gradient.
+        decoding: whether all are single tokens behind a prompt.
     """
+
+    decoding = False
 
     def __init__(self, width: int, layer: nn.Cell):
         self.operands: list[Value] = []

@@ -14,7 +14,9 @@ from safetensors.numpy import load_file, save_file
 import pet
 from adapters.prefix import PrefixConfig
 from adapters.registry import registry
+from model_zoo.engine import available
 from model_zoo.errors import InputError
+from model_zoo.generation.decoders import CachedDecoder, bucket
 from pet.train.objectives.causal import CausalLM
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -182,6 +184,24 @@ def record_keys(model, ids) -> np.ndarray:
     with pet.disable_adapters(model):
         chosen = [site for site in sites(model) if site.kind == "attention"]
         return real_shares(model, chosen, ids[0].tolist())[0][:, : chosen[0].in_features * chosen[0].out_features]
+
+
+@pytest.mark.skipif(not available(), reason="without a compiler there is no program")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_behind_a_prefix_are_computed_without_a_graph(models, fixtures, family):
+    """A prompt, which is padded, and single tokens give the logits of all of it at once."""
+    model, reference = models(family), np.load(fixtures / family / "prefix_ref.npz")
+    ids, mask = reference["pad_input_ids"], reference["pad_attention_mask"]
+    pet.load_adapter(model, fixtures / family / "prefix")
+    try:
+        decoder = CachedDecoder(model, len(ids), bucket(ids.shape[1] - 2), 64)
+        found = [decoder.start(ids[:, :-2], mask[:, :-2]), decoder.step(ids[:, -2]), decoder.step(ids[:, -1])]
+        assert decoder.token is not None and decoder.eager(decoder.prefill)
+    finally:
+        pet.delete_adapter(model, "default")
+    expected = reference["pad_prefix_logits"]
+    real = mask[:, -1] != 0
+    assert real.any() and np.abs(np.stack(found, 1) - expected[:, -3:])[real].max() < LIMIT
 
 
 def test_rows_of_a_batch_each_with_their_own_prefix(models, fixtures):

@@ -13,7 +13,9 @@ import pet
 from adapters.prompt import PromptConfig
 from adapters.registry import registry
 from adapters.sites import weight_of
+from model_zoo.engine import available
 from model_zoo.errors import InputError
+from model_zoo.generation.decoders import CachedDecoder, bucket
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 LIMIT = 1e-4
@@ -81,6 +83,19 @@ def test_padding_and_packing_do_not_change_what_a_document_sees(models, prompted
     hidden = model.hidden_states(*(Tensor(np.asarray(value, np.int32)) for value in arguments))
     packed = model.head(hidden).asnumpy()
     assert np.abs(packed - np.concatenate(alone)).max() < LIMIT
+
+
+@pytest.mark.skipif(not available(), reason="without a compiler there is no program")
+@pytest.mark.parametrize("family", ("gpt2", "llama_gqa", "glm4_0414", "chatglm2"))
+def test_answers_behind_a_prompt_are_computed_without_a_graph(models, prompted, fixtures, family):
+    model, reference = models(family), np.load(fixtures / family / "ref.npz")
+    ids, mask = reference["pad_input_ids"], reference["pad_attention_mask"]
+    prompted(model, length=3)
+    expected = model(ids, mask).asnumpy()[:, -3:]
+    decoder = CachedDecoder(model, len(ids), bucket(ids.shape[1] - 2), 64)
+    found = [decoder.start(ids[:, :-2], mask[:, :-2]), decoder.step(ids[:, -2]), decoder.step(ids[:, -1])]
+    assert decoder.token is not None and decoder.eager(decoder.prefill)
+    assert np.abs(np.stack(found, 1) - expected).max() < LIMIT
 
 
 def test_rows_with_different_prompts_and_cached_generation(models, prompted, fixtures):

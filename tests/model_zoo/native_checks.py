@@ -875,6 +875,16 @@ def one_token(kernels):
         given = (query, keys, values, *flat, end, columns, *scores(width, window, cap), np.array([pinned], np.int32))
         mine = kernels("token_attention", given, (batch, count * width))
         close(mine, expected.reshape(batch, -1), 5e-6)
+        if not front:
+            continue
+        for array in (keys, values):  # in front of all rows the same, and seen by all
+            array[:, :, :front] = array[:1, :, :front]
+        columns[:, :front] = 1
+        joined = np.stack([keys[0, :, :front], values[0, :, :front]]).transpose(2, 0, 1, 3)  # (T, 2, key heads, d)
+        prefix, new = joined.reshape(front, -1), [array[:, :, front:].copy() for array in (keys, values)]
+        alike = (query, *new, *given[3:6], columns[:, front:].copy(), *given[7:], prefix)
+        mine = kernels("token_attention_prefixed", alike, (batch, count * width))
+        assert np.array_equal(mine, kernels("token_attention", given, (batch, count * width)))
 
 
 def added(kernels):

@@ -7,14 +7,15 @@
 
 PET_KERNEL(attention);
 PET_KERNEL(attention_gradient);
+PET_KERNEL(token_attention);
 
 struct prefixed {
     const float *prompt;          /* (T, 2, key heads, d): keys, and values */
     const float *keys, *values;   /* (B, key heads, K, d) */
     float *joined_keys, *joined_values, *d_joined_keys, *d_joined_values; /* (B, key heads, T + K, d) */
     float *d_keys, *d_values, *d_prompt;
-    int32_t *columns; /* (B, T + K) */
-    int64_t batch, heads, total, width, front;
+    int32_t *columns; /* (B, T + seen) */
+    int64_t batch, heads, total, width, front, seen;
 };
 
 static void join_heads_of(void *arguments, int64_t first, int64_t last) {
@@ -52,11 +53,13 @@ static void part_heads_of(void *arguments, int64_t first, int64_t last) {
         }
 }
 
-/* Joins what comes in; the memory that is to be freed, or NULL when there is none. `copies`: 2, or 4 with gradients. */
-static void *join(struct prefixed *of, void **params, int64_t **shapes, int copies) {
-    *of = (struct prefixed){.keys = params[1], .values = params[2], .prompt = params[9], .batch = shapes[1][0],
-                            .heads = shapes[1][1], .total = shapes[1][2], .width = shapes[1][3], .front = shapes[9][0]};
-    int64_t length = of->front + of->total, size = of->batch * of->heads * length * of->width;
+/* Joins what comes in, of which these operands are the columns that are seen and the trained keys and values; the memory
+ * that is to be freed, or NULL when there is none. `copies`: 2, or 4 with gradients. */
+static void *join(struct prefixed *of, void **params, int64_t **shapes, int columns, int prompt, int copies) {
+    *of = (struct prefixed){.keys = params[1], .values = params[2], .prompt = params[prompt], .batch = shapes[1][0],
+                            .heads = shapes[1][1], .total = shapes[1][2], .width = shapes[1][3],
+                            .front = shapes[prompt][0], .seen = shapes[columns][1]};
+    int64_t size = of->batch * of->heads * (of->front + of->total) * of->width, length = of->front + of->seen;
     float *memory = malloc((size_t)(copies * size + of->batch * length) * sizeof(float));
     if (!memory) return NULL;
     of->joined_keys = memory;
@@ -64,10 +67,10 @@ static void *join(struct prefixed *of, void **params, int64_t **shapes, int copi
     of->d_joined_keys = memory + 2 * size;
     of->d_joined_values = memory + 3 * size;
     of->columns = (int32_t *)(memory + copies * size);
-    const int32_t *columns = params[5];
+    const int32_t *given = params[columns];
     for (int64_t row = 0; row < of->batch; row++) {
         for (int64_t t = 0; t < of->front; t++) of->columns[row * length + t] = 1;
-        memcpy(of->columns + row * length + of->front, columns + row * of->total, (size_t)of->total * sizeof(int32_t));
+        memcpy(of->columns + row * length + of->front, given + row * of->seen, (size_t)of->seen * sizeof(int32_t));
     }
     pet_parallel(join_heads_of, of, of->batch * of->heads, 1);
     return memory;
@@ -76,7 +79,7 @@ static void *join(struct prefixed *of, void **params, int64_t **shapes, int copi
 /* the inputs of `attention`, and the trained keys and values (T, 2·key heads·d), which every row sees → its outputs */
 PET_KERNEL(attention_prefixed) {
     struct prefixed of;
-    void *memory = join(&of, params, shapes, 2);
+    void *memory = join(&of, params, shapes, 5, 9, 2);
     if (!memory) return 1;
     int64_t joined[] = {of.batch, of.heads, of.front + of.total, of.width}, seen[] = {of.batch, of.front + of.total};
     void *given[] = {params[0], of.joined_keys, of.joined_values, params[3], params[4], of.columns, params[6], params[7],
@@ -91,7 +94,7 @@ PET_KERNEL(attention_prefixed) {
 /* the inputs, out, its rows' highest scores and inverse sums, dout → dquery, dkeys, dvalues, and that of the trained ones */
 PET_KERNEL(attention_prefixed_gradient) {
     struct prefixed of;
-    void *memory = join(&of, params, shapes, 4);
+    void *memory = join(&of, params, shapes, 5, 9, 4);
     if (!memory) return 1;
     of.d_keys = params[14];
     of.d_values = params[15];
@@ -103,6 +106,21 @@ PET_KERNEL(attention_prefixed_gradient) {
                         shapes[11], shapes[12], shapes[13], joined, joined};
     int failed = attention_gradient(15, given, NULL, sizes, NULL, stream, extra);
     if (!failed) pet_parallel(part_heads_of, &of, of.heads, 1);
+    free(memory);
+    return failed;
+}
+
+/* the inputs of `token_attention`, and the trained keys and values, which every row sees → its output */
+PET_KERNEL(token_attention_prefixed) {
+    struct prefixed of;
+    void *memory = join(&of, params, shapes, 6, 11, 2);
+    if (!memory) return 1;
+    int64_t joined[] = {of.batch, of.heads, of.front + 1, of.width}, seen[] = {of.batch, of.front + of.seen};
+    void *given[] = {params[0], of.joined_keys, of.joined_values, params[3], params[4], params[5], of.columns, params[7],
+                     params[8], params[9], params[10], params[12]};
+    int64_t *sizes[] = {shapes[0], joined, joined, shapes[3], shapes[4], shapes[5], seen, shapes[7], shapes[8], shapes[9],
+                        shapes[10], shapes[12]};
+    int failed = of.total != 1 || token_attention(12, given, NULL, sizes, NULL, stream, extra);
     free(memory);
     return failed;
 }
