@@ -11,6 +11,7 @@ import numpy as np
 from adapters.stacked import UnstackedFile
 from model_zoo.checkpoint.made import MadeTensor
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, TensorInfo
+from model_zoo.errors import InputError
 
 ADALORA = "ADALORA"
 SPENT = ("target_r", "init_r", "tinit", "tfinal", "deltaT", "beta1", "beta2", "orth_reg_weight", "total_step")
@@ -23,7 +24,10 @@ class AdaLoraFile(SafetensorsFile):
     def __init__(self, path: str | Path, values: dict[str, Any], prefix: str):
         super().__init__(path)
         ranks, alpha, first_rank = {}, values.get("lora_alpha", 8), values.get("init_r", 12) + 1e-5
-        for cell in [name.removesuffix(".lora_E") for name in self.tensors if name.endswith(".lora_E")]:
+        cells = [name.removesuffix(".lora_E") for name in self.tensors if name.endswith(".lora_E")]
+        if not cells:
+            raise InputError(f"peft_type is {ADALORA!r}, but {path} holds no lora_E")
+        for cell in cells:
             a, b, e = (self.read(f"{cell}.lora_{part}", dtype="float64") for part in "ABE")
             scaled = {"A": a * e * (alpha if alpha > 0 else len(a)) / first_rank, "B": b}
             for part in "ABE":

@@ -89,7 +89,7 @@ def faults(name: str, hint: Any, facts: Mapping[str, Any], value: Any) -> Iterat
             hint = similar(value, facts["choices"]) if isinstance(value, str) else ""
             yield f"{name} is {shown(value)}; supported: {', '.join(facts['choices'])}{hint}"
     elif kinds[0] in KINDS and not fits(kinds[0], facts, value):
-        taken = " in float32" if type(value) is float and single(value) != value else ""
+        taken = " in float32" if type(value) is float and math.isfinite(value) and single(value) != value else ""
         yield f"{name} is {shown(value)}; {expected(kinds[0], facts)}{taken} was expected"
     elif kinds[0] is str and "min_length" in facts and not (isinstance(value, str) and value):
         yield f"{name} is {shown(value)}; a text that is not empty was expected"

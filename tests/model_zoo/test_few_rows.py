@@ -110,8 +110,8 @@ def untraceable(model) -> list[bool]:
     ["llama_gqa", "chatglm1", *(pytest.param(name, marks=pytest.mark.full) for name in ("gpt2", "chatglm2"))],
 )
 def test_ids_with_adapters_are_those_of_the_plain_path(family, fixtures):
-    """LoRA on some cells and a prefix at every attention core, rows padded on the left; then LoRA alone, and nothing,
-    in layers as one operator."""
+    """LoRA on some cells and a prefix at every attention core, rows padded on the left; then LoRA alone, and nothing:
+    always in layers as one operator."""
     directory = fixtures / family
     reference = np.load(directory / "ref.npz")
     padded = reference["gen_pad_ids"][:, :-16]
@@ -120,14 +120,14 @@ def test_ids_with_adapters_are_those_of_the_plain_path(family, fixtures):
     adapt(model, "low", LoRAConfig(rank=2, targets="all-linear"))
     adapt(model, "front", PrefixConfig(length=3))
     answers = []
-    for names, together in ((["low", "front"], False), (["low"], True)):
+    for names in (["low", "front"], ["low"]):
         if family in ("gpt2", "chatglm1") and names == ["low"]:
             continue  # what is left to see there costs as much again to compile
         pet.set_adapter(model, names)
         model.__dict__.pop("_decoders", None)
         found = model.generate(padded, mask, max_new_tokens=8)
         assert np.array_equal(found, model.generate(padded, mask, max_new_tokens=8, use_cache=False))
-        assert untraceable(model) == [not together] * model.config.dims.layers
+        assert not any(untraceable(model))
         answers.append(found)
         assert not model.runs_fast
     assert all(not np.array_equal(found, reference["gen_pad_ids"][:, : found.shape[1]]) for found in answers)

@@ -370,15 +370,20 @@ def test_prefix_cannot_be_merged(kind, fixtures, tmp_path):
     refused(fixtures / "glm", fixtures / "glm" / kind, tmp_path / "out", *parts)
 
 
-@pytest.mark.parametrize("kind", ["PROMPT_TUNING", "P_TUNING", "POLY", "ADALORA", "LOHA", 3, None])
+@pytest.mark.parametrize("kind", ["PROMPT_TUNING", "P_TUNING", "POLY", "OFT", "LOHA", 3, None])
 def test_other_methods_cannot_be_merged(kind, fixtures, tmp_path):
     adapter = lora_directory(tmp_path / "a", ["q_proj"], random_lora(LAYER, 64, 64), peft_type=kind)
     known = kind in ("PROMPT_TUNING", "P_TUNING")
     parts = ("cannot be merged",) if known else (f"peft_type is {kind!r}; supported: BITFIT",)
     message = refused(fixtures / "llama_mha", adapter, tmp_path / "out", *parts)
     assert "did you mean" not in message, "another method is no misspelling"
-    way = {"LOHA": "save_as_lora", "ADALORA": "merge_and_unload", "POLY": "PEFT's alone"}.get(kind, "")
+    way = {"LOHA": "save_as_lora", "OFT": "merge_and_unload", "POLY": "PEFT's alone"}.get(kind, "")
     assert way in message
+
+
+def test_what_only_says_that_it_is_of_adalora(fixtures, tmp_path):
+    adapter = lora_directory(tmp_path / "a", ["q_proj"], random_lora(LAYER, 64, 64), peft_type="ADALORA")
+    refused(fixtures / "llama_mha", adapter, tmp_path / "out", "peft_type is 'ADALORA', but", "holds no lora_E")
 
 
 def test_another_base_is_refused_unless_told(fixtures, tmp_path):
