@@ -100,9 +100,10 @@ static void take_blocks(void *arguments, int64_t first, int64_t last) {
         struct block *block = of->block + index;
         const struct sum *sum = block->of;
         int64_t wide = least(of->wide, sum->columns - block->column), depth = copied_depth(sum);
-        if (!of->bf16) copy_panels(sum, block->column, wide, (void *)copied);
-        for (int64_t j = 0; j < wide && of->bf16; j += sum->panel)
-            copy_pairs(sum, block->column + j, (void *)(copied + j * depth));
+        if (of->bf16)
+            for (int64_t j = 0; j < wide; j += sum->panel) copy_pairs(sum, block->column + j, (void *)(copied + j * depth));
+        else
+            copy_panels(sum, block->column, wide, (void *)copied);
         atomic_store(&block->copied, copied);
         remaining_rows(of, block, rest);
     }
