@@ -31,6 +31,7 @@ class Noise(nn.Cell):
         super().__init__()
         self.alpha, self.by_product = alpha, on_ascend()
         self.key = Parameter(Tensor([0, 0], ms.int32), name="neftune_key", requires_grad=False)  # the key, the block
+        self.key.buffer = True  # no weight: nothing that counts or compares those counts it
 
     def construct(self, embedded, length: int):
         width = embedded.shape[-1]

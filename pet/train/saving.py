@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 from collections.abc import Callable
@@ -24,22 +23,16 @@ class Saving:
         directory: the run directory, or None; then nothing is written.
         save_extra: see `pet.train.checkpoint.save`.
         whole_weights: all weights that files hold, at the checkpoint in hand, for ``save_extra``.
+        origins: see `pet.train.trainer.Trainer`.
         weights_step: the step that the model's weights are of, where the best ones were loaded at the end.
     """
-
-    @functools.cached_property
-    def origins(self) -> dict[str, list]:
-        """See `pet.train.trainer.Trainer`. The frozen weights are read for the first checkpoint, or when resuming; a
-        run that does neither need not."""
-        if self.given_origins is not None:
-            return self.given_origins
-        return origins_of_objects(self.model, self.distributed.divides_model)
 
     def begin_saving(
         self, directory: str | Path | None, save_extra: Callable[[Path], str | None] | None, origins
     ) -> None:
         """Nothing has been saved yet."""
-        self.given_origins = origins
+        divided = self.distributed.divides_model
+        self.origins = origins_of_objects(self.model, divided) if origins is None else origins
         self.directory = Path(directory) if directory is not None else None
         self.save_extra, self.whole_weights = save_extra, {}
         self.weights_step: int | None = None

@@ -25,6 +25,7 @@ from pet.train.callbacks.records import read_metrics
 from pet.train.checkpoint import checkpoints, load
 from pet.train.feed import BatchList, as_feed
 from pet.train.memory import present_memory
+from pet.train.noise import key_setter
 from pet.train.origins import origins_of_objects
 from pet.train.stop import Interrupted, LossWatch, RunFailed
 from pet.train.trainer import Trainer
@@ -276,6 +277,8 @@ def test_a_base_is_the_same_however_it_is_stored():
         model = AutoModel.from_pretrained(bundled_models()["gpt_tiny"], dtype=dtype)
         apply_lora(model, rank=1)
         found.append(origins_of_objects(model, divided=False))
+        key_setter(model, neftune_alpha=5.0)  # the noise's key is none of its weights
+        assert origins_of_objects(model, divided=False) == found[-1]
     assert found[0] == found[1] != origins_of_objects(model, divided=True) == {}
 
 
