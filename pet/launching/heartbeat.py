@@ -59,7 +59,7 @@ def rest() -> None:
 
 
 def repeat() -> None:
-    """Writes the last line once more: the file is named only now."""
+    """Writes the last line once more: it still holds, or the file is named only now."""
     _write(*_now)
 
 

@@ -15,6 +15,7 @@ from datetime import timedelta
 from model_zoo.errors import InputError, first_line
 from pet.launching.addresses import Notice, only_here, resolve
 from pet.launching.environment import Job, split_address
+from pet.launching.heartbeat import repeat
 
 OPERATION = timedelta(seconds=60)
 """That an operation of the store may take, where all are there."""
@@ -69,7 +70,7 @@ def reach(job: Job, limit: float, notice: Notice, seconds: float):
         if time.monotonic() > limit:
             raise InputError(f"no rank 0 at {job.master} within {seconds:.0f} s ({why})")
         notice(f"rank {job.rank}: waiting at {job.master} for rank 0 ({why}){only_here(job.master)}")
-        time.sleep(PAUSE)
+        pause()
     try:
         return store_at(address, port, job)
     except (RuntimeError, OSError):
@@ -77,6 +78,12 @@ def reach(job: Job, limit: float, notice: Notice, seconds: float):
             f"what listens at {job.master} is no rank 0 of this job; if another program has this port, set "
             "MASTER_PORT, for all processes"
         ) from None
+
+
+def pause() -> None:
+    """Between two questions. It is a sign of life: who asks so rarely looks idle, and that in code of ours."""
+    repeat()
+    time.sleep(PAUSE)
 
 
 def store_at(address: str, port: int, job: Job):
@@ -116,4 +123,4 @@ def gather(store, job: Job, limit: float, notice: Notice, seconds: float) -> Non
                     f"not all {job.size} processes joined at {job.master} within {seconds:.0f} s: missing {names}"
                 )
             notice(f"rank {job.rank}: waiting at {job.master} for ranks {names} of {job.size}{only_here(job.master)}")
-        time.sleep(PAUSE)
+        pause()
