@@ -12,7 +12,7 @@ enum {
     SOME_ROWS = 8, /* that stay in the first cache while they meet all lines of a factor */
     MOST_CHUNKS = 16, /* of rows, whose sums are added up in order, whatever the number of threads */
     LEAST_CHUNK = 64,
-    BROAD = LANES > 8 ? 128 : 32, /* from this rank on products of gemm.c, which copy a factor first, are faster */
+    BROAD = LANES > 8 ? 64 : 32, /* from this rank on products of gemm.c, which copy a factor first, are faster */
     COLUMNS = 64,     /* of those sums, that are added up together */
     WIDENED = 128,    /* columns of a chunk's rows that are widened together */
 };
