@@ -2,7 +2,7 @@
 
 The state of an ``(n, m)`` matrix is n + m numbers instead of n·m. Without momentum, and with the learning rate of the
 schedule instead of one relative to the weights' size (``scale_parameter=False``, ``relative_step=False`` of the
-reference implementations).
+reference implementations). A prefix is a matrix for each layer; in PEFT it is one for all, whose means are other ones.
 """
 
 from __future__ import annotations
