@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from threading import Event
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import mindspore as ms
 import pytest
@@ -17,6 +19,7 @@ from mindspore.communication import management
 from mindspore.mint import distributed
 
 from model_zoo.errors import InputError
+from pet.launching import heartbeat
 from pet.launching.environment import Job
 from pet.parallel import collectives, join, meeting, peers, together
 
@@ -149,7 +152,14 @@ def test_an_address_without_ipv4_is_refused(monkeypatch, calls, host):
 
 
 @pytest.fixture
-def meet(monkeypatch, capsys):
+def beats(monkeypatch, tmp_path) -> Callable[[], list[float]]:
+    """The last line that the launcher reads of this process: when it was written, the state, the seconds promised."""
+    monkeypatch.setenv(heartbeat.BEAT_FILE, str(tmp_path / "beat"))
+    return lambda: [float(part) for part in (tmp_path / "beat").read_bytes().split()[:3]]
+
+
+@pytest.fixture
+def meet(monkeypatch, capsys, beats):
     """Rank 1 of four meets the others in a store, a second between two looks: gives what it says and raises."""
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
@@ -158,7 +168,7 @@ def meet(monkeypatch, capsys):
 
     def run(store) -> tuple[str, str]:
         monkeypatch.setattr(meeting, "store_at", lambda *arguments: store)
-        with pytest.raises(InputError) as error:
+        with pytest.raises(InputError) as error, heartbeat.waiting():
             meeting.meet(Job(1, 4, 1, 1, "environment", "127.0.0.1:9999"), 600, 20.0)
         return capsys.readouterr().err, str(error.value)
 
@@ -184,6 +194,18 @@ def test_who_waits_for_rank_0_says_so(meet, monkeypatch):
     said, error = meet(None)
     assert said == "rank 1: waiting at 127.0.0.1:9999 for rank 0 (Connection refused)\n"
     assert error == "no rank 0 at 127.0.0.1:9999 within 600 s (Connection refused)"
+
+
+@pytest.mark.parametrize("rank_0_is_there", [True, False])
+def test_who_waits_shows_that_it_is_alive(meet, beats, monkeypatch, rank_0_is_there):
+    """It sleeps in code of ours, and asks so rarely that it looks idle: `pet launch` took it for one that hangs."""
+    before = heartbeat.repeat
+    monkeypatch.setattr(meeting, "repeat", lambda: (before(), seen.append(beats())))
+    seen: list[list[float]] = []
+    if not rank_0_is_there:
+        monkeypatch.setattr(meeting.socket, "create_connection", Mock(side_effect=ConnectionRefusedError))
+    meet(Store(**{"rank 3": 0, "of 4": 2, "processes": 2}))
+    assert seen == [[float(second), heartbeat.WAITING, 0.0] for second in range(601)]
 
 
 def test_no_python_code_is_kept_from_running_while_others_are_waited_for(tmp_path):

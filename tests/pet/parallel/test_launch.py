@@ -207,13 +207,6 @@ def test_waiting_for_a_slow_peer_is_no_hang(tmp_path):
     assert finish(start(tmp_path, ["-n", "2", "--hang-timeout", "1"], code))[0] == 0
 
 
-def test_waiting_for_a_peer_that_has_not_joined_is_no_hang(tmp_path):
-    """Asking whether it is there takes next to no time of a core."""
-    code = "from pet.launching.heartbeat import watched\nfrom pet.parallel.join import join\n"
-    code = NOTE_PID + code + "while r == 0 and time.process_time() < 5: pass\nwith watched():\n    join()"
-    assert finish(start(tmp_path, ["-n", "2", "--hang-timeout", "1"], code))[0] == 0
-
-
 def test_a_hang_is_one_without_an_option_too(tmp_path, assert_gone):
     """By the launcher's own account within twenty seconds: the limit, and a look at the clock now and then."""
     code = NOTE_PID + "work() if r == 0 else forever()"
