@@ -142,6 +142,13 @@ def their_logits(model, ids=IDS):
         return model(torch.tensor(ids)).logits.numpy()
 
 
+def deltas(model) -> dict[str, np.ndarray]:
+    """What a model of PEFT's adds to each weight."""
+    with torch.no_grad():
+        cells = {name: cell for name, cell in model.named_modules() if hasattr(cell, "get_delta_weight")}
+        return {name: cell.get_delta_weight("default").numpy() for name, cell in cells.items()}
+
+
 def randomise(parameters, seed):
     generator = np.random.default_rng(seed)
     for parameter in parameters:
@@ -598,6 +605,10 @@ def test_adalora_opens_as_the_lora_that_it_is(pairs, family, init_r, target, tmp
     assert np.abs(found - pair.our_logits()).max() > 0.01
     again = peft.PeftModel.from_pretrained(copy.deepcopy(pair.theirs), tmp_path / "lora").eval()
     np.testing.assert_allclose(found, their_logits(again), rtol=0, atol=LIMIT)
+    ours, right = deltas(again), deltas(theirs)
+    assert ours and ours.keys() <= right.keys()
+    for name, delta in right.items():  # a cell that has no rank left is none of ours
+        np.testing.assert_allclose(ours.get(name, 0.0 * delta), delta, rtol=0, atol=1e-6, err_msg=name)
     pet.merge_checkpoint(pair.theirs.config._name_or_path, tmp_path / "own", tmp_path / "merged")
     whole = pet.AutoModel.from_pretrained(tmp_path / "merged")
     np.testing.assert_allclose(whole(IDS).asnumpy(), found, rtol=0, atol=1e-5)

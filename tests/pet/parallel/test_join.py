@@ -199,9 +199,8 @@ def test_who_waits_for_rank_0_says_so(meet, monkeypatch):
 @pytest.mark.parametrize("rank_0_is_there", [True, False])
 def test_who_waits_shows_that_it_is_alive(meet, beats, monkeypatch, rank_0_is_there):
     """It sleeps in code of ours, and asks so rarely that it looks idle: `pet launch` took it for one that hangs."""
-    before = heartbeat.repeat
-    monkeypatch.setattr(meeting, "repeat", lambda: (before(), seen.append(beats())))
     seen: list[list[float]] = []
+    monkeypatch.setattr(meeting, "repeat", lambda: (heartbeat.repeat(), seen.append(beats())))
     if not rank_0_is_there:
         monkeypatch.setattr(meeting.socket, "create_connection", Mock(side_effect=ConnectionRefusedError))
     meet(Store(**{"rank 3": 0, "of 4": 2, "processes": 2}))
