@@ -67,9 +67,9 @@ static void across(const struct attention *of, const struct head *head, struct n
 /* c (rows, columns) = a·b, or c + a·b, for a strip `a` and b as `along` and `across` make it. */
 static void multiply(int64_t rows, int64_t columns, float *c, int64_t c_row, const uint16_t *a, const uint16_t *b,
                      int64_t b_row, int64_t depth, int add) {
+    struct bf16_factors both = {a, BF16_DEPTH, BF16_STRIP, b, b_row * BF16_COLUMNS, depth};
     for (int64_t j = 0; j < columns; j += WIDTH) {
-        struct bf16_part part = {.a = a, .a_row = BF16_DEPTH, .a_block = BF16_STRIP, .b = b + j * b_row,
-                                 .b_column = b_row * BF16_COLUMNS, .depth = depth, .c = c + j, .c_row = c_row, .add = add};
+        struct bf16_part part = {.factors = &both, .count = 1, .b_first = j * b_row, .c = c + j, .c_row = c_row, .add = add};
         bf16_product(rows, least(columns - j, WIDTH), &part);
     }
 }

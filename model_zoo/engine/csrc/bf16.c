@@ -131,23 +131,25 @@ static inline __attribute__((always_inline)) void vectors(int tall, int wide, __
         for (int v = 0; v < wide; v++)
             sums[row][v] = of->add ? _mm512_maskz_loadu_ps(v == wide - 1 ? last : 0xffff, c + row * of->c_row + v * BF16_COLUMNS)
                                    : _mm512_setzero_ps();
-    const uint16_t *a = of->a + i * of->a_row, *b = of->b + j / BF16_COLUMNS * of->b_column;
-    int64_t a_row = of->a_row, a_block = of->a_block, b_column = of->b_column;
-    for (int64_t k = 0; k < of->depth; k += BF16_DEPTH, a += a_block)
+    for (const struct bf16_factors *from = of->factors; from < of->factors + of->count; from++) {
+        const uint16_t *a = from->a + i * from->a_row, *b = from->b + of->b_first + j / BF16_COLUMNS * from->b_column;
+        int64_t a_row = from->a_row, a_block = from->a_block, b_column = from->b_column;
+        for (int64_t left = from->depth; left > 0; left -= BF16_DEPTH, a += a_block)
 #pragma GCC unroll 2
-        for (int pair = 0; pair < BF16_DEPTH; pair += 2, b += 2 * BF16_COLUMNS) {
-            __m512bh right[BROAD];
+            for (int pair = 0; pair < (left < BF16_DEPTH ? left : BF16_DEPTH); pair += 2, b += 2 * BF16_COLUMNS) {
+                __m512bh right[BROAD];
 #pragma GCC unroll 8
-            for (int v = 0; v < wide; v++) right[v] = (__m512bh)_mm512_loadu_si512(b + v * b_column);
+                for (int v = 0; v < wide; v++) right[v] = (__m512bh)_mm512_loadu_si512(b + v * b_column);
 #pragma GCC unroll 16
-            for (int row = 0; row < tall; row++) {
-                int two;
-                memcpy(&two, a + row * a_row + pair, sizeof two);
-                __m512bh left = (__m512bh)_mm512_set1_epi32(two);
+                for (int row = 0; row < tall; row++) {
+                    int two;
+                    memcpy(&two, a + row * a_row + pair, sizeof two);
+                    __m512bh left = (__m512bh)_mm512_set1_epi32(two);
 #pragma GCC unroll 8
-                for (int v = 0; v < wide; v++) sums[row][v] = _mm512_dpbf16_ps(sums[row][v], left, right[v]);
+                    for (int v = 0; v < wide; v++) sums[row][v] = _mm512_dpbf16_ps(sums[row][v], left, right[v]);
+                }
             }
-        }
+    }
     uint16_t *low = of->low + i * of->low_row + j;
 #pragma GCC unroll 16
     for (int row = 0; row < tall; row++)
@@ -200,8 +202,7 @@ void bf16_end(void) {
 }
 
 /* 32 rows by 32 columns, or by the first 16 of them: all of these are there in c. */
-static inline __attribute__((always_inline)) void tiles(int wide, float *c, int64_t c_row, const uint16_t *b,
-                                                        const struct bf16_part *of) {
+static inline __attribute__((always_inline)) void tiles(int wide, float *c, int64_t c_row, int64_t j, const struct bf16_part *of) {
     const int bytes = 4, right = 2 * BF16_COLUMNS * 2; /* of a pair's line */
     if (of->add) {
         _tile_loadd(0, c, c_row * bytes);
@@ -214,17 +215,19 @@ static inline __attribute__((always_inline)) void tiles(int wide, float *c, int6
         _tile_zero(2);
         _tile_zero(3);
     }
-    const uint16_t *a = of->a;
-    for (int64_t k = 0; k < of->depth; k += BF16_DEPTH, a += of->a_block, b += BF16_DEPTH * BF16_COLUMNS) {
-        _tile_stream_loadd(6, b, right); /* lest it drives a out of the first cache */
-        _tile_loadd(4, a, of->a_row * 2);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, a + TILE * of->a_row, of->a_row * 2);
-        _tile_dpbf16ps(2, 5, 6);
-        if (wide == 2) {
-            _tile_stream_loadd(7, b + of->b_column, right);
-            _tile_dpbf16ps(1, 4, 7);
-            _tile_dpbf16ps(3, 5, 7);
+    for (const struct bf16_factors *from = of->factors; from < of->factors + of->count; from++) {
+        const uint16_t *a = from->a, *b = from->b + of->b_first + j / TILE * from->b_column;
+        for (int64_t k = 0; k < from->depth; k += BF16_DEPTH, a += from->a_block, b += BF16_DEPTH * BF16_COLUMNS) {
+            _tile_stream_loadd(6, b, right); /* lest it drives a out of the first cache */
+            _tile_loadd(4, a, from->a_row * 2);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(5, a + TILE * from->a_row, from->a_row * 2);
+            _tile_dpbf16ps(2, 5, 6);
+            if (wide == 2) {
+                _tile_stream_loadd(7, b + from->b_column, right);
+                _tile_dpbf16ps(1, 4, 7);
+                _tile_dpbf16ps(3, 5, 7);
+            }
         }
     }
     _tile_stored(0, c, c_row * bytes);
@@ -244,13 +247,12 @@ static void by_tiles(int64_t rows, int64_t columns, const struct bf16_part *of) 
         int whole = rows == 2 * TILE && some == wide * TILE;
         float *to = whole ? c : rest;
         int64_t to_row = whole ? of->c_row : 2 * TILE;
-        const uint16_t *b = of->b + j / TILE * of->b_column;
         if (of->add && !whole) memset(rest, 0, sizeof rest);
         if (of->add && !whole) copy_rows(c, of->c_row, rest, to_row, rows, some);
         if (wide == 2)
-            tiles(2, to, to_row, b, of);
+            tiles(2, to, to_row, j, of);
         else
-            tiles(1, to, to_row, b, of);
+            tiles(1, to, to_row, j, of);
         for (int64_t i = 0; i < rows && of->low; i++)
             put_back((struct numbers){of->low, 1}, i * of->low_row + j, some, to + i * to_row);
         if (!whole && !of->low) copy_rows(rest, to_row, c, of->c_row, rows, some);

@@ -47,20 +47,26 @@ void bf16_same_columns(const uint16_t *from, int64_t row, int64_t depth, int64_t
 /* BF16_COLUMNS columns, or fewer, of (columns, depth) numbers in bfloat16, whose rows are `row` apart, as pairs likewise. */
 void bf16_turned_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to);
 
-/* A product of float32 sums, or some of its depth, a multiple of BF16_DEPTH. */
-struct bf16_part {
+/* Two factors, or some of their depth. Behind it both have zeros up to a multiple of BF16_DEPTH. */
+struct bf16_factors {
     const uint16_t *a;      /* a strip as bf16_rows makes it, or some of its blocks; or, on vectors, rows where they lie */
     int64_t a_row, a_block; /* how far its rows, and its blocks of BF16_DEPTH, are apart */
     const uint16_t *b;      /* vectors of columns as bf16_pairs makes them, `b_column` apart */
     int64_t b_column, depth;
-    float *c; /* (rows, columns), whose lines are `c_row` apart: the result, or what it is added to */
+};
+
+/* The float32 sum of some products, which stays in registers from one to the next. */
+struct bf16_part {
+    const struct bf16_factors *factors;
+    int64_t count, b_first; /* how far behind its `b` each right factor begins */
+    float *c;               /* (rows, columns), whose lines are `c_row` apart: the result, or what it is added to */
     int64_t c_row;
     int add;
     uint16_t *low; /* if anywhere, the result goes there in bfloat16; c then holds nothing of use */
     int64_t low_row;
 };
 
-/* c = a·b, or c + a·b. Up to BF16_ROWS rows and 4·BF16_COLUMNS columns. */
+/* c = the sum, or c + the sum. Up to BF16_ROWS rows and 4·BF16_COLUMNS columns. */
 void bf16_product(int64_t rows, int64_t columns, const struct bf16_part *of);
 
 #endif

@@ -6,6 +6,8 @@
 enum {
     STAGED = 2 * BF16_DEPTH, /* rows of the right factor that are rounded together */
     DEEP = 512,              /* of the depth, so that BF16_ROWS rows stay in the first cache while they meet a block */
+    FLAT = 64,               /* of the depth, which are multiplied with what comes before, lest they cost a pass over the sums */
+    MOST_FACTORS = MOST_TERMS + 3, /* each term of a sum, and what MOST_DEPTH lets be cut */
 };
 
 int64_t rounded_depth(const struct sum *of) {
@@ -62,23 +64,28 @@ void some_rounded_rows(const struct sum *of, int64_t first, int64_t last, int64_
     if (add && (of->c.low || of->before.at != of->c.at))
         for (int64_t i = 0; i < rows; i++)
             copy_numbers(of->before, at + i * of->columns, (struct numbers){c}, i * c_row, last - first);
+    struct bf16_factors factors[MOST_FACTORS];
+    int count = 0;
     for (const struct part *from = of->parts; from < of->parts + of->count; from++) {
         int64_t padded = up_to_pairs(from->depth);
         int direct = in_place(from);
         const uint16_t *a = direct ? place_of(from->a, row * from->a_row) : from->rounded + row * padded;
         int64_t a_row = direct ? from->a_row : BF16_DEPTH, along = direct ? 1 : BF16_ROWS; /* from one of the depth to the next */
-        for (int64_t k = 0; k < padded; k += DEEP, add = 1) {
-            int ends = of->c.low && k + DEEP >= padded && from + 1 == of->parts + of->count;
-            for (int64_t column = first; column < last; column += of->panel) {
-                struct bf16_part part = {.a = a + k * along, .a_row = a_row, .a_block = BF16_DEPTH * along,
-                                         .b = copied + (column - first) * whole + above * of->panel + k * BF16_COLUMNS,
-                                         .b_column = padded * BF16_COLUMNS, .depth = least(padded - k, DEEP),
-                                         .c = c + column - first, .c_row = c_row, .add = add,
-                                         .low = ends ? place_of(of->c, at + column - first) : NULL, .low_row = of->columns};
-                bf16_product(rows, least(last - column, of->panel), &part);
-            }
-        }
+        for (int64_t k = 0; k < padded; k += DEEP)
+            factors[count++] = (struct bf16_factors){a + k * along, a_row, BF16_DEPTH * along,
+                                                     copied + above * of->panel + k * BF16_COLUMNS, padded * BF16_COLUMNS,
+                                                     least(from->depth - k, DEEP)};
         above += padded;
+    }
+    for (int first_of = 0, end; first_of < count; first_of = end, add = 1) {
+        for (end = first_of + 1; end < count && factors[end].depth <= FLAT; end++);
+        for (int64_t column = first; column < last; column += of->panel) {
+            struct bf16_part part = {.factors = factors + first_of, .count = end - first_of, .b_first = (column - first) * whole,
+                                     .c = c + column - first, .c_row = c_row, .add = add,
+                                     .low = of->c.low && end == count ? place_of(of->c, at + column - first) : NULL,
+                                     .low_row = of->columns};
+            bf16_product(rows, least(last - column, of->panel), &part);
+        }
     }
 }
 

@@ -10,7 +10,7 @@
 #include "pool.h"
 #include "vectors.h"
 
-enum { AT_ONCE = 16384 };
+enum { AT_ONCE = 16384, SQUARES = 32 };
 
 struct adamw {
     float *weights, *average, *square;
@@ -58,9 +58,13 @@ static void square_parts(void *arguments, int64_t first, int64_t last) {
     struct squares *of = arguments;
     for (int64_t part = first; part < last; part++) {
         int64_t end = (part + 1) * AT_ONCE < of->size ? (part + 1) * AT_ONCE : of->size;
-        double sum = 0.0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = part * AT_ONCE; i < end; i++) sum += (double)of->vector[i] * of->vector[i];
+        double lanes[SQUARES] = {0}, sum = 0.0; /* one sum after the other would wait for each addition */
+        int64_t i = part * AT_ONCE;
+        for (; i + SQUARES <= end; i += SQUARES)
+#pragma GCC unroll 32
+            for (int j = 0; j < SQUARES; j++) lanes[j] += (double)of->vector[i + j] * of->vector[i + j];
+        for (; i < end; i++) sum += (double)of->vector[i] * of->vector[i];
+        for (int j = 0; j < SQUARES; j++) sum += lanes[j];
         of->sums[part] = sum;
     }
 }
