@@ -144,9 +144,9 @@ static inline __attribute__((always_inline)) void vectors(int tall, int wide, __
                 for (int row = 0; row < tall; row++) {
                     int two;
                     memcpy(&two, a + row * a_row + pair, sizeof two);
-                    __m512bh left = (__m512bh)_mm512_set1_epi32(two);
+                    __m512bh copies = (__m512bh)_mm512_set1_epi32(two);
 #pragma GCC unroll 8
-                    for (int v = 0; v < wide; v++) sums[row][v] = _mm512_dpbf16_ps(sums[row][v], left, right[v]);
+                    for (int v = 0; v < wide; v++) sums[row][v] = _mm512_dpbf16_ps(sums[row][v], copies, right[v]);
                 }
             }
     }
