@@ -21,7 +21,6 @@
 
 enum {
     BLOCK = 64,          /* columns of a block */
-    MOST_DEPTH = 1536,   /* and its rows: 384 KB, which the second caches of servers hold, and some rows besides */
     CHUNK = 4 * TALL,    /* rows of the result that a thread takes at once */
     STRETCH = 16,        /* rows of a factor that are copied at once */
     BF16_BLOCK = 256, BF16_MOST = 512, BF16_ROOM = 1 << 18, BF16_CHUNK = BF16_ROWS, /* in bfloat16, see block_columns */

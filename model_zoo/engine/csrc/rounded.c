@@ -7,7 +7,7 @@ enum {
     STAGED = 2 * BF16_DEPTH, /* rows of the right factor that are rounded together */
     DEEP = 512,              /* of the depth, so that BF16_ROWS rows stay in the first cache while they meet a block */
     FLAT = 64,               /* of the depth, which are multiplied with what comes before, lest they cost a pass over the sums */
-    MOST_FACTORS = MOST_TERMS + 3, /* each term of a sum, and what MOST_DEPTH lets be cut */
+    MOST_FACTORS = MOST_TERMS + MOST_DEPTH / DEEP, /* each term of a sum, and what is cut */
 };
 
 int64_t rounded_depth(const struct sum *of) {

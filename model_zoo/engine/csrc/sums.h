@@ -6,7 +6,10 @@
 #include "pool.h"
 #include "vectors.h"
 
-enum { PANEL = WIDE * LANES };
+enum {
+    PANEL = WIDE * LANES,
+    MOST_DEPTH = 1536, /* of a block's rows: 384 KB, which the second caches of servers hold, and some rows besides */
+};
 
 /* Some of a term's depth. */
 struct part {
