@@ -48,7 +48,7 @@ class Mine:
         from pet.train.step import TrainStep
 
         parameters = [parameter for parameter in self.model.get_parameters() if parameter.requires_grad]
-        optimizer = AdamW(make_segments(parameters, learning_rate=LEARNING_RATE))
+        optimizer = AdamW(make_segments(parameters, learning_rate=LEARNING_RATE, apart=AdamW.moves_in_place()))
         set_precision(self.model, self.precision)
         self.model.set_train(True)
         self.model.set_fast(True)

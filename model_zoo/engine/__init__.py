@@ -41,7 +41,7 @@ from model_zoo.engine.packing import packed_product, packed_words, packing_kerne
 from model_zoo.engine.plain_products import Rounded, Widened
 from model_zoo.engine.run import MemoryProfile, fuse_layers, memory_profile
 from model_zoo.engine.speed import bf16_speedup, describe_bf16, no_bf16, product_rates
-from model_zoo.engine.updates import adamw_in_place, sum_of_squares
+from model_zoo.engine.updates import adamw_in_place, sums_of_squares
 
 __all__ = [
     "MemoryProfile",
@@ -72,7 +72,7 @@ __all__ = [
     "ranked_cross_entropy",
     "set_kernels",
     "stored_rows",
-    "sum_of_squares",
+    "sums_of_squares",
     "switched_off",
     "token_attention",
     "token_cross_entropy",

@@ -11,8 +11,8 @@ from model_zoo.engine.build import library
 from model_zoo.engine.cells import custom
 
 
-def one(*shapes):
-    return [1]
+def one_each(*shapes):
+    return [len(shapes)]
 
 
 @functools.cache
@@ -58,6 +58,6 @@ def adamw_in_place(weights: list[np.ndarray], gradient, average, square, numbers
 
 
 @functools.cache
-def sum_of_squares():
-    """The operator ``(n,)`` → ``(1,)``, added up in double precision."""
-    return custom("sum_of_squares", one)
+def sums_of_squares():
+    """The operator of n tensors of any shapes → the sum of squares of each ``(n,)``, added up in double precision."""
+    return custom("sums_of_squares", one_each)

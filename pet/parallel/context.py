@@ -155,7 +155,7 @@ class ParallelContext(DistributedContext):
         if len(which) == 1:
             vectors[which[0]] = collectives.all_reduce(vectors[which[0]], group)
             return
-        total = collectives.all_reduce(_concat([vectors[index] for index in which]), group)
+        total = collectives.all_reduce(_concat([vectors[index].reshape(-1) for index in which]), group)
         sizes = [vectors[index].size for index in which]
         for index, part in zip(which, ops.split(total, sizes), strict=True):
             vectors[index] = part

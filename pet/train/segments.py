@@ -8,6 +8,9 @@ clipping, update) is a handful of operators on each::
     parameters   lora_A (8, 512)   lora_B (512, 8)   bias (512,)          frozen ones do not appear
     segment 0    [ 4096 numbers  |  4096 numbers ]                        weight decay 0.01
     segment 1                                       [ 512 numbers ]       weight decay 0
+
+A large tensor costs more to lay into a vector than operators of its own cost. So it can be a segment by itself, and the
+gradient of a segment of one parameter stays in that one's shape.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ from model_zoo.errors import InputError
 # Numbers in a segment, at most, unless one parameter alone has more. What the update needs besides, some six vectors of
 # its segment, then stays small beside the weights; LoRA's parameters still are one or two segments.
 LONGEST = 1 << 22
+# From so many numbers on a parameter is a segment by itself, where that costs no graph: twice copied, they take longer
+# (0.7 ns each on two cores) than three operators of their own.
+ALONE = 1 << 18
 
 _concat = ops.Concat(0)
 _split = ops.auto_generate.SplitWithSize()
@@ -79,6 +85,7 @@ def make_segments(
     groups: Sequence = (),
     lora_plus_ratio: float | None = None,
     longest: int = LONGEST,
+    apart: bool = False,
 ) -> list[Segment]:
     """Sorts parameters into segments.
 
@@ -91,6 +98,7 @@ def make_segments(
             that matches a parameter counts.
         lora_plus_ratio: LoRA+ (Hayou et al. 2024): the rate of every B as a multiple of A's.
         longest: numbers in a segment, at most, unless one parameter alone has more.
+        apart: give each parameter of `ALONE` numbers a segment (`pet.train.optimizers.Optimizer.moves_in_place`).
 
     Raises:
         InputError: nothing to train, or a glob that matches no trainable parameter.
@@ -104,7 +112,7 @@ def make_segments(
                 raise InputError(
                     f"train.groups: {pattern!r} matches no trainable parameter; there is for example {names[0]!r}"
                 )
-    sorted_in: dict[tuple[float, float, str], list[Parameter]] = {}
+    sorted_in: dict[tuple[float, float, str, str], list[Parameter]] = {}
     for parameter in parameters:
         ratio = getattr(parameter, "learning_rate_ratio", 1.0)  # LoRA+ as the adapter's own setting
         decay = weight_decay if decay_vectors or len(parameter.shape) > 1 else 0.0
@@ -119,9 +127,10 @@ def make_segments(
                 break
         # what processes share in different ways is summed in different ways
         role = getattr(parameter, "parallel_role", "whole")
-        sorted_in.setdefault((ratio, decay, role), []).append(parameter)
+        own = parameter.name if apart and parameter.size >= ALONE else ""
+        sorted_in.setdefault((ratio, decay, role, own), []).append(parameter)
     segments = []
-    for (ratio, decay, _), members in sorted_in.items():
+    for (ratio, decay, *_), members in sorted_in.items():
         part: list[Parameter] = []
         for parameter in members:
             if part and sum(int(p.size) for p in part) + int(parameter.size) > longest:
@@ -142,10 +151,14 @@ def flatten(tensors):
 
 
 def vectors_of(gradients, spans):
-    """Gradients as one vector per segment, given where each begins and ends among them, within a graph."""
+    """Gradients as one float32 vector per segment, given where each begins and ends among them, within a graph; that of
+    a single parameter keeps its shape, since a view of another one would be copied by whoever reads it."""
     vectors = []
     for first, last in spans:
-        vectors.append(flatten(gradients[first:last]))
+        if last - first == 1:
+            vectors.append(gradients[first].astype(ms.float32))
+        else:
+            vectors.append(flatten(gradients[first:last]))
     return tuple(vectors)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from mindspore import ParameterTuple, Tensor, ops
 
 from model_zoo.ascend.attention import document_ends
-from model_zoo.engine import available, fuse_layers, sum_of_squares
+from model_zoo.engine import available, fuse_layers, sums_of_squares
 from model_zoo.layers import AttentionCore
 from model_zoo.turns import in_turn
 from pet.train.compiled import Compiled
@@ -70,22 +70,6 @@ def in_whole(model, weights=(), input_trained: bool = False):
     if not getattr(model, "runs_fast", False) or not available():
         return contextlib.nullcontext()
     return fuse_layers(model, weights, input_trained)
-
-
-def square_sum(compiled: bool) -> Callable:
-    """A graph function ``(n,) → ()``: the sum of squares."""
-    if compiled and available():
-        kernel = sum_of_squares()
-
-        def in_one(vector):
-            return kernel(vector).reshape(())
-
-        return in_one
-
-    def plain(vector):
-        return (vector * vector).sum()
-
-    return plain
 
 
 def tensors(batch: dict[str, Any], arrays: Sequence[str], by_documents: bool = False) -> list[Tensor]:
@@ -180,12 +164,10 @@ class TrainStep:
                 sums.append(vectors[index] + vectors[len(spans) + index])
             return tuple(sums)
 
-        squared = square_sum(compiled)
-
         def squares(*vectors):
             sums = []
             for vector in vectors:
-                sums.append(squared(vector))
+                sums.append((vector * vector).sum())
             return ops.stack(sums)
 
         self.by_documents = takes_documents(model)
@@ -198,7 +180,8 @@ class TrainStep:
         ]
         # of few operators: where these are kernels of the engine, compiling them takes longer than they ever do
         self.add = Compiled(add, compiled and not available())
-        self.squares = Compiled(squares, compiled and not available())
+        kernels = compiled and available()
+        self.squares = Compiled(sums_of_squares() if kernels else squares, compiled and not kernels)
 
     @in_turn
     def __call__(

@@ -27,11 +27,11 @@ from pet.train.memory import present_memory
 from pet.train.noise import key_setter
 from pet.train.objectives import make_objective
 from pet.train.objectives.base import Objective
-from pet.train.optimizers import make_optimizer
+from pet.train.optimizers import make_optimizer, segments_of
 from pet.train.precision import prepare_model
 from pet.train.saving import Saving
 from pet.train.schedules import Schedule, given
-from pet.train.segments import check_unchanged, make_segments
+from pet.train.segments import check_unchanged
 from pet.train.settings import eval_settings, in_rows, total_steps, with_settings
 from pet.train.state import Position
 from pet.train.step import StepResult, TrainStep
@@ -137,11 +137,11 @@ class Trainer(Measuring, Saving):
         self.compiled = compiled and getattr(model, "compiles", True)  # the update is compiled all the same
         self.objective.extend(model)
         self.precision = prepare_model(model, self.settings, self.distributed)
-        names = ("learning_rate", "weight_decay", "decay_vectors", "groups", "lora_plus_ratio")
         self.trained = trainable_parameters(model)
-        segments = make_segments(self.trained, **{name: getattr(self.settings, name) for name in names})
         self.optimizer = self.distributed.make_optimizer(
-            lambda parts: make_optimizer(self.settings, parts, compiled), segments, self.settings.optimizer
+            lambda parts: make_optimizer(self.settings, parts, compiled),
+            segments_of(self.settings, self.trained),
+            self.settings.optimizer,
         )
         step = TrainStep(
             model,

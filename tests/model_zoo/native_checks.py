@@ -274,7 +274,13 @@ class Numbers(ctypes.Structure):
 
 
 class Term(ctypes.Structure):
-    _fields_ = (("a", Numbers), ("b", Matrix), ("depth", ctypes.c_int64), ("turned", ctypes.c_int))
+    _fields_ = (
+        ("a", Numbers),
+        ("b", Matrix),
+        ("depth", ctypes.c_int64),
+        ("turned", ctypes.c_int),
+        ("a_row", ctypes.c_int64),
+    )
 
 
 class Product(ctypes.Structure):
@@ -536,8 +542,9 @@ def updates(kernels):
             kernels.digest.update(one.tobytes())
         for array, whole in (*rooms, *vectors):
             assert not kernels.guarded or (whole == UNTOUCHED).sum() == whole.size - array.size
-        squared = (gradient.astype(np.float64) ** 2).sum()
-        np.testing.assert_allclose(kernels("sum_of_squares", (gradient,), (1,)), squared, rtol=1e-6)
+        several = (gradient, *(array.reshape(1, -1, 1) for array, _ in vectors))
+        squared = [(array.astype(np.float64) ** 2).sum() for array in several]
+        np.testing.assert_allclose(kernels("sums_of_squares", several, (3,)), squared, rtol=1e-6)
 
 
 def norms(kernels):

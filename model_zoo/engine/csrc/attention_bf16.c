@@ -12,7 +12,6 @@ enum { TOGETHER = 4, TOGETHER_DEEP = TOGETHER * BF16_DEPTH };
  * and so have room behind the last one. */
 struct head {
     int64_t width, total, deep, keys; /* the latter two filled up, to be the depth of a product */
-    float *turned;                    /* (width, padded) */
     float *room;                      /* for what is widened: some rows, twice */
     uint16_t *rows;                   /* some rows of queries, or of their gradients */
     uint16_t *shares;                 /* some rows of scores */
@@ -20,48 +19,23 @@ struct head {
 
 static int64_t columns_of(int64_t columns) { return (columns + BF16_COLUMNS - 1) / BF16_COLUMNS * BF16_COLUMNS; }
 
-/* Some rows from number `first` on, which are `row` apart, as a strip. */
-static void as_strip(struct numbers of, int64_t first, int64_t row, int64_t rows, int64_t width, uint16_t *to) {
-    (of.low ? bf16_same_rows : bf16_rows)(place_of(of, first), row, rows, width, to);
-}
-
 /* (depth, width) numbers from number `first` on, whose lines are `row` apart, as a right factor; `deep` is its depth filled
  * up, and that of the matrix of which it is a part `all`. */
 static void along(struct numbers of, int64_t first, int64_t row, int64_t depth, int64_t width, uint16_t *to, int64_t deep,
                   int64_t all) {
-    float some[BF16_DEPTH * BF16_COLUMNS] = {0};
-    for (int64_t j = 0, wide; j < width; j += wide) {
-        wide = least(width - j, of.low ? 2 * BF16_COLUMNS : BF16_COLUMNS);
-        for (int64_t k = 0; k < deep; k += BF16_DEPTH) {
-            int64_t rows = k < depth ? least(depth - k, BF16_DEPTH) : 0;
-            const void *from = place_of(of, first + k * row + j);
-            uint16_t *there = to + j * all + k * BF16_COLUMNS;
-            if (of.low) {
-                bf16_same_pairs(from, row, rows, wide, there, all * BF16_COLUMNS);
-            } else if (wide == BF16_COLUMNS) {
-                bf16_pairs(from, row, rows, there);
-            } else {
-                for (int64_t i = 0; i < rows; i++)
-                    memcpy(some + i * BF16_COLUMNS, (const float *)from + i * row, (size_t)wide * sizeof(float));
-                bf16_pairs(some, BF16_COLUMNS, rows, there);
-            }
-        }
-    }
+    for (int64_t k = 0; k < deep; k += BF16_DEPTH)
+        for (int64_t j = 0; j < width; j += 2 * BF16_COLUMNS)
+            bf16_pairs(of, first + k * row + j, row, least(depth - k, BF16_DEPTH), least(width - j, 2 * BF16_COLUMNS),
+                       to + j * all + k * BF16_COLUMNS, all * BF16_COLUMNS);
 }
 
 /* (total, width) numbers from number `first` on as a right factor (width, total). */
-static void across(const struct attention *of, const struct head *head, struct numbers from, int64_t first, uint16_t *to) {
+static void across(const struct head *head, struct numbers from, int64_t first, uint16_t *to) {
     int64_t width = head->width;
-    if (!from.low) turn((const float *)from.at + first, width, head->total, width, head->turned, of->padded);
     for (int64_t j = 0; j < columns_of(head->total); j += BF16_COLUMNS)
-        for (int64_t k = 0; k < head->deep; k += BF16_DEPTH) {
-            int64_t rows = least(width - k, BF16_DEPTH);
-            uint16_t *there = to + j * head->deep + k * BF16_COLUMNS;
-            if (from.low)
-                bf16_turned_pairs(place_of(from, first + j * width + k), width, rows, least(head->total - j, BF16_COLUMNS), there);
-            else
-                bf16_pairs(head->turned + k * of->padded + j, of->padded, rows, there);
-        }
+        for (int64_t k = 0; k < head->deep; k += BF16_DEPTH)
+            bf16_turned_pairs(from, first + j * width + k, width, least(width - k, BF16_DEPTH), least(head->total - j, BF16_COLUMNS),
+                              to + j * head->deep + k * BF16_COLUMNS);
 }
 
 /* c (rows, columns) = a·b, or c + a·b, for a strip `a` and b as `along` and `across` make it. */
@@ -94,12 +68,11 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
     struct attention *of = arguments;
     struct head head = head_of(of);
     int64_t width = of->width, padded = of->padded, deep = head.deep, pair_before = -1;
-    head.turned = pet_scratch(0, width * padded * 4);
     float *scores = pet_scratch(1, SOME * padded * 4);
     uint16_t *keys = pet_scratch(2, (columns_of(of->total) * deep + columns_of(width) * head.keys) * 2);
     head.rows = pet_scratch(3, SOME * (deep + head.keys) * 2);
     head.room = pet_scratch(4, room_of(of) * 4);
-    if (!head.turned || !scores || !keys || !head.rows || !head.room) {
+    if (!scores || !keys || !head.rows || !head.room) {
         of->failed = 1;
         return;
     }
@@ -113,7 +86,7 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
         float *stats = of->mixed_stats + unit * of->length * 2;
         if (pair != pair_before) {
             int64_t at = pair * of->total * width;
-            across(of, &head, of->keys, at, keys);
+            across(&head, of->keys, at, keys);
             along(of->values, at, width, of->total, width, values, head.keys, head.keys);
         }
         pair_before = pair;
@@ -121,14 +94,14 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
             rows = rows_together(of, batch, row, SOME);
             struct view view = look(of, batch, row, rows);
             int64_t count = up_to_lanes(last_seen(&view, rows) - view.first), filled = up_to_pairs(count);
-            as_strip(of->query, query + row * width, width, rows, width, head.rows);
+            bf16_rows(of->query, query + row * width, width, rows, width, head.rows);
             multiply(rows, count, scores, padded, head.rows, keys + view.first * deep, deep, deep, 0);
             for (int64_t i = 0; i < rows; i++) {
                 float *line = scores + i * padded, *of_row = stats + (row + i) * 2;
                 of_row[0] = highest_of(of, &view, batch, row, i, line, count);
                 of_row[1] = weigh(line, count, of_row[0], view.blind[i] ? 1.0f : of->scale);
             }
-            bf16_rows(scores, padded, rows, count, head.shares);
+            bf16_rows((struct numbers){scores}, 0, padded, rows, count, head.shares);
             int64_t at = mixed + row * of->joined, out_row = of->mixed.low ? width : of->joined;
             float *out = room_for(of->mixed, at, head.room);
             multiply(rows, width, out, out_row, head.shares, values + view.first * BF16_COLUMNS, head.keys, filled, 0);
@@ -185,10 +158,11 @@ static int64_t next_block(const struct attention *of, struct gathered *all, int6
 }
 
 /* Scores (rows, count) of a block, of which the first is that of key `first`, turned. */
-static void gather_turned(uint16_t *to, int64_t block, const float *scores, int64_t padded, int64_t rows, int64_t first,
+static void gather_turned(uint16_t *to, int64_t block, float *scores, int64_t padded, int64_t rows, int64_t first,
                           int64_t count) {
     for (int64_t j = 0; j < count; j += BF16_COLUMNS)
-        bf16_columns(scores + j, padded, rows, strip_of(to, first + j) + block * BF16_STRIP + (first + j) % SOME * BF16_DEPTH);
+        bf16_columns((struct numbers){scores}, j, padded, rows, BF16_COLUMNS,
+                     strip_of(to, first + j) + block * BF16_STRIP + (first + j) % SOME * BF16_DEPTH);
 }
 
 /* The gradients of all queries that one key head serves, and of its keys and values. */
@@ -197,13 +171,12 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
     struct head head = head_of(of);
     int64_t width = of->width, padded = of->padded, joined = of->joined, groups = of->heads / of->key_heads, deep = head.deep;
     int64_t wide = columns_of(width), strips = (of->total + SOME) / SOME * TOGETHER * BF16_STRIP;
-    head.turned = pet_scratch(0, width * padded * 4);
     float *scores = pet_scratch(1, 2 * SOME * padded * 4);
     uint16_t *keys = pet_scratch(2, (2 * columns_of(of->total) * deep + wide * head.keys) * 2);
     head.rows = pet_scratch(3, SOME * (deep + head.keys) * 2);
     head.room = pet_scratch(4, room_of(of) * 4);
     uint16_t *turned = pet_scratch(5, 2 * (strips + wide * TOGETHER_DEEP) * 2);
-    if (!head.turned || !scores || !keys || !head.rows || !head.room || !turned) {
+    if (!scores || !keys || !head.rows || !head.room || !turned) {
         of->failed = 1;
         return;
     }
@@ -215,9 +188,9 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
     bf16_begin();
     for (int64_t unit = first; unit < last; unit++) {
         int64_t batch = unit / of->key_heads, key_head = unit % of->key_heads, offset = unit * of->total * width;
-        across(of, &head, of->keys, offset, keys);
+        across(&head, of->keys, offset, keys);
         along(of->keys, offset, width, of->total, width, keys_along, head.keys, head.keys);
-        across(of, &head, of->values, offset, values);
+        across(&head, of->values, offset, values);
         memset(of->d_keys + offset, 0, (size_t)(of->total * width) * sizeof(float));
         memset(of->d_values + offset, 0, (size_t)(of->total * width) * sizeof(float));
         for (int64_t row = 0, rows; row < of->length; row += rows) {
@@ -234,15 +207,15 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
                 const float *d_out = widened_rows(of->dout, outside, joined, rows, width, head.room + SOME * width);
                 along(of->query, place, width, rows, width, all.query + at, BF16_DEPTH, TOGETHER_DEEP);
                 along(of->dout, outside, joined, rows, width, all.dout + at, BF16_DEPTH, TOGETHER_DEEP);
-                as_strip(of->query, place, width, rows, width, head.rows);
+                bf16_rows(of->query, place, width, rows, width, head.rows);
                 multiply(rows, count, scores, padded, head.rows, keys + view.first * deep, deep, deep, 0);
-                as_strip(of->dout, outside, joined, rows, width, head.rows);
+                bf16_rows(of->dout, outside, joined, rows, width, head.rows);
                 multiply(rows, count, d_scores, padded, head.rows, values + view.first * deep, deep, deep, 0);
                 for (int64_t i = 0; i < rows; i++) {
                     float along = dot(out + i * out_row, d_out + i * d_out_row, width);
                     unweigh(of, &view, batch, row, i, scores + i * padded, d_scores + i * padded, count, stats + i * 2, along);
                 }
-                bf16_rows(d_scores, padded, rows, count, head.shares);
+                bf16_rows((struct numbers){d_scores}, 0, padded, rows, count, head.shares);
                 multiply(rows, width, of->d_query + place, width, head.shares, keys_along + view.first * BF16_COLUMNS,
                          head.keys, filled, 0);
                 gather_turned(all.slopes, block, d_scores, padded, rows, view.first, count);

@@ -4,8 +4,6 @@
 
 #include <string.h>
 
-#include "numbers.h"
-
 #ifdef __AVX512BF16__
 #include <immintrin.h>
 #include <pthread.h>
@@ -31,92 +29,60 @@ int pet_bf16(void) {
     return kind;
 }
 
-/* From sixteen numbers behind sixteen others to pairs of one of each. */
-static const uint16_t paired[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                    8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-
-/* The same of the first sixteen numbers of two vectors of thirty-two. */
+/* From the first sixteen numbers of two vectors of thirty-two to pairs of one of each. */
 static const uint16_t joined[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
                                     8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
 
-/* Lane i of a vector of pairs: the i-th number of the first, and that of the second. */
-static inline __m512i pairs_of(__m512 first, __m512 second) {
-    return _mm512_permutexvar_epi16(_mm512_loadu_si512(paired), (__m512i)_mm512_cvtne2ps_pbh(second, first));
+/* Thirty-two numbers in a row from number `at` on, those of the mask; zeros for the others. */
+static inline __m512i some_of(struct numbers from, int64_t at, uint32_t some) {
+    const float *wide = (const float *)from.at + at;
+    if (from.low) return _mm512_maskz_loadu_epi16(some, (const uint16_t *)from.at + at);
+    __m512 low = _mm512_maskz_loadu_ps((__mmask16)some, wide), high = _mm512_maskz_loadu_ps((__mmask16)(some >> 16), wide + 16);
+    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
 }
 
-void bf16_rows(const void *numbers, int64_t row, int64_t rows, int64_t depth, uint16_t *to) {
-    const float *from = numbers;
-    for (int64_t k = 0; k < depth; k += BF16_DEPTH, to += BF16_STRIP) {
-        int64_t left = depth - k;
-        uint32_t some = left < BF16_DEPTH ? (1u << left) - 1 : ~0u;
-        for (int64_t i = 0; i < rows; i++) {
-            __m512 low = _mm512_maskz_loadu_ps((__mmask16)some, from + i * row + k);
-            __m512 high = _mm512_maskz_loadu_ps((__mmask16)(some >> 16), from + i * row + k + 16);
-            _mm512_storeu_si512(to + i * BF16_DEPTH, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-        }
-        memset(to + rows * BF16_DEPTH, 0, (size_t)((BF16_ROWS - rows) * BF16_DEPTH) * sizeof *to);
-    }
-}
+/* The mask of the first so many of them. */
+static inline uint32_t first_of(int64_t count) { return count >= 32 ? ~0u : count > 0 ? (1u << count) - 1 : 0; }
 
-void bf16_same_rows(const void *numbers, int64_t row, int64_t rows, int64_t depth, uint16_t *to) {
-    const uint16_t *from = numbers;
+void bf16_rows(struct numbers from, int64_t first, int64_t row, int64_t rows, int64_t depth, uint16_t *to) {
     for (int64_t k = 0; k < depth; k += BF16_DEPTH, to += BF16_STRIP) {
-        uint32_t some = depth - k < BF16_DEPTH ? (1u << (depth - k)) - 1 : ~0u;
         for (int64_t i = 0; i < rows; i++)
-            _mm512_storeu_si512(to + i * BF16_DEPTH, _mm512_maskz_loadu_epi16(some, from + i * row + k));
+            _mm512_storeu_si512(to + i * BF16_DEPTH, some_of(from, first + i * row + k, first_of(depth - k)));
         memset(to + rows * BF16_DEPTH, 0, (size_t)((BF16_ROWS - rows) * BF16_DEPTH) * sizeof *to);
     }
 }
 
-/* Lines k and k + 1 of some numbers, of which there are `depth`, as pairs. */
-static inline __m512i pairs_at(const float *from, int64_t row, int64_t depth, int64_t k) {
-    __m512 first = k < depth ? _mm512_loadu_ps(from + k * row) : _mm512_setzero_ps();
-    return pairs_of(first, k + 1 < depth ? _mm512_loadu_ps(from + (k + 1) * row) : _mm512_setzero_ps());
-}
-
-void bf16_pairs(const float *from, int64_t row, int64_t depth, uint16_t *to) {
-    for (int64_t k = 0; k < BF16_DEPTH; k += 2) _mm512_storeu_si512(to + k * BF16_COLUMNS, pairs_at(from, row, depth, k));
+void bf16_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to, int64_t apart) {
+    uint32_t some = first_of(columns);
+    __m512i lower = _mm512_loadu_si512(joined), upper = _mm512_add_epi16(lower, _mm512_set1_epi16(BF16_COLUMNS));
+    for (int64_t k = 0; k < BF16_DEPTH; k += 2, first += 2 * row, to += 2 * BF16_COLUMNS) {
+        __m512i one = some_of(from, first, k < depth ? some : 0), other = some_of(from, first + row, k + 1 < depth ? some : 0);
+        _mm512_storeu_si512(to, _mm512_permutex2var_epi16(one, lower, other));
+        if (columns > BF16_COLUMNS) _mm512_storeu_si512(to + apart, _mm512_permutex2var_epi16(one, upper, other));
+    }
 }
 
 /* Pairs lie together in a row of a strip: they are turned as if each were one number. */
-void bf16_columns(const float *from, int64_t row, int64_t depth, uint16_t *to) {
-    floats square[LANES];
-    for (int64_t k = 0; k < BF16_DEPTH; k += 2) square[k / 2] = (floats)pairs_at(from, row, depth, k);
+static inline void turn_pairs(floats square[LANES], uint16_t *to) {
     turn_square(square);
-    for (int64_t i = 0; i < BF16_COLUMNS; i++) store((float *)(to + i * BF16_DEPTH), square[i]);
+    for (int64_t i = 0; i < LANES; i++) store((float *)to + i * LANES, square[i]);
 }
 
-void bf16_same_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to, int64_t apart) {
-    __mmask32 some = columns < 2 * BF16_COLUMNS ? ((__mmask32)1 << columns) - 1 : ~(__mmask32)0;
-    __m512i lower = _mm512_loadu_si512(joined), upper = _mm512_add_epi16(lower, _mm512_set1_epi16(BF16_COLUMNS));
-    for (int64_t k = 0; k < BF16_DEPTH; k += 2, from += 2 * row, to += 2 * BF16_COLUMNS) {
-        __m512i first = k < depth ? _mm512_maskz_loadu_epi16(some, from) : _mm512_setzero_si512();
-        __m512i second = k + 1 < depth ? _mm512_maskz_loadu_epi16(some, from + row) : _mm512_setzero_si512();
-        _mm512_storeu_si512(to, _mm512_permutex2var_epi16(first, lower, second));
-        if (columns > BF16_COLUMNS) _mm512_storeu_si512(to + apart, _mm512_permutex2var_epi16(first, upper, second));
-    }
-}
-
-void bf16_same_columns(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {
+void bf16_columns(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {
     uint16_t pairs[2][BF16_DEPTH * BF16_COLUMNS];
-    if (columns <= BF16_COLUMNS) memset(pairs[1], 0, sizeof pairs[1]);
-    bf16_same_pairs(from, row, depth, columns, pairs[0], BF16_DEPTH * BF16_COLUMNS);
-    for (int half = 0; half < 2; half++) {
+    bf16_pairs(from, first, row, depth, columns, pairs[0], BF16_DEPTH * BF16_COLUMNS);
+    for (int64_t half = 0; half * BF16_COLUMNS < columns; half++) {
         floats square[LANES];
         memcpy(square, pairs[half], sizeof square);
-        turn_square(square);
-        memcpy(to + half * BF16_COLUMNS * BF16_DEPTH, square, sizeof square);
+        turn_pairs(square, to + half * BF16_COLUMNS * BF16_DEPTH);
     }
 }
 
-/* A pair lies together in a row: pairs are turned as if each were one number. */
-void bf16_turned_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {
-    uint32_t some = depth < BF16_DEPTH ? (1u << depth) - 1 : ~0u;
+void bf16_turned_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {
     floats square[LANES];
     for (int64_t i = 0; i < BF16_COLUMNS; i++)
-        square[i] = i < columns ? (floats)_mm512_maskz_loadu_epi16(some, from + i * row) : (floats){0};
-    turn_square(square);
-    for (int64_t i = 0; i < BF16_COLUMNS; i++) store((float *)to + i * LANES, square[i]);
+        square[i] = (floats)some_of(from, first + i * row, i < columns ? first_of(depth) : 0);
+    turn_pairs(square, to);
 }
 
 /* `tall` rows by `wide` vectors of columns, from the j-th on, the sums in registers. The last vector may be cut off: `last`
@@ -272,12 +238,9 @@ void bf16_product(int64_t rows, int64_t columns, const struct bf16_part *of) {
 int pet_bf16(void) { return 0; }
 void bf16_begin(void) {}
 void bf16_end(void) {}
-void bf16_rows(const void *from, int64_t row, int64_t rows, int64_t depth, uint16_t *to) {}
-void bf16_same_rows(const void *from, int64_t row, int64_t rows, int64_t depth, uint16_t *to) {}
-void bf16_pairs(const float *from, int64_t row, int64_t depth, uint16_t *to) {}
-void bf16_columns(const float *from, int64_t row, int64_t depth, uint16_t *to) {}
-void bf16_same_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to, int64_t apart) {}
-void bf16_same_columns(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {}
-void bf16_turned_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {}
+void bf16_rows(struct numbers from, int64_t first, int64_t row, int64_t rows, int64_t depth, uint16_t *to) {}
+void bf16_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to, int64_t apart) {}
+void bf16_columns(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {}
+void bf16_turned_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {}
 void bf16_product(int64_t rows, int64_t columns, const struct bf16_part *of) {}
 #endif

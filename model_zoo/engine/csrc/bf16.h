@@ -2,7 +2,7 @@
 #ifndef PET_BF16_H
 #define PET_BF16_H
 
-#include <stdint.h>
+#include "numbers.h"
 
 /* What the instructions take at once: pairs along the depth, in vectors of 16 columns; with tiles, 32 of the depth, 16 rows
  * and 16 columns, of which two by two are computed together. */
@@ -24,28 +24,21 @@ void bf16_end(void);
  * row is long would meet in the same few places of the first cache.) */
 enum { BF16_STRIP = BF16_ROWS * BF16_DEPTH };
 
-/* Up to BF16_ROWS rows, `row` apart, as a strip. Rounds to the nearest, ties to even; what is missing becomes zeros. */
-void bf16_rows(const void *from, int64_t row, int64_t rows, int64_t depth, uint16_t *to);
+/* What follows reads numbers from number `first` on, whose rows are `row` apart, rounds them to the nearest, ties to even,
+ * unless they are in bfloat16, and puts zeros where the result is larger than they are. */
 
-/* The same of rows that are in bfloat16. */
-void bf16_same_rows(const void *from, int64_t row, int64_t rows, int64_t depth, uint16_t *to);
+/* Up to BF16_ROWS rows as a strip. */
+void bf16_rows(struct numbers from, int64_t first, int64_t row, int64_t rows, int64_t depth, uint16_t *to);
 
-/* (depth, BF16_COLUMNS) numbers, whose lines are `row` apart, as pairs along the depth; `depth` is at most BF16_DEPTH, and
- * what is missing up to it becomes zeros. */
-void bf16_pairs(const float *from, int64_t row, int64_t depth, uint16_t *to);
+/* (depth, columns) numbers as pairs along the depth: at most BF16_DEPTH by 2·BF16_COLUMNS, so that whole lines of a cache are
+ * read; the columns behind the first BF16_COLUMNS go `apart` behind `to`, if there are any. */
+void bf16_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to, int64_t apart);
 
-/* The same of up to 2·BF16_COLUMNS columns of numbers that are in bfloat16, so that whole lines of a cache are read: the
- * columns behind the first BF16_COLUMNS go `apart` behind `to`. What is missing becomes zeros. */
-void bf16_same_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to, int64_t apart);
+/* The same numbers turned: BF16_COLUMNS rows of a strip, or 2·BF16_COLUMNS. */
+void bf16_columns(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to);
 
-/* (depth, BF16_COLUMNS) numbers, at most BF16_DEPTH deep, as BF16_COLUMNS rows of a strip: their columns. */
-void bf16_columns(const float *from, int64_t row, int64_t depth, uint16_t *to);
-
-/* The same of up to 2·BF16_COLUMNS columns of numbers that are in bfloat16: as many rows, and zeros for those that are missing. */
-void bf16_same_columns(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to);
-
-/* BF16_COLUMNS columns, or fewer, of (columns, depth) numbers in bfloat16, whose rows are `row` apart, as pairs likewise. */
-void bf16_turned_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to);
+/* (columns, depth) numbers, at most BF16_COLUMNS by BF16_DEPTH, as pairs along the depth. */
+void bf16_turned_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to);
 
 /* Two factors, or some of their depth. Behind it both have zeros up to a multiple of BF16_DEPTH. */
 struct bf16_factors {

@@ -98,9 +98,9 @@ static void take_blocks(void *arguments, int64_t first, int64_t last) {
     while ((index = atomic_fetch_add(&of->next, 1)) < of->blocks) {
         struct block *block = of->block + index;
         const struct sum *sum = block->of;
-        int64_t wide = least(of->wide, sum->columns - block->column), depth = copied_depth(sum);
+        int64_t wide = least(of->wide, sum->columns - block->column);
         if (of->bf16)
-            for (int64_t j = 0; j < wide; j += sum->panel) copy_pairs(sum, block->column + j, (void *)(copied + j * depth));
+            copy_pairs(sum, block->column, wide, (void *)copied);
         else
             copy_panels(sum, block->column, wide, (void *)copied);
         atomic_store(&block->copied, copied);
@@ -165,7 +165,7 @@ static struct sum next_of(const struct product *product, int *term, int64_t *k) 
     while (*term < product->count && of.depth < MOST_DEPTH) {
         if (of.bf16 && of.depth && product->terms[*term].depth > MOST_DEPTH - of.depth) break;
         const struct term *from = product->terms + *term;
-        struct part part = {.a = {place_of(from->a, *k), from->a.low}, .a_row = from->depth, .b = from->b, .b_first = *k,
+        struct part part = {.a = {place_of(from->a, *k), from->a.low}, .a_row = from->a_row ? from->a_row : from->depth, .b = from->b, .b_first = *k,
                             .depth = least(from->depth - *k, MOST_DEPTH - of.depth), .b_turned = from->b_turned};
         if (part.depth) of.parts[of.count++] = part;
         of.depth += part.depth;
@@ -337,20 +337,21 @@ static void turn_rows(void *arguments, int64_t first, int64_t last) {
 }
 
 /* The left factor is turned, some of its depth and rows at a time. */
-int product_by_columns(struct numbers a, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth, int how) {
+int product_by_columns(struct numbers a, int64_t a_row, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth,
+                       int how) {
     if (depth == 0) return one((struct numbers){c}, rows, columns, how, (struct term){.b = b});
     int bf16 = how & IN_BF16, unit = bf16 ? BF16_ROWS : CHUNK;
     for (int64_t k = 0; k < depth; k += MOST_DEPTH) {
         int64_t deep = least(depth - k, MOST_DEPTH), wide = bf16 ? up_to_pairs(deep) : up_to_lanes(deep), some;
         for (int64_t row = 0; row < rows; row += some) {
             some = least(rows - row, TURNED / wide / unit * unit);
-            struct numbers from = {place_of(a, k * rows + row), a.low}, to = {c + row * columns};
+            struct numbers from = {place_of(a, k * a_row + row), a.low}, to = {c + row * columns};
             void *turned = pet_scratch(1, bf16 ? (some + BF16_ROWS) * wide * 2 : some * wide * 4);
             if (!turned) return 1;
             if (bf16) {
-                round_columns(from, rows, some, deep, turned);
+                round_columns(from, a_row, some, deep, turned);
             } else {
-                struct turning of = {from, turned, rows, some, deep, wide};
+                struct turning of = {from, turned, a_row, some, deep, wide};
                 pet_parallel(turn_rows, &of, (some + CHUNK - 1) / CHUNK, 1);
             }
             struct part part = {.a = {bf16 ? NULL : turned}, .rounded = bf16 ? turned : NULL, .b = b, .b_first = k,
@@ -364,8 +365,8 @@ int product_by_columns(struct numbers a, struct matrix b, float *c, int64_t rows
 }
 
 int columns_kernel(void **params, int64_t **shapes, const char **types, int how) {
-    return product_by_columns(numbers_of(params, types, 0), matrix_of(params, shapes, types, 1), params[2], shapes[0][1],
-                              shapes[1][1], shapes[0][0], how);
+    return product_by_columns(numbers_of(params, types, 0), shapes[0][1], matrix_of(params, shapes, types, 1), params[2],
+                              shapes[0][1], shapes[1][1], shapes[0][0], how);
 }
 
 /* a (M, K), b (N, K) → a·bᵀ (M, N) */

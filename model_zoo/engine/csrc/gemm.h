@@ -14,6 +14,7 @@ struct term {
     struct matrix b;
     int64_t depth;
     int b_turned;
+    int64_t a_row; /* how far a's rows are apart, if it needs no widening; 0: as long as they are */
 };
 
 /* c (rows, columns) = the sum of its terms, or c + that sum; of factors rounded to bfloat16, where asked for and there. Of
@@ -38,8 +39,9 @@ int product_by_rows(const float *a, struct matrix b, float *c, int64_t rows, int
 /* a (rows, depth), b (depth, columns) → c = a·b, or c + a·b */
 int product_by_depth(const float *a, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth, int how);
 
-/* a (depth, rows), b (depth, columns) → c = aᵀ·b, or c + aᵀ·b */
-int product_by_columns(struct numbers a, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth, int how);
+/* a (depth, rows), whose lines are `a_row` apart, b (depth, columns) → c = aᵀ·b, or c + aᵀ·b */
+int product_by_columns(struct numbers a, int64_t a_row, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth,
+                       int how);
 
 /* A kernel of a (rows, depth), b and, as the operand `out`, c; `turned` as in a term, `how` as above. */
 int product_kernel(void **params, int64_t **shapes, const char **types, int out, int turned, int how);

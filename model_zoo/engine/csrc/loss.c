@@ -2,6 +2,7 @@
  * nothing, and there are never more logits than those of a piece. All float32, targets int32. */
 #include <math.h>
 
+#include "few_rows.h"
 #include "gemm.h"
 #include "pool.h"
 #include "vectors.h"
@@ -15,6 +16,7 @@ struct head {
     int64_t rows, width, vocabulary, together;
     float cap; /* logits become cap·tanh(logit/cap), unless it is 0 */
     int ranks, how; /* the products are computed */
+    int rounds;     /* what becomes of logits is in bfloat16, each row where its logits were */
     /* of a piece */
     float *logits, *some_hidden, *some_gradient;
     int32_t *numbers, *some_targets;
@@ -68,6 +70,7 @@ static void lose(void *arguments, int64_t first, int64_t last) {
 #pragma omp simd
         for (int64_t i = 0; i < width; i++) logits[i] *= share;
         if (target < width) logits[target] -= capped ? slope : 1.0f;
+        put_back((struct numbers){logits, of->rounds}, 0, width, logits); /* as their products would */
     }
 }
 
@@ -91,14 +94,18 @@ static int over_pieces(struct head *of, float *workspace) {
         }
         if (some == 0) break;
         if (product_by_rows(of->some_hidden, of->weight, of->logits, some, of->vocabulary, of->width, of->how)) return 1;
+        of->rounds = of->how & IN_BF16 && some > FEW_ROWS;
         pet_parallel(lose, of, some, rows_at_once(of->vocabulary));
         if (of->ranks) continue;
-        if (product_by_depth(of->logits, of->weight, of->some_gradient, some, of->width, of->vocabulary, of->how))
-            return 1;
+        struct numbers slopes = {of->logits, of->rounds};
+        int64_t slopes_row = of->rounds ? 2 * of->vocabulary : of->vocabulary;
+        struct product gradient = {.c = {of->some_gradient}, .columns = of->width, .bf16 = of->how & IN_BF16, .count = 1,
+                                   .terms = {{.a = slopes, .a_row = slopes_row, .b = of->weight, .depth = of->vocabulary}}};
+        if (products(&gradient, 1, some)) return 1;
         for (int64_t i = 0; i < some; i++)
             memcpy(of->second + of->numbers[i] * of->width, of->some_gradient + i * of->width, line);
-        if (of->weight_gradient && product_by_columns((struct numbers){of->logits}, float_matrix(of->some_hidden, of->width),
-                                                      of->weight_gradient, of->vocabulary, of->width, some, of->how | (began ? ADDS : 0)))
+        if (of->weight_gradient && product_by_columns(slopes, slopes_row, float_matrix(of->some_hidden, of->width), of->weight_gradient,
+                                                      of->vocabulary, of->width, some, of->how | (began ? ADDS : 0)))
             return 1;
         began = 1;
     }

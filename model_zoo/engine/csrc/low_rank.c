@@ -137,8 +137,8 @@ static int broad_factors(const struct low_rank *of) {
     struct matrix x = float_matrix(of->x.at, of->in), inner = float_matrix(of->inner, of->rank);
     if (of->x.low) x.storage = BFLOAT16;
     return broad(of, of->outer, of->dout, of->b, 0, of->columns) ||
-           product_by_columns((struct numbers){of->outer}, x, of->d_a, of->rank, of->in, of->rows, 0) ||
-           product_by_columns(of->dout, inner, of->d_b, of->columns, of->rank, of->rows, 0);
+           product_by_columns((struct numbers){of->outer}, of->rank, x, of->d_a, of->rank, of->in, of->rows, 0) ||
+           product_by_columns(of->dout, of->columns, inner, of->d_b, of->columns, of->rank, of->rows, 0);
 }
 
 /* B (out, r), s, x (N, in), s·x·Aᵀ (N, r), dy (N, out) → t = s·dy·B (N, r), whose product with A is dx, dA (r, in), dB (out, r) */

@@ -5,6 +5,8 @@
 #include "numbers.h"
 #include "pool.h"
 
+enum { COLUMNS = 64 }; /* whose weights' gradients are added up together */
+
 struct norm {
     const float *x, *weight, *bias, *mean, *scale, *before; /* before: what a gradient is added to */
     struct numbers y, dout;
@@ -117,17 +119,26 @@ PET_KERNEL(rms_norm_gradient_added) { return gradient_of(rms_norm_gradient_rows,
 PET_KERNEL(layer_norm_gradient_added) { return gradient_of(layer_norm_gradient_rows, params, shapes, dtypes, 1, 1); }
 
 /* The weight's gradient, Σ over rows of dy·(x − m)·s; m is 0 for RMSNorm. Each piece is some columns of all rows. */
-static void norm_weight_columns(void *arguments, int64_t first, int64_t last) {
-    struct norm *of = arguments;
-    for (int64_t i = first; i < last; i++) of->out[i] = 0.0f;
+INLINE void some_columns(const struct norm *of, int64_t column, int vectors, int64_t columns) {
+    floats sums[COLUMNS / LANES] = {{0}};
     for (int64_t row = 0; row < of->rows; row++) {
-        const float *x = of->x + row * of->width;
-        float room[last - first];
-        const float *dout = widened(of->dout, row * of->width + first, last - first, room) - first;
-        float scale = of->scale[row], mean = of->mean ? of->mean[row] : 0.0f;
-#pragma omp simd
-        for (int64_t i = first; i < last; i++) of->out[i] += dout[i] * (x[i] - mean) * scale;
+        int64_t at = row * of->width + column;
+        float room[COLUMNS], scale = of->scale[row], mean = of->mean ? of->mean[row] : 0.0f;
+        const float *x = of->x + at, *dout = widened(of->dout, at, columns, room);
+#pragma GCC unroll 16
+        for (int i = 0; i < vectors; i++) {
+            int64_t some = columns < LANES ? columns : LANES;
+            sums[i] += load_some(dout + i * LANES, some) * (load_some(x + i * LANES, some) - mean) * scale;
+        }
     }
+#pragma GCC unroll 16
+    for (int i = 0; i < vectors; i++) store_some(of->out + column + i * LANES, sums[i], columns < LANES ? columns : LANES);
+}
+
+static void norm_weight_columns(void *arguments, int64_t first, int64_t last) {
+    for (; first + COLUMNS <= last; first += COLUMNS) some_columns(arguments, first, COLUMNS / LANES, COLUMNS);
+    for (; first + LANES <= last; first += LANES) some_columns(arguments, first, 1, LANES);
+    if (first < last) some_columns(arguments, first, 1, last - first);
 }
 
 /* x, m where there is one, s, dy → dw */
@@ -135,7 +146,7 @@ static int weight_gradient_of(void **params, int64_t **shapes, const char **dtyp
     struct norm of = {.x = params[0], .mean = centred ? params[1] : NULL, .scale = params[1 + centred],
                       .dout = numbers_of(params, dtypes, 2 + centred), .out = params[3 + centred], .rows = shapes[0][0],
                       .width = shapes[0][1]};
-    pet_parallel(norm_weight_columns, &of, of.width, 64);
+    pet_parallel(norm_weight_columns, &of, of.width, COLUMNS);
     return 0;
 }
 

@@ -6,6 +6,7 @@
 enum {
     STAGED = 2 * BF16_DEPTH, /* rows of the right factor that are rounded together */
     DEEP = 512,              /* of the depth, so that BF16_ROWS rows stay in the first cache while they meet a block */
+    MEETING = 2048,          /* numbers from one to the next that is kept in the same place of a first cache */
     FLAT = 64,               /* of the depth, which are multiplied with what comes before, lest they cost a pass over the sums */
     MOST_FACTORS = MOST_TERMS + MOST_DEPTH / DEEP, /* each term of a sum, and what is cut */
 };
@@ -16,44 +17,53 @@ int64_t rounded_depth(const struct sum *of) {
     return depth;
 }
 
-/* The columns of a panel from a part that is stored in bfloat16: nothing is widened, and nothing rounded. */
-static void copy_same_pairs(const struct part *part, int64_t column, int64_t columns, int64_t panel, uint16_t *to) {
+/* Some of a part's depth, for the columns of a panel, from numbers that are read where they lie. */
+static void copy_some_pairs(const struct part *part, int64_t k, int64_t deep, int64_t column, int64_t columns, int64_t panel,
+                            uint16_t *to) {
+    struct numbers from = {(void *)part->b.data, part->b.storage == BFLOAT16};
     int64_t padded = up_to_pairs(part->depth), row = part->b.columns, wide = part->b_turned ? BF16_COLUMNS : 2 * BF16_COLUMNS;
     for (int64_t j = 0; j < panel; j += wide)
-        for (int64_t k = 0; k < padded; k += BF16_DEPTH) {
-            int64_t some = j < columns ? least(columns - j, wide) : 0, deep = least(part->depth - k, BF16_DEPTH);
-            const uint16_t *from = part->b.data;
-            uint16_t *there = to + j * padded + k * BF16_COLUMNS;
+        for (int64_t i = k; i < k + deep; i += BF16_DEPTH) {
+            int64_t some = least(columns - j, wide), left = least(part->depth - i, BF16_DEPTH);
+            uint16_t *there = to + j * padded + i * BF16_COLUMNS;
             if (part->b_turned)
-                bf16_turned_pairs(from + (column + j) * row + part->b_first + k, row, deep, some, there);
+                bf16_turned_pairs(from, (column + j) * row + part->b_first + i, row, left, some, there);
             else
-                bf16_same_pairs(from + (part->b_first + k) * row + column + j, row, deep, some, there, padded * BF16_COLUMNS);
+                bf16_pairs(from, (part->b_first + i) * row + column + j, row, left, some, there, padded * BF16_COLUMNS);
         }
 }
 
-/* The same of any other part. */
-static void copy_rounded_pairs(const struct part *part, int64_t column, int64_t columns, int64_t panel, uint16_t *to) {
+/* The same of any other numbers, which become float32 first. */
+static void widen_some_pairs(const struct part *part, int64_t k, int64_t deep, int64_t column, int64_t columns, int64_t panel,
+                             uint16_t *to) {
     float staged[STAGED * PANEL];
-    int64_t padded = up_to_pairs(part->depth);
-    for (int64_t k = 0; k < part->depth; k += STAGED) {
-        int64_t deep = least(part->depth - k, STAGED);
-        copy_part(part, k, deep, column, columns, panel, staged);
-        for (int64_t first = 0; first < deep; first += BF16_DEPTH)
-            for (int64_t j = 0; j < panel; j += BF16_COLUMNS)
-                bf16_pairs(staged + first * panel + j, panel, least(deep - first, BF16_DEPTH),
-                           to + j * padded + (k + first) * BF16_COLUMNS);
+    struct part here = {.b = float_matrix(staged, panel)};
+    for (int64_t i = k; i < k + deep; i += STAGED) {
+        here.depth = least(part->depth - i, STAGED);
+        copy_part(part, i, here.depth, column, columns, panel, staged);
+        for (int64_t j = 0; j < panel; j += 2 * BF16_COLUMNS)
+            for (int64_t first = 0; first < here.depth; first += BF16_DEPTH)
+                bf16_pairs((struct numbers){staged}, first * panel + j, panel, least(here.depth - first, BF16_DEPTH),
+                           least(panel - j, 2 * BF16_COLUMNS), to + j * up_to_pairs(part->depth) + (i + first) * BF16_COLUMNS,
+                           up_to_pairs(part->depth) * BF16_COLUMNS);
     }
 }
 
-void copy_pairs(const struct sum *of, int64_t column, uint16_t *to) {
-    int64_t columns = least(of->columns - column, of->panel);
-    for (const struct part *part = of->parts; part < of->parts + of->count; to += of->panel * up_to_pairs(part++->depth))
-        (part->b.storage == BFLOAT16 ? copy_same_pairs : copy_rounded_pairs)(part, column, columns, of->panel, to);
+void copy_pairs(const struct sum *of, int64_t column, int64_t columns, uint16_t *to) {
+    int64_t whole = rounded_depth(of);
+    for (const struct part *part = of->parts; part < of->parts + of->count; to += of->panel * up_to_pairs(part++->depth)) {
+        int64_t padded = up_to_pairs(part->depth), stretch = part->b_turned ? padded : STAGED;
+        for (int64_t k = 0; k < padded; k += stretch)
+            for (int64_t j = 0; j < columns; j += of->panel)
+                (part->b.storage > BFLOAT16 ? widen_some_pairs : copy_some_pairs)(
+                    part, k, least(padded - k, stretch), column + j, least(columns - j, of->panel), of->panel, to + j * whole);
+    }
 }
 
-/* Whether a left factor is read where it lies: vectors take rows as they are. (Tiles read strips: see BF16_STRIP.) */
+/* Whether a left factor is read where it lies: vectors take rows as they are, unless these meet in the first cache. (Tiles
+ * read strips: see BF16_STRIP.) */
 static int in_place(const struct part *part) {
-    return part->a.low && part->depth % BF16_DEPTH == 0 && pet_bf16() == BF16_VECTORS;
+    return part->a.low && part->depth % BF16_DEPTH == 0 && part->a_row % MEETING != 0 && pet_bf16() == BF16_VECTORS;
 }
 
 void some_rounded_rows(const struct sum *of, int64_t first, int64_t last, int64_t row, int64_t rows, const uint16_t *copied,
@@ -101,9 +111,8 @@ static void round_strips(void *arguments, int64_t first, int64_t last) {
     for (int i = 0; i < of->count; i++) {
         const struct part *part = of->parts[i];
         for (int64_t row = first * BF16_ROWS; row < least(last * BF16_ROWS, of->rows); row += BF16_ROWS) {
-            const void *from = place_of(part->a, row * part->a_row);
             uint16_t *to = (uint16_t *)part->rounded + row * up_to_pairs(part->depth);
-            (part->a.low ? bf16_same_rows : bf16_rows)(from, part->a_row, least(of->rows - row, BF16_ROWS), part->depth, to);
+            bf16_rows(part->a, row * part->a_row, part->a_row, least(of->rows - row, BF16_ROWS), part->depth, to);
         }
     }
 }
@@ -140,23 +149,18 @@ struct columns {
     uint16_t *to;
 };
 
-static void turn_strips(void *arguments, int64_t first, int64_t last) {
+/* Some of the depth for all strips: its lines are read as they lie. */
+static void turn_lines(void *arguments, int64_t first, int64_t last) {
     struct columns *of = arguments;
-    for (int64_t column = first * BF16_ROWS; column < least(last * BF16_ROWS, of->rows); column += BF16_ROWS)
-        for (int64_t k = 0; k < of->depth; k += BF16_DEPTH) {
-            uint16_t room[BF16_DEPTH * BF16_ROWS];
-            const uint16_t *from = place_of(of->a, k * of->row + column);
-            int64_t some = least(of->rows - column, BF16_ROWS), deep = least(of->depth - k, BF16_DEPTH), row = of->row;
-            for (int64_t i = 0; i < deep && !of->a.low; i++)
-                put_back((struct numbers){room, 1}, i * BF16_ROWS, some, (const float *)from + i * row);
-            if (!of->a.low) from = room, row = BF16_ROWS;
-            bf16_same_columns(from, row, deep, some, of->to + column * up_to_pairs(of->depth) + k * BF16_ROWS);
-        }
+    for (int64_t k = first * BF16_DEPTH; k < least(last * BF16_DEPTH, of->depth); k += BF16_DEPTH)
+        for (int64_t column = 0; column < of->rows; column += BF16_ROWS)
+            bf16_columns(of->a, k * of->row + column, of->row, least(of->depth - k, BF16_DEPTH), least(of->rows - column, BF16_ROWS),
+                         of->to + column * up_to_pairs(of->depth) + k * BF16_ROWS);
 }
 
 void round_columns(struct numbers a, int64_t row, int64_t rows, int64_t depth, uint16_t *to) {
     struct columns of = {a, row, rows, depth, to};
-    pet_parallel(turn_strips, &of, (rows + BF16_ROWS - 1) / BF16_ROWS, 1);
+    pet_parallel(turn_lines, &of, (depth + BF16_DEPTH - 1) / BF16_DEPTH, 1);
 }
 
 PET_KERNEL(product_of_rows_bf16) { return product_kernel(params, shapes, dtypes, 2, 1, IN_BF16); }

@@ -7,8 +7,8 @@
 #endif
 #include <math.h>
 
+#include "numbers.h"
 #include "pool.h"
-#include "vectors.h"
 
 enum { AT_ONCE = 16384, SQUARES = 32 };
 
@@ -69,14 +69,16 @@ static void square_parts(void *arguments, int64_t first, int64_t last) {
     }
 }
 
-/* vector (n) → the sum of its squares (1), in double precision and an order of its own whatever the threads */
-PET_KERNEL(sum_of_squares) {
-    int64_t parts = (shapes[0][0] + AT_ONCE - 1) / AT_ONCE;
-    struct squares of = {.vector = params[0], .size = shapes[0][0], .sums = pet_scratch(0, (parts + 1) * 8)};
-    if (!of.sums) return 1;
-    pet_parallel(square_parts, &of, parts, 4);
-    double sum = 0.0;
-    for (int64_t part = 0; part < parts; part++) sum += of.sums[part];
-    *(float *)params[1] = (float)sum;
+/* n tensors (…) → the sum of the squares of each (n), in double precision and an order of its own whatever the threads */
+PET_KERNEL(sums_of_squares) {
+    for (int each = 0; each < count - 1; each++) {
+        int64_t size = size_of(ndims[each], shapes[each]), parts = (size + AT_ONCE - 1) / AT_ONCE;
+        struct squares of = {.vector = params[each], .size = size, .sums = pet_scratch(0, (parts + 1) * 8)};
+        if (!of.sums) return 1;
+        pet_parallel(square_parts, &of, parts, 4);
+        double sum = 0.0;
+        for (int64_t part = 0; part < parts; part++) sum += of.sums[part];
+        ((float *)params[count - 1])[each] = (float)sum;
+    }
     return 0;
 }

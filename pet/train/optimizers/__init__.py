@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mindspore import Parameter
+
 from model_zoo.errors import InputError, nearest
 from pet.recipe.rules import USERS
 from pet.train.optimizers.adafactor import Adafactor
 from pet.train.optimizers.base import Optimizer
 from pet.train.optimizers.formulas import SGD, Adam, AdamW, Lamb, Lion, Momentum
-from pet.train.segments import Segment
+from pet.train.segments import Segment, make_segments
 
 OPTIMIZERS = {
     "adamw": AdamW,
@@ -22,14 +24,26 @@ OPTIMIZERS = {
 }
 
 
-def make_optimizer(train, segments: Sequence[Segment], compiled: bool = True) -> Optimizer:
-    """The optimizer that a recipe's ``train`` section names.
+def optimizer_class(name: str) -> type[Optimizer]:
+    """The optimizer of a name.
 
     Raises:
         InputError: an unknown name.
     """
-    if train.optimizer not in OPTIMIZERS:
-        raise InputError(f"unknown optimizer {train.optimizer!r}{nearest(train.optimizer, OPTIMIZERS)}")
-    chosen = OPTIMIZERS[train.optimizer]
+    if name not in OPTIMIZERS:
+        raise InputError(f"unknown optimizer {name!r}{nearest(name, OPTIMIZERS)}")
+    return OPTIMIZERS[name]
+
+
+def segments_of(train, parameters: Sequence[Parameter]) -> list[Segment]:
+    """The parameters in segments as that section groups them, and as suits its optimizer; see `make_segments`."""
+    names = ("learning_rate", "weight_decay", "decay_vectors", "groups", "lora_plus_ratio")
+    settings = {name: getattr(train, name) for name in names}
+    return make_segments(parameters, **settings, apart=optimizer_class(train.optimizer).moves_in_place())
+
+
+def make_optimizer(train, segments: Sequence[Segment], compiled: bool = True) -> Optimizer:
+    """The optimizer that a recipe's ``train`` section names; see `optimizer_class`."""
+    chosen = optimizer_class(train.optimizer)
     own = (name for name in ("betas", "eps", "momentum") if train.optimizer in USERS[name][0])
     return chosen(segments, **{name: getattr(train, name) for name in own}, compiled=compiled)

@@ -94,12 +94,11 @@ class Optimizer:
         for index, segment in enumerate(self.segments):
             state = self.make_state(index, segment)
             self.state.append(state)
-            in_place = self.in_place() if compiled else None
-            if in_place is None:
+            if compiled and self.moves_in_place():
+                self._updates.append(InPlace(self.in_place(), segment, state))
+            else:
                 update = self._make_update(segment, state)
                 self._updates.append(GraphUpdate(update, compiled, [*segment.parameters, *state.values()]))
-            else:
-                self._updates.append(InPlace(in_place, segment, state))
 
     def make_state(self, index: int, segment: Segment) -> dict[str, Parameter]:
         """The state vectors of a segment, all zero; and its float32 weights where the parameters are narrower."""
@@ -118,18 +117,23 @@ class Optimizer:
 
             def update(gradient, factor, *scalars):
                 weights = flatten(parameters)
-                return assign(parameters, rule(weights, gradient * factor, scalars), sizes)
+                return assign(parameters, rule(weights, ops.reshape(gradient, (-1,)) * factor, scalars), sizes)
         else:
 
             def update(gradient, factor, *scalars):
-                weights = rule(master, gradient * factor, scalars)
+                weights = rule(master, ops.reshape(gradient, (-1,)) * factor, scalars)
                 return ops.assign(master, weights), assign(parameters, weights, sizes)
 
         return update
 
-    def in_place(self) -> Callable | None:
-        """What `InPlace` calls, where there is a C kernel for this optimizer; it does what `rule` says."""
-        return None
+    @classmethod
+    def moves_in_place(cls) -> bool:
+        """Whether there is a C kernel for this optimizer, so that a segment needs no graph of its own."""
+        return False
+
+    def in_place(self) -> Callable:
+        """That kernel as `InPlace` calls it; it does what `rule` says."""
+        raise TypeError("an optimizer that moves in place gives its kernel")
 
     def rule(self, segment: Segment, state: dict[str, Parameter]) -> Callable:
         """A graph function ``(weights, gradient, scalars) → new weights`` of vectors, which also moves the state."""
@@ -143,7 +147,7 @@ class Optimizer:
         """One update.
 
         Args:
-            gradients: a vector per segment.
+            gradients: one per segment (`pet.train.segments.vectors_of`).
             factor: what they are multiplied by first: clipping, and one over the loss scale.
             learning_rate: of this step; a segment's own ratio comes on top.
             step: updates so far, this one included.

@@ -29,9 +29,11 @@ class AdamW(Optimizer):
         first, second = (1.0 - beta**step for beta in self.betas)
         return learning_rate / first, second**0.5, 1.0 - learning_rate * weight_decay
 
+    @classmethod
+    def moves_in_place(cls):
+        return cls.rule is AdamW.rule and available()
+
     def in_place(self):
-        if type(self).rule is not AdamW.rule or not available():
-            return None
         constants = (1.0 - self.betas[0], self.betas[1], 1.0 - self.betas[1], self.eps)
 
         def in_one(weights, gradient, average, square, numbers):

@@ -9,8 +9,9 @@ import pytest
 from mindspore import Parameter, Tensor
 
 from model_zoo.errors import InputError
-from pet.train.optimizers import SGD, Adafactor, Adam, AdamW, Lamb, Lion, Momentum
-from pet.train.segments import make_segments
+from pet.train import segments as segments_module
+from pet.train.optimizers import OPTIMIZERS, SGD, Adafactor, Adam, AdamW, Lamb, Lion, Momentum
+from pet.train.segments import make_segments, vectors_of
 
 SHAPES = {"a.weight": (4, 6), "b.weight": (5, 3), "a.bias": (6,)}
 DECAY = 0.1
@@ -230,3 +231,29 @@ def test_long_segments_are_cut_between_parameters():
     trained = [Parameter(Tensor(np.zeros((3, 4), np.float32)), name=f"p{i}") for i in range(5)]
     assert [len(s.parameters) for s in make_segments(trained, longest=24)] == [2, 2, 1]
     assert [len(s.parameters) for s in make_segments(trained, longest=5)] == [1] * 5
+
+
+def test_large_parameters_are_segments_by_themselves_where_that_is_asked_for(monkeypatch):
+    monkeypatch.setattr(segments_module, "ALONE", 15)
+    trained = parameters()
+    assert [s.names for s in make_segments(trained, apart=True)] == [["a.weight"], ["b.weight"], ["a.bias"]]
+    monkeypatch.setattr(segments_module, "ALONE", 16)
+    assert [s.names for s in make_segments(trained, apart=True)] == [["a.weight"], ["b.weight", "a.bias"]]
+    assert [s.names for s in make_segments(trained)] == [["a.weight", "b.weight", "a.bias"]]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("kind", OPTIMIZERS.values())
+def test_a_segment_of_one_takes_its_gradient_as_it_is(kind, dtype):
+    """As a matrix, and as a vector: to the bit the same weights."""
+    found = []
+    for as_it_is in (True, False):
+        trained = parameters(dtype)[:1]
+        optimizer = kind(make_segments(trained, weight_decay=DECAY))
+        for step in range(3):
+            gradient = gradients(step)["a.weight"]
+            (given,) = vectors_of((Tensor(gradient),), ((0, 1),)) if as_it_is else (Tensor(gradient.reshape(-1)),)
+            assert given.shape == ((4, 6) if as_it_is else (24,))
+            optimizer.apply([given], 0.5, 0.01, step + 1)
+        found.append(trained[0].asnumpy())
+    assert np.array_equal(*found) and not np.array_equal(found[0], parameters(dtype)[0].asnumpy())
