@@ -54,13 +54,13 @@ class BucketSums(nn.Cell):
         """
         Args:
             gradients: of all parameters.
-            earlier: the vectors of the micro-batches before; empty for the first.
+            earlier: the gradients of the micro-batches before (`pet.train.segments.vectors_of`); empty for the first.
         """
         sums, before = [], None
         for first, last, segment, start, stop in self.runs:
             piece = flatten(gradients[first:last])
             if len(earlier) > 0:
-                piece = piece + earlier[segment][start:stop]
+                piece = piece + earlier[segment].reshape(-1)[start:stop]
             if before is not None:
                 piece = self.late(piece, before)
             before = self.sum(piece)

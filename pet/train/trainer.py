@@ -140,7 +140,7 @@ class Trainer(Measuring, Saving):
         self.trained = trainable_parameters(model)
         self.optimizer = self.distributed.make_optimizer(
             lambda parts: make_optimizer(self.settings, parts, compiled),
-            segments_of(self.settings, self.trained),
+            segments_of(self.settings, self.trained, self.distributed.size == 1),
             self.settings.optimizer,
         )
         step = TrainStep(

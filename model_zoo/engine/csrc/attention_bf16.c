@@ -38,10 +38,12 @@ static void across(const struct head *head, struct numbers from, int64_t first, 
                               to + j * head->deep + k * BF16_COLUMNS);
 }
 
-/* c (rows, columns) = a·b, or c + a·b, for a strip `a` and b as `along` and `across` make it. */
-static void multiply(int64_t rows, int64_t columns, float *c, int64_t c_row, const uint16_t *a, const uint16_t *b,
-                     int64_t b_row, int64_t depth, int add) {
-    struct bf16_factors both = {a, BF16_DEPTH, BF16_STRIP, b, b_row * BF16_COLUMNS, depth};
+static const struct bf16_steps by_rows = {BF16_DEPTH, 2};
+
+/* c (rows, columns) = a·b, or c + a·b, for a strip `a`, that lies by these steps, and b as `along` and `across` make it. */
+static void multiply(int64_t rows, int64_t columns, float *c, int64_t c_row, const uint16_t *a, struct bf16_steps steps,
+                     const uint16_t *b, int64_t b_row, int64_t depth, int add) {
+    struct bf16_factors both = {a, steps.row, steps.pair, BF16_STRIP, b, b_row * BF16_COLUMNS, depth};
     for (int64_t j = 0; j < columns; j += WIDTH) {
         struct bf16_part part = {.factors = &both, .count = 1, .b_first = j * b_row, .c = c + j, .c_row = c_row, .add = add};
         bf16_product(rows, least(columns - j, WIDTH), &part);
@@ -95,7 +97,7 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
             struct view view = look(of, batch, row, rows);
             int64_t count = up_to_lanes(last_seen(&view, rows) - view.first), filled = up_to_pairs(count);
             bf16_rows(of->query, query + row * width, width, rows, width, head.rows);
-            multiply(rows, count, scores, padded, head.rows, keys + view.first * deep, deep, deep, 0);
+            multiply(rows, count, scores, padded, head.rows, by_rows, keys + view.first * deep, deep, deep, 0);
             for (int64_t i = 0; i < rows; i++) {
                 float *line = scores + i * padded, *of_row = stats + (row + i) * 2;
                 of_row[0] = highest_of(of, &view, batch, row, i, line, count);
@@ -104,7 +106,7 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
             bf16_rows((struct numbers){scores}, 0, padded, rows, count, head.shares);
             int64_t at = mixed + row * of->joined, out_row = of->mixed.low ? width : of->joined;
             float *out = room_for(of->mixed, at, head.room);
-            multiply(rows, width, out, out_row, head.shares, values + view.first * BF16_COLUMNS, head.keys, filled, 0);
+            multiply(rows, width, out, out_row, head.shares, by_rows, values + view.first * BF16_COLUMNS, head.keys, filled, 0);
             for (int64_t i = 0; i < rows; i++) {
                 for (int64_t k = 0; k < width; k++) out[i * out_row + k] *= stats[(row + i) * 2 + 1];
                 put_back(of->mixed, at + i * of->joined, width, out + i * out_row);
@@ -137,8 +139,8 @@ static void add_gathered(const struct attention *of, struct gathered *all, int64
     int64_t width = of->width, deep = all->blocks * BF16_DEPTH;
     for (int64_t key = all->first; key < all->last; key += SOME) {
         int64_t some = least(of->total - key, SOME), at = offset + key * width;
-        multiply(some, width, of->d_keys + at, width, strip_of(all->slopes, key), all->query, TOGETHER_DEEP, deep, 1);
-        multiply(some, width, of->d_values + at, width, strip_of(all->shares, key), all->dout, TOGETHER_DEEP, deep, 1);
+        multiply(some, width, of->d_keys + at, width, strip_of(all->slopes, key), bf16_turned(), all->query, TOGETHER_DEEP, deep, 1);
+        multiply(some, width, of->d_values + at, width, strip_of(all->shares, key), bf16_turned(), all->dout, TOGETHER_DEEP, deep, 1);
     }
     all->blocks = all->first = all->last = 0;
 }
@@ -160,9 +162,10 @@ static int64_t next_block(const struct attention *of, struct gathered *all, int6
 /* Scores (rows, count) of a block, of which the first is that of key `first`, turned. */
 static void gather_turned(uint16_t *to, int64_t block, float *scores, int64_t padded, int64_t rows, int64_t first,
                           int64_t count) {
+    int64_t row = bf16_turned().row;
     for (int64_t j = 0; j < count; j += BF16_COLUMNS)
         bf16_columns((struct numbers){scores}, j, padded, rows, BF16_COLUMNS,
-                     strip_of(to, first + j) + block * BF16_STRIP + (first + j) % SOME * BF16_DEPTH);
+                     strip_of(to, first + j) + block * BF16_STRIP + (first + j) % SOME * row);
 }
 
 /* The gradients of all queries that one key head serves, and of its keys and values. */
@@ -208,15 +211,15 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
                 along(of->query, place, width, rows, width, all.query + at, BF16_DEPTH, TOGETHER_DEEP);
                 along(of->dout, outside, joined, rows, width, all.dout + at, BF16_DEPTH, TOGETHER_DEEP);
                 bf16_rows(of->query, place, width, rows, width, head.rows);
-                multiply(rows, count, scores, padded, head.rows, keys + view.first * deep, deep, deep, 0);
+                multiply(rows, count, scores, padded, head.rows, by_rows, keys + view.first * deep, deep, deep, 0);
                 bf16_rows(of->dout, outside, joined, rows, width, head.rows);
-                multiply(rows, count, d_scores, padded, head.rows, values + view.first * deep, deep, deep, 0);
+                multiply(rows, count, d_scores, padded, head.rows, by_rows, values + view.first * deep, deep, deep, 0);
                 for (int64_t i = 0; i < rows; i++) {
                     float along = dot(out + i * out_row, d_out + i * d_out_row, width);
                     unweigh(of, &view, batch, row, i, scores + i * padded, d_scores + i * padded, count, stats + i * 2, along);
                 }
                 bf16_rows((struct numbers){d_scores}, 0, padded, rows, count, head.shares);
-                multiply(rows, width, of->d_query + place, width, head.shares, keys_along + view.first * BF16_COLUMNS,
+                multiply(rows, width, of->d_query + place, width, head.shares, by_rows, keys_along + view.first * BF16_COLUMNS,
                          head.keys, filled, 0);
                 gather_turned(all.slopes, block, d_scores, padded, rows, view.first, count);
                 gather_turned(all.shares, block, scores, padded, rows, view.first, count);

@@ -52,28 +52,40 @@ void bf16_rows(struct numbers from, int64_t first, int64_t row, int64_t rows, in
     }
 }
 
-void bf16_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to, int64_t apart) {
+/* Pairs of up to thirty-two columns, of which the upper half lies `apart` behind the lower; pairs are `step` apart. */
+static inline void lay_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to,
+                             int64_t apart, int64_t step) {
     uint32_t some = first_of(columns);
     __m512i lower = _mm512_loadu_si512(joined), upper = _mm512_add_epi16(lower, _mm512_set1_epi16(BF16_COLUMNS));
-    for (int64_t k = 0; k < BF16_DEPTH; k += 2, first += 2 * row, to += 2 * BF16_COLUMNS) {
+    for (int64_t k = 0; k < BF16_DEPTH; k += 2, first += 2 * row, to += step) {
         __m512i one = some_of(from, first, k < depth ? some : 0), other = some_of(from, first + row, k + 1 < depth ? some : 0);
         _mm512_storeu_si512(to, _mm512_permutex2var_epi16(one, lower, other));
         if (columns > BF16_COLUMNS) _mm512_storeu_si512(to + apart, _mm512_permutex2var_epi16(one, upper, other));
     }
 }
 
-/* Pairs lie together in a row of a strip: they are turned as if each were one number. */
+void bf16_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to, int64_t apart) {
+    lay_pairs(from, first, row, depth, columns, to, apart, 2 * BF16_COLUMNS);
+}
+
+/* Pairs are turned as if each were one number. */
 static inline void turn_pairs(floats square[LANES], uint16_t *to) {
     turn_square(square);
     for (int64_t i = 0; i < LANES; i++) store((float *)to + i * LANES, square[i]);
 }
 
+/* Vectors take pairs of all rows one behind the other; tiles take rows. */
+struct bf16_steps bf16_turned(void) {
+    return pet_bf16() == BF16_TILES ? (struct bf16_steps){BF16_DEPTH, 2} : (struct bf16_steps){2, 2 * BF16_ROWS};
+}
+
 void bf16_columns(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {
-    uint16_t pairs[2][BF16_DEPTH * BF16_COLUMNS];
-    bf16_pairs(from, first, row, depth, columns, pairs[0], BF16_DEPTH * BF16_COLUMNS);
-    for (int64_t half = 0; half * BF16_COLUMNS < columns; half++) {
+    uint16_t pairs[2 * BF16_DEPTH * BF16_COLUMNS];
+    int tiles = kind == BF16_TILES;
+    lay_pairs(from, first, row, depth, columns, tiles ? pairs : to, 2 * BF16_COLUMNS, 2 * BF16_ROWS);
+    for (int64_t half = 0; tiles && half * BF16_COLUMNS < columns; half++) {
         floats square[LANES];
-        memcpy(square, pairs[half], sizeof square);
+        for (int64_t i = 0; i < LANES; i++) square[i] = load((float *)(pairs + i * 2 * BF16_ROWS + half * 2 * BF16_COLUMNS));
         turn_pairs(square, to + half * BF16_COLUMNS * BF16_DEPTH);
     }
 }
@@ -99,17 +111,18 @@ static inline __attribute__((always_inline)) void vectors(int tall, int wide, __
                                    : _mm512_setzero_ps();
     for (const struct bf16_factors *from = of->factors; from < of->factors + of->count; from++) {
         const uint16_t *a = from->a + i * from->a_row, *b = from->b + of->b_first + j / BF16_COLUMNS * from->b_column;
-        int64_t a_row = from->a_row, a_block = from->a_block, b_column = from->b_column;
-        for (int64_t left = from->depth; left > 0; left -= BF16_DEPTH, a += a_block)
+        int64_t a_row = from->a_row, a_pair = from->a_pair, b_column = from->b_column;
+        int64_t behind = from->a_block - BF16_DEPTH / 2 * a_pair; /* from the end of a block to the next */
+        for (int64_t left = from->depth; left > 0; left -= BF16_DEPTH, a += behind)
 #pragma GCC unroll 2
-            for (int pair = 0; pair < (left < BF16_DEPTH ? left : BF16_DEPTH); pair += 2, b += 2 * BF16_COLUMNS) {
+            for (int pair = 0; pair < (left < BF16_DEPTH ? left : BF16_DEPTH); pair += 2, a += a_pair, b += 2 * BF16_COLUMNS) {
                 __m512bh right[BROAD];
 #pragma GCC unroll 8
                 for (int v = 0; v < wide; v++) right[v] = (__m512bh)_mm512_loadu_si512(b + v * b_column);
 #pragma GCC unroll 16
                 for (int row = 0; row < tall; row++) {
                     int two;
-                    memcpy(&two, a + row * a_row + pair, sizeof two);
+                    memcpy(&two, a + row * a_row, sizeof two);
                     __m512bh copies = (__m512bh)_mm512_set1_epi32(two);
 #pragma GCC unroll 8
                     for (int v = 0; v < wide; v++) sums[row][v] = _mm512_dpbf16_ps(sums[row][v], copies, right[v]);
@@ -242,5 +255,6 @@ void bf16_rows(struct numbers from, int64_t first, int64_t row, int64_t rows, in
 void bf16_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to, int64_t apart) {}
 void bf16_columns(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {}
 void bf16_turned_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {}
+struct bf16_steps bf16_turned(void) { return (struct bf16_steps){0, 0}; }
 void bf16_product(int64_t rows, int64_t columns, const struct bf16_part *of) {}
 #endif

@@ -34,8 +34,10 @@ void bf16_rows(struct numbers from, int64_t first, int64_t row, int64_t rows, in
  * read; the columns behind the first BF16_COLUMNS go `apart` behind `to`, if there are any. */
 void bf16_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to, int64_t apart);
 
-/* The same numbers turned: BF16_COLUMNS rows of a strip, or 2·BF16_COLUMNS. */
+/* (depth, columns) numbers, at most BF16_DEPTH by BF16_ROWS, as a block of a strip whose rows are the columns. How that lies
+ * the struct says; its `pair` is how far a row's pairs are apart. */
 void bf16_columns(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to);
+struct bf16_steps { int64_t row, pair; } bf16_turned(void);
 
 /* (columns, depth) numbers, at most BF16_COLUMNS by BF16_DEPTH, as pairs along the depth. */
 void bf16_turned_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to);
@@ -43,7 +45,7 @@ void bf16_turned_pairs(struct numbers from, int64_t first, int64_t row, int64_t 
 /* Two factors, or some of their depth. Behind it both have zeros up to a multiple of BF16_DEPTH. */
 struct bf16_factors {
     const uint16_t *a;      /* a strip as bf16_rows makes it, or some of its blocks; or, on vectors, rows where they lie */
-    int64_t a_row, a_block; /* how far its rows, and its blocks of BF16_DEPTH, are apart */
+    int64_t a_row, a_pair, a_block; /* how far its rows, its pairs, and its blocks of BF16_DEPTH, are apart */
     const uint16_t *b;      /* vectors of columns as bf16_pairs makes them, `b_column` apart */
     int64_t b_column, depth;
 };

@@ -87,7 +87,7 @@ static void remaining_rows(const struct gemm *of, struct block *block, float *re
 static void take_blocks(void *arguments, int64_t first, int64_t last) {
     (void)first, (void)last;
     struct gemm *of = arguments;
-    float *rest = pet_scratch(2, of->chunk * (of->bf16 ? of->wide : PANEL) * 4);
+    float *rest = pet_scratch(2, of->chunk * (of->bf16 ? of->wide * 4 + MOST_DEPTH * 2 : PANEL * 4));
     char *copied = pet_scratch(3, of->room);
     if (!rest || !copied) {
         of->failed = 1;
@@ -336,26 +336,24 @@ static void turn_rows(void *arguments, int64_t first, int64_t last) {
     BY_STORAGE(from.storage, turn_stored, from, 0, 0, of->depth, rows, of->to + row * of->wide, of->wide)
 }
 
-/* The left factor is turned, some of its depth and rows at a time. */
+/* The left factor is turned, some of its depth and rows at a time; in bfloat16 by those who multiply it. */
 int product_by_columns(struct numbers a, int64_t a_row, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth,
                        int how) {
     if (depth == 0) return one((struct numbers){c}, rows, columns, how, (struct term){.b = b});
-    int bf16 = how & IN_BF16, unit = bf16 ? BF16_ROWS : CHUNK;
+    int bf16 = how & IN_BF16;
     for (int64_t k = 0; k < depth; k += MOST_DEPTH) {
-        int64_t deep = least(depth - k, MOST_DEPTH), wide = bf16 ? up_to_pairs(deep) : up_to_lanes(deep), some;
+        int64_t deep = least(depth - k, MOST_DEPTH), wide = up_to_lanes(deep), some;
         for (int64_t row = 0; row < rows; row += some) {
-            some = least(rows - row, TURNED / wide / unit * unit);
+            some = bf16 ? rows : least(rows - row, TURNED / wide / CHUNK * CHUNK);
             struct numbers from = {place_of(a, k * a_row + row), a.low}, to = {c + row * columns};
-            void *turned = pet_scratch(1, bf16 ? (some + BF16_ROWS) * wide * 2 : some * wide * 4);
-            if (!turned) return 1;
-            if (bf16) {
-                round_columns(from, a_row, some, deep, turned);
-            } else {
+            struct part part = {.a = from, .a_row = a_row, .a_turned = 1, .b = b, .b_first = k, .depth = deep};
+            if (!bf16) {
+                float *turned = pet_scratch(1, some * wide * 4);
+                if (!turned) return 1;
                 struct turning of = {from, turned, a_row, some, deep, wide};
                 pet_parallel(turn_rows, &of, (some + CHUNK - 1) / CHUNK, 1);
+                part.a = (struct numbers){turned}, part.a_row = wide, part.a_turned = 0;
             }
-            struct part part = {.a = {bf16 ? NULL : turned}, .rounded = bf16 ? turned : NULL, .b = b, .b_first = k,
-                                .a_row = wide, .depth = deep};
             struct sum sum = {.c = to, .before = to, .columns = columns, .panel = least(up_to_lanes(columns), PANEL),
                               .depth = deep, .add = how & ADDS || k > 0, .bf16 = bf16, .count = 1, .parts = {part}};
             if (columns > 0 && add_up(&sum, 1, some)) return 1;

@@ -66,6 +66,17 @@ static int in_place(const struct part *part) {
     return part->a.low && part->depth % BF16_DEPTH == 0 && part->a_row % MEETING != 0 && pet_bf16() == BF16_VECTORS;
 }
 
+/* Some rows of a turned left factor as a strip. Each thread makes those that it needs: they lie nowhere else, and what one
+ * core has just written is far away for the others. */
+static const uint16_t *turned_strip(const struct part *part, int64_t row, int64_t rows, uint16_t *to) {
+    for (int64_t k = 0; k < part->depth; k += BF16_DEPTH) {
+        int64_t deep = least(part->depth - k, BF16_DEPTH);
+        for (int64_t i = 0; i < deep; i++) __builtin_prefetch(place_of(part->a, (k + i) * part->a_row + row + BF16_ROWS)); /* the next */
+        bf16_columns(part->a, k * part->a_row + row, part->a_row, deep, rows, to + k * BF16_ROWS);
+    }
+    return to;
+}
+
 void some_rounded_rows(const struct sum *of, int64_t first, int64_t last, int64_t row, int64_t rows, const uint16_t *copied,
                        float *room) {
     int64_t whole = rounded_depth(of), above = 0, at = row * of->columns + first, c_row = of->c.low ? last - first : of->columns;
@@ -77,12 +88,15 @@ void some_rounded_rows(const struct sum *of, int64_t first, int64_t last, int64_
     struct bf16_factors factors[MOST_FACTORS];
     int count = 0;
     for (const struct part *from = of->parts; from < of->parts + of->count; from++) {
-        int64_t padded = up_to_pairs(from->depth);
-        int direct = in_place(from);
-        const uint16_t *a = direct ? place_of(from->a, row * from->a_row) : from->rounded + row * padded;
-        int64_t a_row = direct ? from->a_row : BF16_DEPTH, along = direct ? 1 : BF16_ROWS; /* from one of the depth to the next */
+        int64_t padded = up_to_pairs(from->depth), along = BF16_ROWS; /* from one of the depth to the next */
+        const uint16_t *a = from->rounded + row * padded;
+        struct bf16_steps steps = {BF16_DEPTH, 2};
+        if (from->a_turned)
+            a = turned_strip(from, row, rows, (uint16_t *)(room + BF16_ROWS * (last - first))), steps = bf16_turned();
+        else if (in_place(from))
+            a = place_of(from->a, row * from->a_row), steps.row = from->a_row, along = 1;
         for (int64_t k = 0; k < padded; k += DEEP)
-            factors[count++] = (struct bf16_factors){a + k * along, a_row, BF16_DEPTH * along,
+            factors[count++] = (struct bf16_factors){a + k * along, steps.row, steps.pair, BF16_DEPTH * along,
                                                      copied + above * of->panel + k * BF16_COLUMNS, padded * BF16_COLUMNS,
                                                      least(from->depth - k, DEEP)};
         above += padded;
@@ -123,7 +137,7 @@ int round_lefts(struct sum *sums, int count, int64_t rows) {
     for (int i = 0; i < count; i++)
         for (struct part *part = sums[i].parts; part < sums[i].parts + sums[i].count; part++) {
             int known = 0;
-            if (part->rounded || in_place(part)) continue;
+            if (part->a_turned || in_place(part)) continue;
             while (known < of.count && (of.parts[known]->a.at != part->a.at || of.parts[known]->depth != part->depth)) known++;
             if (known == of.count) of.parts[of.count++] = part, width += up_to_pairs(part->depth);
         }
@@ -141,26 +155,6 @@ int round_lefts(struct sum *sums, int count, int64_t rows) {
                     part->rounded = of.parts[known]->rounded;
     pet_parallel(round_strips, &of, strips, rows_at_once(BF16_ROWS * width));
     return 0;
-}
-
-struct columns {
-    struct numbers a;
-    int64_t row, rows, depth;
-    uint16_t *to;
-};
-
-/* Some of the depth for all strips: its lines are read as they lie. */
-static void turn_lines(void *arguments, int64_t first, int64_t last) {
-    struct columns *of = arguments;
-    for (int64_t k = first * BF16_DEPTH; k < least(last * BF16_DEPTH, of->depth); k += BF16_DEPTH)
-        for (int64_t column = 0; column < of->rows; column += BF16_ROWS)
-            bf16_columns(of->a, k * of->row + column, of->row, least(of->depth - k, BF16_DEPTH), least(of->rows - column, BF16_ROWS),
-                         of->to + column * up_to_pairs(of->depth) + k * BF16_ROWS);
-}
-
-void round_columns(struct numbers a, int64_t row, int64_t rows, int64_t depth, uint16_t *to) {
-    struct columns of = {a, row, rows, depth, to};
-    pet_parallel(turn_lines, &of, (depth + BF16_DEPTH - 1) / BF16_DEPTH, 1);
 }
 
 PET_KERNEL(product_of_rows_bf16) { return product_kernel(params, shapes, dtypes, 2, 1, IN_BF16); }

@@ -11,15 +11,12 @@ int64_t rounded_depth(const struct sum *of);
 /* Rounds the left factors of some sums of as many rows. Gives 0, or 1 when there is no memory. */
 int round_lefts(struct sum *sums, int count, int64_t rows);
 
-/* A left factor (depth, rows) whose lines are `row` apart, turned and rounded: strips for a part's `rounded`. */
-void round_columns(struct numbers a, int64_t row, int64_t rows, int64_t depth, uint16_t *to);
-
 /* The panels of some columns, one behind the other: of each the columns from all parts, one below the other. Where a factor's
  * rows run across, a stretch of them for all panels before the next one: its lines are read as they lie. */
 void copy_pairs(const struct sum *of, int64_t column, int64_t columns, uint16_t *to);
 
 /* Up to BF16_ROWS rows of the result by the columns of a block, whose panels lie one behind the other; `room` has room for
- * so much of it. */
+ * so much of it, and behind that for as many rows of MOST_DEPTH numbers in bfloat16. */
 void some_rounded_rows(const struct sum *of, int64_t first, int64_t last, int64_t row, int64_t rows, const uint16_t *copied,
                        float *room);
 

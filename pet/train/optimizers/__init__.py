@@ -35,11 +35,15 @@ def optimizer_class(name: str) -> type[Optimizer]:
     return OPTIMIZERS[name]
 
 
-def segments_of(train, parameters: Sequence[Parameter]) -> list[Segment]:
-    """The parameters in segments as that section groups them, and as suits its optimizer; see `make_segments`."""
+def segments_of(train, parameters: Sequence[Parameter], alone: bool) -> list[Segment]:
+    """The parameters in segments as that section groups them, and as suits its optimizer; see `make_segments`.
+
+    Args:
+        alone: whether no other process sums its gradients with these: a message each would cost more than the copies.
+    """
     names = ("learning_rate", "weight_decay", "decay_vectors", "groups", "lora_plus_ratio")
     settings = {name: getattr(train, name) for name in names}
-    return make_segments(parameters, **settings, apart=optimizer_class(train.optimizer).moves_in_place())
+    return make_segments(parameters, **settings, apart=alone and optimizer_class(train.optimizer).moves_in_place())
 
 
 def make_optimizer(train, segments: Sequence[Segment], compiled: bool = True) -> Optimizer:

@@ -34,9 +34,11 @@ def test_the_sums_are_the_vectors_of_all_segments(monkeypatch, earlier):
 
     matrices = [parameter(f"m{index}", 3, 4) for index in range(5)]
     vectors = [parameter(f"v{index}", 4) for index in range(2)]
-    segments = [Segment(tuple(matrices), 1.0, 0.1), Segment(tuple(vectors), 1.0, 0.0)]
-    gradients = [Tensor(random.normal(size=each.shape).astype(np.float32)) for each in (*matrices, *vectors)]
-    before = [Tensor(random.normal(size=(segment.size,)).astype(np.float32)) for segment in segments]
+    by_itself = parameter("m5", 2, 6)
+    segments = [Segment(tuple(matrices), 1.0, 0.1), Segment(tuple(vectors), 1.0, 0.0), Segment((by_itself,), 1.0, 0.1)]
+    gradients = [Tensor(random.normal(size=each.shape).astype(np.float32)) for each in (*matrices, *vectors, by_itself)]
+    shapes = [(60,), (8,), by_itself.shape]
+    before = [Tensor(random.normal(size=shape).astype(np.float32)) for shape in shapes]
 
     class Doubled(buckets.GroupSum):
         """Of two processes that have the same."""
@@ -46,23 +48,23 @@ def test_the_sums_are_the_vectors_of_all_segments(monkeypatch, earlier):
             return x * 2
 
     monkeypatch.setattr(buckets, "GroupSum", Doubled)
-    cell = BucketSums(Group("data", "", (0,), 0), segments, 4)
+    cell = BucketSums(Group("data", "", (0,), 0), segments, 5)
 
     def function(*arguments):
-        return cell(arguments[:7], arguments[7:])
+        return cell(arguments[:8], arguments[8:])
 
     given = [*gradients, *(before if earlier else [])]
     found = function(*given)
-    assert order == [(8,), (12,), (12,), (12,), (24,)]  # the last parameters first
-    for index, part in enumerate((gradients[:5], gradients[5:])):
+    assert order == [(12,), (8,), (12,), (12,), (12,), (24,)]  # the last parameters first
+    for index, part in enumerate((gradients[:5], gradients[5:7], gradients[7:])):
         expected = np.concatenate([each.asnumpy().reshape(-1) for each in part])
-        expected = 2 * (expected + before[index].asnumpy() if earlier else expected)
+        expected = 2 * (expected + before[index].asnumpy().reshape(-1) if earlier else expected)
         assert np.array_equal(found[index].asnumpy(), expected)
     monkeypatch.undo()
-    alone = BucketSums(Group("data", "", (0,), 0), segments, 4)
+    alone = BucketSums(Group("data", "", (0,), 0), segments, 5)
 
     def compiled(*arguments):
-        return alone(arguments[:7], arguments[7:])
+        return alone(arguments[:8], arguments[8:])
 
     for one, other in zip(Graph(compiled)(*given), found, strict=True):
         assert np.array_equal(2 * one.asnumpy(), other.asnumpy())
