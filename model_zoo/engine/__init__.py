@@ -41,7 +41,7 @@ from model_zoo.engine.packing import packed_product, packed_words, packing_kerne
 from model_zoo.engine.plain_products import Rounded, Widened
 from model_zoo.engine.run import MemoryProfile, fuse_layers, memory_profile
 from model_zoo.engine.speed import bf16_speedup, describe_bf16, no_bf16, product_rates
-from model_zoo.engine.updates import adamw_in_place, sums_of_squares
+from model_zoo.engine.updates import adamw_in_place, joined, sums_of_squares
 
 __all__ = [
     "MemoryProfile",
@@ -59,6 +59,7 @@ __all__ = [
     "describe_bf16",
     "fuse_cached_layers",
     "fuse_layers",
+    "joined",
     "kernels_name",
     "logit_bytes",
     "memory_profile",

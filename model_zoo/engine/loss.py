@@ -8,8 +8,9 @@ import functools
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
+from mindspore.common import _Function
 
-from model_zoo.engine.cells import available, custom, outputs
+from model_zoo.engine.cells import Eagerly, available, custom, outputs
 from model_zoo.engine.plain import (
     cast,
     column_sum,
@@ -132,18 +133,46 @@ class HeadKernel(nn.Cell):
         self.kernel = custom(self.function + low, self.shapes)
 
 
+class LaunchHead(_Function):
+    """A head outside of graphs. Its loss alone is a result, and what nobody asks for gets no gradient: MindSpore would
+    make zeros for the others, as large as the head's weight."""
+
+    @staticmethod
+    def forward(ctx, cell, *inputs):
+        made = cell.construct(*inputs)
+        ctx.cell, ctx.made = cell, made
+        return made[0]
+
+    @staticmethod
+    def backward(ctx, dout):
+        found = ctx.cell.gradients(ctx.made, dout)
+        return None, *found, *[None] * (3 - len(found))
+
+
 class LinearCrossEntropy(HeadKernel):
     """See `PlainCrossEntropy`; targets that do not count are negative, and cost nothing."""
+
+    def __call__(self, hidden, weight, targets):
+        return (
+            (LaunchHead.apply(self, hidden, weight, targets),)
+            if Eagerly.depth
+            else super().__call__(hidden, weight, targets)
+        )
 
     def construct(self, hidden, weight, targets):
         losses, gradient, _ = self.kernel(hidden, weight, targets, self.cap)
         return column_sum(losses, 0), gradient
 
+    def gradients(self, out, dout):
+        """Of the hidden states, and of the weight if it is trained."""
+        return (out[1] * dout,)
+
     def bprop(self, hidden, weight, targets, out, dout):
-        return out[1] * dout[0], zeros_like(weight), zeros_like(targets)
+        found = self.gradients(out, dout[0])
+        return found[0], found[1] if len(found) > 1 else zeros_like(weight), zeros_like(targets)
 
 
-class TrainedLinearCrossEntropy(HeadKernel):
+class TrainedLinearCrossEntropy(LinearCrossEntropy):
     """The same where the weight is trained as well: the third output is its gradient."""
 
     function, shapes = "linear_cross_entropy_trained", staticmethod(with_both_gradients)
@@ -152,8 +181,8 @@ class TrainedLinearCrossEntropy(HeadKernel):
         losses, gradient, weight_gradient, _ = self.kernel(hidden, weight, targets, self.cap)
         return column_sum(losses, 0), gradient, weight_gradient
 
-    def bprop(self, hidden, weight, targets, out, dout):
-        return out[1] * dout[0], out[2] * dout[0], zeros_like(targets)
+    def gradients(self, out, dout):
+        return out[1] * dout, out[2] * dout
 
 
 class RankedCrossEntropy(HeadKernel):
@@ -167,7 +196,7 @@ class RankedCrossEntropy(HeadKernel):
         return column_sum(losses, 0), column_sum(first, 0)
 
 
-class TokenCrossEntropy(HeadKernel):
+class TokenCrossEntropy(LinearCrossEntropy):
     """The same for each row by itself: losses ``(N,)``, 0 where the target is negative, and their gradients ``(N, H)``.
     The weight is taken as frozen."""
 
@@ -175,10 +204,9 @@ class TokenCrossEntropy(HeadKernel):
         losses, gradient, _ = self.kernel(hidden, weight, targets, self.cap)
         return losses, gradient
 
-    def bprop(self, hidden, weight, targets, out, dout):
-        rows, width = hidden.shape
-        slopes = tile(reshape(dout[0], (rows, 1)), (1, width))
-        return out[1] * slopes, zeros_like(weight), zeros_like(targets)
+    def gradients(self, out, dout):
+        rows, width = out[1].shape
+        return (out[1] * tile(reshape(dout, (rows, 1)), (1, width)),)
 
 
 class MeasuredTokens(RankedCrossEntropy):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 
 import numpy as np
 
@@ -13,6 +14,10 @@ from model_zoo.engine.cells import custom
 
 def one_each(*shapes):
     return [len(shapes)]
+
+
+def all_numbers(*shapes):
+    return [sum(map(math.prod, shapes))]
 
 
 @functools.cache
@@ -55,6 +60,12 @@ def adamw_in_place(weights: list[np.ndarray], gradient, average, square, numbers
         *map(ctypes.c_void_p, vectors),
         values,
     )
+
+
+@functools.cache
+def joined():
+    """The operator of tensors of any shapes → their numbers end to end."""
+    return custom("joined", all_numbers)
 
 
 @functools.cache

@@ -25,6 +25,7 @@ from mindspore import Parameter, ops
 
 from adapters.apply import trainable_parameters
 from adapters.registry import registry
+from model_zoo.engine import available, joined
 from model_zoo.errors import InputError
 
 # Numbers in a segment, at most, unless one parameter alone has more. What the update needs besides, some six vectors of
@@ -150,13 +151,20 @@ def flatten(tensors):
     return _concat(_map(_as_vector, tensors))
 
 
+def as_float32(tensor):
+    """Itself if it is."""
+    return tensor if tensor.dtype == ms.float32 else tensor.astype(ms.float32)
+
+
 def vectors_of(gradients, spans):
     """Gradients as one float32 vector per segment, given where each begins and ends among them, within a graph; that of
     a single parameter keeps its shape, since a view of another one would be copied by whoever reads it."""
     vectors = []
     for first, last in spans:
         if last - first == 1:
-            vectors.append(gradients[first].astype(ms.float32))
+            vectors.append(as_float32(gradients[first]))
+        elif available():
+            vectors.append(joined()(*_map(as_float32, gradients[first:last])))
         else:
             vectors.append(flatten(gradients[first:last]))
     return tuple(vectors)

@@ -545,6 +545,8 @@ def updates(kernels):
         several = (gradient, *(array.reshape(1, -1, 1) for array, _ in vectors))
         squared = [(array.astype(np.float64) ** 2).sum() for array in several]
         np.testing.assert_allclose(kernels("sums_of_squares", several, (3,)), squared, rtol=1e-6)
+        end_to_end = np.concatenate([array.reshape(-1) for array in several])
+        assert np.array_equal(kernels("joined", several, end_to_end.shape), end_to_end)
 
 
 def norms(kernels):

@@ -69,6 +69,28 @@ static void square_parts(void *arguments, int64_t first, int64_t last) {
     }
 }
 
+struct copy {
+    const float *from;
+    float *to;
+};
+
+static void copy_some(void *arguments, int64_t first, int64_t last) {
+    struct copy *of = arguments;
+    memcpy(of->to + first, of->from + first, (size_t)(last - first) * sizeof(float));
+}
+
+/* n tensors (…) → their numbers end to end */
+PET_KERNEL(joined) {
+    struct copy of = {.to = params[count - 1]};
+    for (int each = 0; each < count - 1; each++) {
+        int64_t size = size_of(ndims[each], shapes[each]);
+        of.from = params[each];
+        pet_parallel(copy_some, &of, size, AT_ONCE);
+        of.to += size;
+    }
+    return 0;
+}
+
 /* n tensors (…) → the sum of the squares of each (n), in double precision and an order of its own whatever the threads */
 PET_KERNEL(sums_of_squares) {
     for (int each = 0; each < count - 1; each++) {
