@@ -34,10 +34,15 @@ void bf16_rows(struct numbers from, int64_t first, int64_t row, int64_t rows, in
  * read; the columns behind the first BF16_COLUMNS go `apart` behind `to`, if there are any. */
 void bf16_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to, int64_t apart);
 
-/* (depth, columns) numbers, at most BF16_DEPTH by BF16_ROWS, as a block of a strip whose rows are the columns. How that lies
- * the struct says; its `pair` is how far a row's pairs are apart. */
+/* (depth, columns) numbers, at most BF16_DEPTH by BF16_ROWS, as a block of a strip whose rows these columns are. */
 void bf16_columns(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to);
-struct bf16_steps { int64_t row, pair; } bf16_turned(void);
+
+/* How far the rows of a block, and the pairs of a row, are apart; and in blocks of bf16_columns, where nothing has to be turned
+ * for vectors: all rows' first pairs come first. */
+struct bf16_steps {
+    int64_t row, pair;
+};
+struct bf16_steps bf16_turned(void);
 
 /* (columns, depth) numbers, at most BF16_COLUMNS by BF16_DEPTH, as pairs along the depth. */
 void bf16_turned_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to);
