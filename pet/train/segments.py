@@ -9,8 +9,8 @@ clipping, update) is a handful of operators on each::
     segment 0    [ 4096 numbers  |  4096 numbers ]                        weight decay 0.01
     segment 1                                       [ 512 numbers ]       weight decay 0
 
-A large tensor costs more to lay into a vector than operators of its own cost. So it can be a segment by itself, and the
-gradient of a segment of one parameter stays in that one's shape.
+A large tensor is a segment by itself where it can be, since copying it would cost more; the gradient of a segment of one
+parameter stays in that one's shape.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from model_zoo.errors import InputError
 # Numbers in a segment, at most, unless one parameter alone has more. What the update needs besides, some six vectors of
 # its segment, then stays small beside the weights; LoRA's parameters still are one or two segments.
 LONGEST = 1 << 22
-# From so many numbers on a parameter is a segment by itself, where that costs no graph: twice copied, they take longer
-# (0.7 ns each on two cores) than three operators of their own.
+# From so many numbers on a parameter is a segment by itself, where that costs no graph: copying them takes longer than
+# the calls that a segment costs, and as much memory again.
 ALONE = 1 << 18
 
 _concat = ops.Concat(0)

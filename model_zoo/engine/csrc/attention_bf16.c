@@ -38,8 +38,6 @@ static void across(const struct head *head, struct numbers from, int64_t first, 
                               to + j * head->deep + k * BF16_COLUMNS);
 }
 
-static const struct bf16_steps by_rows = {BF16_DEPTH, 2};
-
 /* c (rows, columns) = a·b, or c + a·b, for a strip `a`, that lies by these steps, and b as `along` and `across` make it. */
 static void multiply(int64_t rows, int64_t columns, float *c, int64_t c_row, const uint16_t *a, struct bf16_steps steps,
                      const uint16_t *b, int64_t b_row, int64_t depth, int add) {
@@ -97,7 +95,7 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
             struct view view = look(of, batch, row, rows);
             int64_t count = up_to_lanes(last_seen(&view, rows) - view.first), filled = up_to_pairs(count);
             bf16_rows(of->query, query + row * width, width, rows, width, head.rows);
-            multiply(rows, count, scores, padded, head.rows, by_rows, keys + view.first * deep, deep, deep, 0);
+            multiply(rows, count, scores, padded, head.rows, bf16_by_rows, keys + view.first * deep, deep, deep, 0);
             for (int64_t i = 0; i < rows; i++) {
                 float *line = scores + i * padded, *of_row = stats + (row + i) * 2;
                 of_row[0] = highest_of(of, &view, batch, row, i, line, count);
@@ -106,7 +104,7 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
             bf16_rows((struct numbers){scores}, 0, padded, rows, count, head.shares);
             int64_t at = mixed + row * of->joined, out_row = of->mixed.low ? width : of->joined;
             float *out = room_for(of->mixed, at, head.room);
-            multiply(rows, width, out, out_row, head.shares, by_rows, values + view.first * BF16_COLUMNS, head.keys, filled, 0);
+            multiply(rows, width, out, out_row, head.shares, bf16_by_rows, values + view.first * BF16_COLUMNS, head.keys, filled, 0);
             for (int64_t i = 0; i < rows; i++) {
                 for (int64_t k = 0; k < width; k++) out[i * out_row + k] *= stats[(row + i) * 2 + 1];
                 put_back(of->mixed, at + i * of->joined, width, out + i * out_row);
@@ -211,15 +209,15 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
                 along(of->query, place, width, rows, width, all.query + at, BF16_DEPTH, TOGETHER_DEEP);
                 along(of->dout, outside, joined, rows, width, all.dout + at, BF16_DEPTH, TOGETHER_DEEP);
                 bf16_rows(of->query, place, width, rows, width, head.rows);
-                multiply(rows, count, scores, padded, head.rows, by_rows, keys + view.first * deep, deep, deep, 0);
+                multiply(rows, count, scores, padded, head.rows, bf16_by_rows, keys + view.first * deep, deep, deep, 0);
                 bf16_rows(of->dout, outside, joined, rows, width, head.rows);
-                multiply(rows, count, d_scores, padded, head.rows, by_rows, values + view.first * deep, deep, deep, 0);
+                multiply(rows, count, d_scores, padded, head.rows, bf16_by_rows, values + view.first * deep, deep, deep, 0);
                 for (int64_t i = 0; i < rows; i++) {
                     float along = dot(out + i * out_row, d_out + i * d_out_row, width);
                     unweigh(of, &view, batch, row, i, scores + i * padded, d_scores + i * padded, count, stats + i * 2, along);
                 }
                 bf16_rows((struct numbers){d_scores}, 0, padded, rows, count, head.shares);
-                multiply(rows, width, of->d_query + place, width, head.shares, by_rows, keys_along + view.first * BF16_COLUMNS,
+                multiply(rows, width, of->d_query + place, width, head.shares, bf16_by_rows, keys_along + view.first * BF16_COLUMNS,
                          head.keys, filled, 0);
                 gather_turned(all.slopes, block, d_scores, padded, rows, view.first, count);
                 gather_turned(all.shares, block, scores, padded, rows, view.first, count);

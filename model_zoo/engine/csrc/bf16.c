@@ -74,9 +74,8 @@ static inline void turn_pairs(floats square[LANES], uint16_t *to) {
     for (int64_t i = 0; i < LANES; i++) store((float *)to + i * LANES, square[i]);
 }
 
-/* Vectors take pairs of all rows one behind the other; tiles take rows. */
 struct bf16_steps bf16_turned(void) {
-    return pet_bf16() == BF16_TILES ? (struct bf16_steps){BF16_DEPTH, 2} : (struct bf16_steps){2, 2 * BF16_ROWS};
+    return pet_bf16() == BF16_TILES ? bf16_by_rows : (struct bf16_steps){2, 2 * BF16_ROWS};
 }
 
 void bf16_columns(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {

@@ -37,11 +37,12 @@ void bf16_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, 
 /* (depth, columns) numbers, at most BF16_DEPTH by BF16_ROWS, as a block of a strip whose rows these columns are. */
 void bf16_columns(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to);
 
-/* How far the rows of a block, and the pairs of a row, are apart; and in blocks of bf16_columns, where nothing has to be turned
- * for vectors: all rows' first pairs come first. */
+/* How far the rows of a block, and the pairs of a row, are apart: row by row; or as in blocks of bf16_columns, where nothing has
+ * to be turned for vectors: all rows' first pairs come first. */
 struct bf16_steps {
     int64_t row, pair;
 };
+static const struct bf16_steps bf16_by_rows = {BF16_DEPTH, 2};
 struct bf16_steps bf16_turned(void);
 
 /* (columns, depth) numbers, at most BF16_COLUMNS by BF16_DEPTH, as pairs along the depth. */

@@ -99,7 +99,7 @@ static int over_pieces(struct head *of, float *workspace) {
         if (of->ranks) continue;
         struct numbers slopes = {of->logits, of->rounds};
         int64_t slopes_row = of->rounds ? 2 * of->vocabulary : of->vocabulary;
-        struct product gradient = {.c = {of->some_gradient}, .columns = of->width, .bf16 = of->how & IN_BF16, .count = 1,
+        struct product gradient = {.c = {of->some_gradient}, .columns = of->width, .bf16 = (of->how & IN_BF16) != 0, .count = 1,
                                    .terms = {{.a = slopes, .a_row = slopes_row, .b = of->weight, .depth = of->vocabulary}}};
         if (products(&gradient, 1, some)) return 1;
         for (int64_t i = 0; i < some; i++)

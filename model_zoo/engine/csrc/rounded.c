@@ -69,11 +69,8 @@ static int in_place(const struct part *part) {
 /* Some rows of a turned left factor as a strip. Each thread makes those that it needs: they lie nowhere else, and what one
  * core has just written is far away for the others. */
 static const uint16_t *turned_strip(const struct part *part, int64_t row, int64_t rows, uint16_t *to) {
-    for (int64_t k = 0; k < part->depth; k += BF16_DEPTH) {
-        int64_t deep = least(part->depth - k, BF16_DEPTH);
-        for (int64_t i = 0; i < deep; i++) __builtin_prefetch(place_of(part->a, (k + i) * part->a_row + row + BF16_ROWS)); /* the next */
-        bf16_columns(part->a, k * part->a_row + row, part->a_row, deep, rows, to + k * BF16_ROWS);
-    }
+    for (int64_t k = 0; k < part->depth; k += BF16_DEPTH)
+        bf16_columns(part->a, k * part->a_row + row, part->a_row, least(part->depth - k, BF16_DEPTH), rows, to + k * BF16_ROWS);
     return to;
 }
 
@@ -89,12 +86,14 @@ void some_rounded_rows(const struct sum *of, int64_t first, int64_t last, int64_
     int count = 0;
     for (const struct part *from = of->parts; from < of->parts + of->count; from++) {
         int64_t padded = up_to_pairs(from->depth), along = BF16_ROWS; /* from one of the depth to the next */
-        const uint16_t *a = from->rounded + row * padded;
-        struct bf16_steps steps = {BF16_DEPTH, 2};
+        const uint16_t *a;
+        struct bf16_steps steps = bf16_by_rows;
         if (from->a_turned)
             a = turned_strip(from, row, rows, (uint16_t *)(room + BF16_ROWS * (last - first))), steps = bf16_turned();
         else if (in_place(from))
             a = place_of(from->a, row * from->a_row), steps.row = from->a_row, along = 1;
+        else
+            a = from->rounded + row * padded;
         for (int64_t k = 0; k < padded; k += DEEP)
             factors[count++] = (struct bf16_factors){a + k * along, steps.row, steps.pair, BF16_DEPTH * along,
                                                      copied + above * of->panel + k * BF16_COLUMNS, padded * BF16_COLUMNS,
