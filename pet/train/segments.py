@@ -9,8 +9,8 @@ clipping, update) is a handful of operators on each::
     segment 0    [ 4096 numbers  |  4096 numbers ]                        weight decay 0.01
     segment 1                                       [ 512 numbers ]       weight decay 0
 
-A large tensor is a segment by itself where it can be, since copying it would cost more; the gradient of a segment of one
-parameter stays in that one's shape.
+A large tensor is a segment by itself where it can be, since copying it would cost more; the gradient of a segment of
+one parameter stays in that one's shape.
 """
 
 from __future__ import annotations
