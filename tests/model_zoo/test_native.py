@@ -118,6 +118,19 @@ def test_products_in_bfloat16_on_other_processors(path, tmp_path, without, kind)
     native_checks.packed_weights(other)
 
 
+def test_products_in_bfloat16_by_tiles(path, tmp_path):
+    """What is written for tiles, with tiles in software where the processor has none."""
+    if Kernels(path).library.pet_bf16() != 1:
+        pytest.skip("no vectors of bfloat16 without tiles")
+    names = (*PRODUCTS_ALONE, "loss", "attention_bf16")
+    library, sources = tmp_path / "tiles.so", [build.SOURCES / f"{name}.c" for name in names]
+    compiled_by("-O1", "-include", HERE / "tiles.h", *sources, "-lpthread", "-lm", "-o", library)
+    tiles = Kernels(library)
+    assert tiles.library.pet_bf16() == 2
+    for check in (native_checks.rounded, native_checks.sums, native_checks.loss, native_checks.attention_bf16):
+        check(tiles)
+
+
 QUIET = np.array([0x7FC00000, 0x7FC00001, 0xFFC001FF], np.uint32).view(np.float32)
 """Not-a-numbers, among them those whose last bits would make an exponent."""
 
