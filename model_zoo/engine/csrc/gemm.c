@@ -325,7 +325,7 @@ int product_kernel(void **params, int64_t **shapes, const char **types, int out,
 
 struct turning {
     struct numbers a;
-    float *to;
+    void *to;
     int64_t row, rows, depth, wide;
 };
 
@@ -333,26 +333,36 @@ static void turn_rows(void *arguments, int64_t first, int64_t last) {
     struct turning *of = arguments;
     int64_t row = first * CHUNK, rows = least(of->rows, last * CHUNK) - row;
     struct matrix from = {.data = place_of(of->a, row), .columns = of->row, .storage = of->a.low ? BFLOAT16 : FLOAT32};
-    BY_STORAGE(from.storage, turn_stored, from, 0, 0, of->depth, rows, of->to + row * of->wide, of->wide)
+    BY_STORAGE(from.storage, turn_stored, from, 0, 0, of->depth, rows, (float *)of->to + row * of->wide, of->wide)
 }
 
-/* The left factor is turned, some of its depth and rows at a time; in bfloat16 by those who multiply it. */
+static void turn_strips(void *arguments, int64_t first, int64_t last) {
+    struct turning *of = arguments;
+    struct part part = {.a = of->a, .a_row = of->row, .depth = of->depth};
+    for (int64_t row = first * BF16_ROWS; row < least(of->rows, last * BF16_ROWS); row += BF16_ROWS)
+        turned_strip(&part, row, least(of->rows - row, BF16_ROWS), (uint16_t *)of->to + row * of->wide);
+}
+
+/* The left factor is turned, some of its depth and rows at a time; for vectors of bfloat16 by those who multiply it. */
 int product_by_columns(struct numbers a, int64_t a_row, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth,
                        int how) {
     if (depth == 0) return one((struct numbers){c}, rows, columns, how, (struct term){.b = b});
-    int bf16 = how & IN_BF16;
+    int bf16 = (how & IN_BF16) != 0, later = bf16 && pet_bf16() == BF16_VECTORS, unit = bf16 ? BF16_ROWS : CHUNK;
     for (int64_t k = 0; k < depth; k += MOST_DEPTH) {
-        int64_t deep = least(depth - k, MOST_DEPTH), wide = up_to_lanes(deep), some;
+        int64_t deep = least(depth - k, MOST_DEPTH), wide = bf16 ? up_to_pairs(deep) : up_to_lanes(deep), some;
         for (int64_t row = 0; row < rows; row += some) {
-            some = bf16 ? rows : least(rows - row, TURNED / wide / CHUNK * CHUNK);
+            some = later ? rows : least(rows - row, TURNED / wide / unit * unit);
             struct numbers from = {place_of(a, k * a_row + row), a.low}, to = {c + row * columns};
-            struct part part = {.a = from, .a_row = a_row, .a_turned = 1, .b = b, .b_first = k, .depth = deep};
+            struct part part = {.a = from, .a_row = a_row, .a_turned = later, .b = b, .b_first = k, .depth = deep};
+            void *turned = later ? NULL : pet_scratch(1, bf16 ? (some + BF16_ROWS) * wide * 2 : some * wide * 4);
+            if (!later && !turned) return 1;
+            struct turning of = {from, turned, a_row, some, deep, wide};
             if (!bf16) {
-                float *turned = pet_scratch(1, some * wide * 4);
-                if (!turned) return 1;
-                struct turning of = {from, turned, a_row, some, deep, wide};
                 pet_parallel(turn_rows, &of, (some + CHUNK - 1) / CHUNK, 1);
-                part.a = (struct numbers){turned}, part.a_row = wide, part.a_turned = 0;
+                part.a = (struct numbers){turned}, part.a_row = wide;
+            } else if (!later) {
+                pet_parallel(turn_strips, &of, (some + BF16_ROWS - 1) / BF16_ROWS, 1);
+                part.rounded = turned;
             }
             struct sum sum = {.c = to, .before = to, .columns = columns, .panel = least(up_to_lanes(columns), PANEL),
                               .depth = deep, .add = how & ADDS || k > 0, .bf16 = bf16, .count = 1, .parts = {part}};

@@ -66,9 +66,7 @@ static int in_place(const struct part *part) {
     return part->a.low && part->depth % BF16_DEPTH == 0 && part->a_row % MEETING != 0 && pet_bf16() == BF16_VECTORS;
 }
 
-/* Some rows of a turned left factor as a strip. Each thread makes those that it needs: they lie nowhere else, and what one
- * core has just written is far away for the others. */
-static const uint16_t *turned_strip(const struct part *part, int64_t row, int64_t rows, uint16_t *to) {
+const uint16_t *turned_strip(const struct part *part, int64_t row, int64_t rows, uint16_t *to) {
     for (int64_t k = 0; k < part->depth; k += BF16_DEPTH)
         bf16_columns(part->a, k * part->a_row + row, part->a_row, least(part->depth - k, BF16_DEPTH), rows, to + k * BF16_ROWS);
     return to;
@@ -136,7 +134,7 @@ int round_lefts(struct sum *sums, int count, int64_t rows) {
     for (int i = 0; i < count; i++)
         for (struct part *part = sums[i].parts; part < sums[i].parts + sums[i].count; part++) {
             int known = 0;
-            if (part->a_turned || in_place(part)) continue;
+            if (part->rounded || part->a_turned || in_place(part)) continue;
             while (known < of.count && (of.parts[known]->a.at != part->a.at || of.parts[known]->depth != part->depth)) known++;
             if (known == of.count) of.parts[of.count++] = part, width += up_to_pairs(part->depth);
         }

@@ -17,7 +17,7 @@ struct part {
     struct matrix b;
     int64_t b_first;      /* where its depth begins in b */
     int64_t a_row, depth; /* how far rows are apart, and how many of b there are */
-    int a_turned;         /* whether a is (depth, rows), for sums of bfloat16 alone */
+    int a_turned;         /* whether a is (depth, rows), for sums of bfloat16 by vectors alone */
     int b_turned;         /* whether b is (columns, depth) */
     const uint16_t *rounded;     /* a in bfloat16, for sums of these */
 };
