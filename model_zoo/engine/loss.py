@@ -153,11 +153,9 @@ class LinearCrossEntropy(HeadKernel):
     """See `PlainCrossEntropy`; targets that do not count are negative, and cost nothing."""
 
     def __call__(self, hidden, weight, targets):
-        return (
-            (LaunchHead.apply(self, hidden, weight, targets),)
-            if Eagerly.depth
-            else super().__call__(hidden, weight, targets)
-        )
+        if Eagerly.depth:
+            return (LaunchHead.apply(self, hidden, weight, targets),)
+        return super().__call__(hidden, weight, targets)
 
     def construct(self, hidden, weight, targets):
         losses, gradient, _ = self.kernel(hidden, weight, targets, self.cap)

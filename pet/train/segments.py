@@ -142,18 +142,19 @@ def make_segments(
     return segments
 
 
+def _as_float32(tensor):
+    return tensor if tensor.dtype == ms.float32 else tensor.astype(ms.float32)
+
+
 def _as_vector(tensor):
     return ops.reshape(tensor, (-1,)).astype(ms.float32)
 
 
 def flatten(tensors):
     """Tensors end to end as one float32 vector, within a graph."""
+    if available():
+        return joined()(*_map(_as_float32, tensors))
     return _concat(_map(_as_vector, tensors))
-
-
-def as_float32(tensor):
-    """Itself if it is."""
-    return tensor if tensor.dtype == ms.float32 else tensor.astype(ms.float32)
 
 
 def vectors_of(gradients, spans):
@@ -162,9 +163,7 @@ def vectors_of(gradients, spans):
     vectors = []
     for first, last in spans:
         if last - first == 1:
-            vectors.append(as_float32(gradients[first]))
-        elif available():
-            vectors.append(joined()(*_map(as_float32, gradients[first:last])))
+            vectors.append(_as_float32(gradients[first]))
         else:
             vectors.append(flatten(gradients[first:last]))
     return tuple(vectors)

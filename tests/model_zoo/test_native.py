@@ -91,10 +91,19 @@ def test_the_smallest_numbers_are_what_the_caller_takes_them_for(path):
 PRODUCTS_ALONE = ("gemm", "rounded", "bf16", "few_rows", "pool", "storage")
 
 
-def compiled_by(*words) -> str:
-    """What the compiler prints, with the flags for this processor and these words behind them."""
+INSTRUCTIONS = ("-dM", "-E", "-x", "c", os.devnull)
+"""What makes a compiler print those that it knows."""
+
+
+def compiler_run(*words) -> subprocess.CompletedProcess:
+    """The compiler with the flags for this processor and these words behind them."""
     command = [*build.compiler(), *build.COMMON, *build.PROCESSOR[0], *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def compiled_by(*words) -> str:
+    """What that prints."""
+    done = compiler_run(*words)
     if done.returncode:
         pytest.skip(f"this compiler does not know the flags: {done.stderr[:200]}")
     return done.stdout
@@ -103,8 +112,7 @@ def compiled_by(*words) -> str:
 @pytest.mark.parametrize(("without", "kind"), [("-mno-amx-bf16", 1), ("-mno-avx512f", 0), ("-mno-avx2", 0)])
 def test_products_in_bfloat16_on_other_processors(path, tmp_path, without, kind):
     """Of vectors where there are no tiles; refused where there are no such instructions. Weights in 4 bits likewise."""
-    instructions = ("-dM", "-E", "-x", "c", os.devnull)  # as the compiler knows them
-    if compiled_by(without, *instructions) == compiled_by(*instructions):
+    if compiled_by(without, *INSTRUCTIONS) == compiled_by(*INSTRUCTIONS):
         assert Kernels(path).library.pet_bf16() in (0, kind)
         return  # this processor is such a one: the checks of its own library are of the same code
     # which code is compiled does not depend on -O, and how long that takes does
@@ -124,7 +132,9 @@ def test_products_in_bfloat16_by_tiles(path, tmp_path):
         pytest.skip("no vectors of bfloat16 without tiles")
     names = (*PRODUCTS_ALONE, "loss", "attention_bf16")
     library, sources = tmp_path / "tiles.so", [build.SOURCES / f"{name}.c" for name in names]
-    compiled_by("-O1", "-include", HERE / "tiles.h", *sources, "-lpthread", "-lm", "-o", library)
+    compiled_by(*INSTRUCTIONS)  # a compiler that knows no such flags is left out; what it cannot compile is a fault
+    done = compiler_run("-O1", "-include", HERE / "tiles.h", *sources, "-lpthread", "-lm", "-o", library)
+    assert done.returncode == 0, done.stderr[-2000:]
     tiles = Kernels(library)
     assert tiles.library.pet_bf16() == 2
     for check in (native_checks.rounded, native_checks.sums, native_checks.loss, native_checks.attention_bf16):

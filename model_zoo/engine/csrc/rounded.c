@@ -37,15 +37,14 @@ static void copy_some_pairs(const struct part *part, int64_t k, int64_t deep, in
 static void widen_some_pairs(const struct part *part, int64_t k, int64_t deep, int64_t column, int64_t columns, int64_t panel,
                              uint16_t *to) {
     float staged[STAGED * PANEL];
-    struct part here = {.b = float_matrix(staged, panel)};
+    int64_t padded = up_to_pairs(part->depth), wide = 2 * BF16_COLUMNS;
     for (int64_t i = k; i < k + deep; i += STAGED) {
-        here.depth = least(part->depth - i, STAGED);
-        copy_part(part, i, here.depth, column, columns, panel, staged);
-        for (int64_t j = 0; j < panel; j += 2 * BF16_COLUMNS)
-            for (int64_t first = 0; first < here.depth; first += BF16_DEPTH)
-                bf16_pairs((struct numbers){staged}, first * panel + j, panel, least(here.depth - first, BF16_DEPTH),
-                           least(panel - j, 2 * BF16_COLUMNS), to + j * up_to_pairs(part->depth) + (i + first) * BF16_COLUMNS,
-                           up_to_pairs(part->depth) * BF16_COLUMNS);
+        int64_t left = least(part->depth - i, STAGED);
+        copy_part(part, i, left, column, columns, panel, staged);
+        for (int64_t j = 0; j < panel; j += wide)
+            for (int64_t first = 0; first < left; first += BF16_DEPTH)
+                bf16_pairs((struct numbers){staged}, first * panel + j, panel, least(left - first, BF16_DEPTH), least(panel - j, wide),
+                           to + j * padded + (i + first) * BF16_COLUMNS, padded * BF16_COLUMNS);
     }
 }
 

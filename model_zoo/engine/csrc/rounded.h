@@ -12,7 +12,7 @@ int64_t rounded_depth(const struct sum *of);
 int round_lefts(struct sum *sums, int count, int64_t rows);
 
 /* Some rows of a left factor (depth, rows) as a strip. For vectors each thread makes those that it needs, since what one core
- * has just written is far away for the others; for tiles, which are faster, that takes too long. */
+ * has just written is far away for the others; tiles multiply so fast that turning the same rows for each block would count. */
 const uint16_t *turned_strip(const struct part *part, int64_t row, int64_t rows, uint16_t *to);
 
 /* The panels of some columns, one behind the other: of each the columns from all parts, one below the other. Where a factor's
