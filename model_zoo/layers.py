@@ -133,10 +133,13 @@ class Embedding(nn.Cell):
         self.weight, self.output_scale = parameter((vocabulary, width), dtype), output_scale
         self.gather = ops.Gather()
         self.rows = None
+        uses_kernel(self, "rows_of")
 
     def construct(self, ids):
         if self.rows is not None and self.weight.dtype != ms.float32:  # a copy that is trained is float32
             found = self.rows(self.weight, ids)
+        elif self.fast and self.weight.dtype == ms.float32:
+            found = self.kernel(self.weight, ids)
         else:
             found = self.gather(self.weight, ids, 0)
         return found if self.output_scale == 1.0 else found * self.output_scale  # ids.shape + (width,)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 import mindspore as ms
 from mindspore import Parameter, nn
 
+from model_zoo.checkpoint.parameters import retype
 from model_zoo.checkpoint.reading import Checkpoint
 from model_zoo.configs import Config
 from model_zoo.engine import Widened, available, stored_rows
@@ -72,4 +73,4 @@ def widen_trained(model: nn.Cell, parameters: Iterable[Parameter]) -> None:
     dtype = getattr(model, "dtype", None)
     for one in parameters:
         if dtype == ms.float32 and one.dtype in (ms.bfloat16, ms.float16):
-            one.set_dtype(dtype)
+            retype(one, dtype)

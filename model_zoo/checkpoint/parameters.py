@@ -25,6 +25,13 @@ def read_parameter(parameter) -> np.ndarray:
     return ops.deepcopy(parameter).asnumpy()
 
 
+def retype(parameter, dtype) -> None:
+    """Gives a MindSpore Parameter this type. It is noted there: outside of graphs MindSpore goes on rounding some
+    gradients to the type of before (`model_zoo.engine.call.as_it_is`)."""
+    parameter.set_dtype(dtype)
+    parameter.retyped = True
+
+
 def write_parameter(parameter, values: np.ndarray) -> None:
     """Writes an array into a MindSpore Parameter, rounding once to its type; compiled graphs see the new values.
 

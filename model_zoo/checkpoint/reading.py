@@ -23,7 +23,7 @@ from model_zoo.atomic import no_directory, read_json
 from model_zoo.checkpoint.directory import find_weights
 from model_zoo.checkpoint.dtypes import STORAGE, float_name, typed
 from model_zoo.checkpoint.made import MadeTensor
-from model_zoo.checkpoint.parameters import write_parameter
+from model_zoo.checkpoint.parameters import retype, write_parameter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, Slices, TensorInfo, nbytes
 from model_zoo.checkpoint.wrappers import unstacked, unwrapped
 from model_zoo.counting import config_of
@@ -378,7 +378,7 @@ def assign(parameter, checkpoint: Checkpoint, stored: str, dtype: str | None = N
 
         return fill(cell, checkpoint, stored)
     if dtype is not None and float_name(parameter.dtype) != dtype:
-        parameter.set_dtype(getattr(ms, dtype))
+        retype(parameter, getattr(ms, dtype))
     if ms.get_context("device_target") == "CPU":
         checkpoint.read_into(stored, parameter.asnumpy(), slices)
     else:

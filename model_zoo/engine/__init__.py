@@ -13,7 +13,7 @@ handed a `trace.Tracer`.
     experts.py      mixtures of experts                 loss.py         the head and the loss in one
     decode.py       over a cache; a token as one call   updates.py      the optimizer's work
     packing.py      matrices in 8 and 4 bits            speed.py        whether bfloat16 products are fast
-    build.py        compiles and keeps csrc/
+    build.py        compiles and keeps csrc/            call.py         a C function as an operator
 
     csrc/program.c  runs a program                      pool.c          threads
     gemm.c, rounded.c   matrix products                 few_rows.c      products of few rows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 
 import mindspore as ms
@@ -12,12 +11,12 @@ from mindspore import Tensor, nn, ops
 from mindspore.common import _Function
 
 from model_zoo.engine.build import SWITCH, NoCompiler, library
+from model_zoo.engine.call import Function, as_it_is, outputs
 from model_zoo.engine.gradients import Backward
 from model_zoo.engine.ir import OPERAND, Buffer, Instruction, Value
 from model_zoo.engine.ops import OPS, STORED, Op
 
 log = logging.getLogger("pet")
-_numbers = itertools.count()
 
 
 @functools.cache
@@ -34,32 +33,6 @@ def available() -> bool:
     return True
 
 
-def custom(name: str, shapes):
-    """The C function of this name as an operator.
-
-    Args:
-        shapes: input shapes → tuple of output shapes, or the one output's; all are float32.
-    """
-
-    def dtypes(*types):
-        return (ms.float32,) * shapes.outputs if hasattr(shapes, "outputs") else ms.float32
-
-    made = ops.Custom(f"{library()}:{name}", out_shape=shapes, out_dtype=dtypes, func_type="aot")
-    # outside of graphs MindSpore would take the output shapes of another operator of this name and these inputs
-    made.add_prim_attr("number", next(_numbers))
-    return made
-
-
-def outputs(count: int):
-    """Marks a shape function as giving a tuple of so many."""
-
-    def mark(function):
-        function.outputs = count
-        return function
-
-    return mark
-
-
 def operator(op: Op, **sizes):
     """An operation of the table as an operator; `sizes` are those that its inputs do not tell."""
 
@@ -70,7 +43,7 @@ def operator(op: Op, **sizes):
         return list(op.shapes(given, **sizes)[0])
 
     count = len(op.outputs)
-    return custom(op.name, shape if count == 1 else outputs(count)(shapes))
+    return Function(op.name, shape if count == 1 else outputs(count)(shapes))
 
 
 class Differentiable(nn.Cell):
@@ -198,7 +171,7 @@ class Kernel(nn.Cell):
         self.native = Differentiable(op, numbers)
 
     def __call__(self, *tensors):
-        return Launch.apply(self.native, *tensors) if Eagerly.depth else self.plain(*tensors)
+        return Launch.apply(self.native, *map(as_it_is, tensors)) if Eagerly.depth else self.plain(*tensors)
 
     def construct(self, *tensors):
         return self.native(tensors)[0]

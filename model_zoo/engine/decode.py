@@ -10,6 +10,7 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from model_zoo.engine.build import library
+from model_zoo.engine.call import arguments
 from model_zoo.engine.ir import OPERAND, NotTraceable, Value
 from model_zoo.engine.run import BY_OPERATORS, ForwardProgram, Fused, key_mask_of, say_once
 from model_zoo.engine.trace import SequenceTracer, Tracer, traced_calls
@@ -129,10 +130,14 @@ class Call:
         """Operands, of which the first has a row or number for each token → the result, which `call` fills, and what
         to call it with."""
         made = [np.empty((len(first), width), np.float32) for width in (self.width, 1, self.workspace)]
-        return made[0], call_arguments([first, self.words, *given, *made])
+        arrays = [first, self.words, *given, *made]
+        told = [(array.ctypes.data, array.shape, str(array.dtype)) for array in arrays]
+        called_with = arguments(*zip(*told, strict=True))
+        called_with[1].lasting = arrays  # what is pointed to lives as long
+        return made[0], called_with
 
-    def call(self, arguments: tuple) -> None:
-        if self.run(*arguments):
+    def call(self, called_with: tuple) -> None:
+        if self.run(*called_with):
             raise RuntimeError("a program of the engine failed")
 
 
@@ -173,28 +178,15 @@ class TokenProgram(WholeProgram):
         self.token = Call(WholeTokenTracer(model, cache_by_core(cache), positions))
         integers = (batch,), (batch, 1), (batch, cache.length), (batch, positions)
         self.given = [np.empty(shape, np.int32) for shape in integers]
-        self.logits, self.arguments = self.token.prepare(*self.given)
+        self.logits, self.called_with = self.token.prepare(*self.given)
 
     def __call__(self, ids: np.ndarray, end: np.ndarray, key_mask: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Integers: ids ``(B,)``, where each row's keys end ``(B, 1)``, which are seen ``(B, C)``, positions ``(B, …)``
         → logits ``(B, V)``."""
         for array, values in zip(self.given, (ids, end, key_mask, positions), strict=True):
             array[...] = values
-        self.token.call(self.arguments)
+        self.token.call(self.called_with)
         return self.logits.copy()
-
-
-def call_arguments(arrays: list[np.ndarray]) -> tuple:
-    """What a kernel is called with (`PET_KERNEL`) for these operands. They are made once: for a token of a small model
-    it takes as long as some of its layers."""
-    count = len(arrays)
-    sizes = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in arrays]
-    pointers = (ctypes.c_void_p * count)(*(array.ctypes.data for array in arrays))
-    dimensions = (ctypes.c_int * count)(*(array.ndim for array in arrays))
-    shapes = (ctypes.c_void_p * count)(*(ctypes.addressof(size) for size in sizes))
-    types = (ctypes.c_char_p * count)(*(str(array.dtype).encode() for array in arrays))
-    shapes.lasting = arrays, sizes  # what is pointed to lives as long
-    return count, pointers, dimensions, shapes, types, None, None
 
 
 class PromptTracer(CachedTracer, SequenceTracer):
@@ -236,11 +228,11 @@ class PromptProgram(WholeProgram):
         …)`` → logits ``(B, V)``."""
         batch, length = ids.shape
         given = [np.ascontiguousarray(array, np.int32) for array in (np.zeros_like(ids), end, key_mask, positions)]
-        hidden, arguments = self.prompt.prepare(ids.astype(np.int32).reshape(-1), *given)
-        self.prompt.call(arguments)
+        hidden, called_with = self.prompt.prepare(ids.astype(np.int32).reshape(-1), *given)
+        self.prompt.call(called_with)
         last = np.ascontiguousarray(hidden[length - 1 :: length])
-        logits, arguments = self.head.prepare(last, *3 * [np.zeros((batch, 1), np.int32)])
-        self.head.call(arguments)
+        logits, called_with = self.head.prepare(last, *3 * [np.zeros((batch, 1), np.int32)])
+        self.head.call(called_with)
         return logits
 
 

@@ -10,7 +10,9 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore.common import _Function
 
-from model_zoo.engine.cells import Eagerly, available, custom, outputs
+from model_zoo.engine.call import Function, as_it_is, outputs
+from model_zoo.engine.cells import Eagerly, available, operator
+from model_zoo.engine.ops import OPS
 from model_zoo.engine.plain import (
     cast,
     column_sum,
@@ -130,7 +132,7 @@ class HeadKernel(nn.Cell):
     def __init__(self, low: str = "", cap: float = 0.0):
         super().__init__()
         self.cap = Tensor(np.array([cap], np.float32))
-        self.kernel = custom(self.function + low, self.shapes)
+        self.kernel, self.scaled = Function(self.function + low, self.shapes), operator(OPS["scale"])
 
 
 class LaunchHead(_Function):
@@ -154,7 +156,7 @@ class LinearCrossEntropy(HeadKernel):
 
     def __call__(self, hidden, weight, targets):
         if Eagerly.depth:
-            return (LaunchHead.apply(self, hidden, weight, targets),)
+            return (LaunchHead.apply(self, hidden, as_it_is(weight), targets),)
         return super().__call__(hidden, weight, targets)
 
     def construct(self, hidden, weight, targets):
@@ -163,7 +165,7 @@ class LinearCrossEntropy(HeadKernel):
 
     def gradients(self, out, dout):
         """Of the hidden states, and of the weight if it is trained."""
-        return (out[1] * dout,)
+        return (self.scaled(out[1], dout),)
 
     def bprop(self, hidden, weight, targets, out, dout):
         found = self.gradients(out, dout[0])
@@ -180,7 +182,7 @@ class TrainedLinearCrossEntropy(LinearCrossEntropy):
         return column_sum(losses, 0), gradient, weight_gradient
 
     def gradients(self, out, dout):
-        return out[1] * dout, out[2] * dout
+        return self.scaled(out[1], dout), self.scaled(out[2], dout)
 
 
 class RankedCrossEntropy(HeadKernel):

@@ -12,7 +12,7 @@ import numpy as np
 from mindspore import Parameter, Tensor
 
 from model_zoo.engine.build import library
-from model_zoo.engine.cells import custom, outputs
+from model_zoo.engine.call import Function, outputs
 from model_zoo.engine.ir import OPERAND, RESULT, WORKSPACE, Buffer, Instruction, NotTraceable, Value, buffers
 from model_zoo.engine.ops import OPS
 from model_zoo.engine.schedule import batches, factors, schedule
@@ -278,7 +278,7 @@ class Pieces:
         """
         width = self.sums[index].inputs[0].width if index < len(self.sums) else 0 if first else None
         sizes = max(self.kept[index], 1), max(self.workspace[index], 1)
-        return custom("program", shapes(width, tuple(weights), *sizes))
+        return Function("program", shapes(width, tuple(weights), *sizes))
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import numpy as np
 from mindspore import Tensor
 
 from model_zoo.engine.build import NoCompiler, library
-from model_zoo.engine.cells import custom
+from model_zoo.engine.call import Function
 
 STORAGES = {"int8": 3, "codes": 4}
 """Kinds of packed matrices by their numbers in `csrc/storage.h`."""
@@ -102,7 +102,7 @@ def unpacking(name: str, shape: tuple[int, int]):
     def shapes(*given):
         return list(shape)
 
-    return custom(name, shapes)
+    return Function(name, shapes)
 
 
 def packed_product(width: int):
@@ -111,4 +111,4 @@ def packed_product(width: int):
     def shapes(x, *others):
         return [x[0], width]
 
-    return custom("packed_product", shapes)
+    return Function("packed_product", shapes)

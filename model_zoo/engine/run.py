@@ -16,6 +16,7 @@ import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn
 from mindspore.common import _Function
 
+from model_zoo.engine.call import as_it_is
 from model_zoo.engine.cells import Eagerly
 from model_zoo.engine.gradients import Backward
 from model_zoo.engine.ir import RESULT, WORKSPACE, Buffer, Instruction, NotTraceable, Value, buffers
@@ -172,11 +173,24 @@ def pieces_of_weights(backward: Backward, again: Sequence[Instruction]) -> dict[
 
 
 def key_mask_of(start, keep):
-    """Who sees each key ``(B, S)``, within a graph: keep as numbers, or 1."""
+    """Who sees each key ``(B, S)``: keep as numbers, or 1."""
     mask = ones_like(start)
     if keep is not None:
         mask = mask * cast(keep, ms.int32)
     return mask
+
+
+class LastKeyMask:
+    """Outside of graphs: all layers of a pass are called with the same two, and what they make is made once."""
+
+    asked: tuple = (None, None)
+    made = None
+
+    @classmethod
+    def of(cls, start, keep):
+        if start is not cls.asked[0] or keep is not cls.asked[1]:
+            cls.asked, cls.made = (start, keep), key_mask_of(start, keep)
+        return cls.made
 
 
 class LaunchLayers(_Function):
@@ -235,18 +249,17 @@ class FusedLayers(nn.Cell):
         object.__setattr__(self, "trained", ParameterTuple(tracer.parameters[first:]))
 
     def __call__(self, x, *rest):
-        # MindSpore refuses a gradient for a parameter that was cut after its creation, but not for one seen as a view
-        trained = [w.view(w.shape) if getattr(w, "division", None) else w for w in self.trained]
-        return LaunchLayers.apply(self.program, x, self.given(rest), tuple(self.frozen), *trained)
+        given = self.given(rest, LastKeyMask.of(rest[-3], rest[-1]))
+        return LaunchLayers.apply(self.program, x, given, tuple(self.frozen), *map(as_it_is, self.trained))
 
-    def given(self, rest):
+    def given(self, rest, key_mask):
         """What a layer is called with behind the hidden states → start, end, key mask and tables."""
-        start = rest[-3]
-        return start, rest[-2], key_mask_of(start, rest[-1]), *rest[:-3]
+        return rest[-3], rest[-2], key_mask, *rest[:-3]
 
     def construct(self, x, *rest):
         """As a layer is called."""
-        return self.program(x, self.given(rest), tuple(self.frozen), tuple(self.trained))[0]
+        given = self.given(rest, key_mask_of(rest[-3], rest[-1]))
+        return self.program(x, given, tuple(self.frozen), tuple(self.trained))[0]
 
 
 @functools.cache

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+from collections.abc import Sequence
 
-import numpy as np
+import mindspore as ms
+from mindspore import Tensor
 
 from model_zoo.engine.build import library
-from model_zoo.engine.cells import custom
+from model_zoo.engine.call import Function
+from model_zoo.graph import address_of
 
 
 def one_each(*shapes):
@@ -28,30 +31,29 @@ def in_place():
     return function
 
 
-def pointer(array: np.ndarray, size: int, moved: bool = True) -> int:
-    """Where ``size`` float32 numbers begin, which may be written if they are to be moved."""
-    flags = array.flags
-    if array.dtype != np.float32 or array.size != size or not flags.c_contiguous or (moved and not flags.writeable):
-        found = f"{array.size} of {array.dtype}, contiguous: {flags.c_contiguous}, writeable: {flags.writeable}"
+def pointer(tensor: Tensor, size: int) -> int:
+    """Where ``size`` float32 numbers begin."""
+    if tensor.dtype != ms.float32 or tensor.size != size or not tensor.is_contiguous():
+        found = f"{tensor.size} of {tensor.dtype}, contiguous: {tensor.is_contiguous()}"
         raise ValueError(f"{size} float32 numbers in one piece of memory expected, there are {found}")
-    return array.ctypes.data
+    return address_of(tensor)
 
 
-def adamw_in_place(weights: list[np.ndarray], gradient, average, square, numbers: tuple[float, ...]) -> None:
+def adamw_in_place(weights: Sequence[Tensor], gradient, average, square, numbers: tuple[float, ...]) -> None:
     """AdamW's step on weights and averages where they lie: one pass over all numbers instead of some fifteen, and no
     copy. The formula is that of `pet.train.optimizers.AdamW`.
 
     Args:
-        weights: float32 arrays, which are moved.
+        weights: float32, which are moved.
         gradient, average, square: vectors ``(n,)`` of as many numbers as the weights have together; the averages are
             moved.
         numbers: what the gradient is multiplied by, step size, root of the squares' correction, share of the weights
             that stays, 1 − β₁, β₂, 1 − β₂, ε.
     """
-    sizes = [array.size for array in weights]
-    places = (ctypes.c_void_p * len(weights))(*[pointer(array, array.size) for array in weights])
+    sizes = [weight.size for weight in weights]
+    places = (ctypes.c_void_p * len(weights))(*map(pointer, weights, sizes))
     size = sum(sizes)
-    vectors = [pointer(gradient, size, moved=False), pointer(average, size), pointer(square, size)]
+    vectors = [pointer(vector, size) for vector in (gradient, average, square)]
     values = (ctypes.c_float * 8)(*numbers)
     in_place()(
         ctypes.c_int64(len(weights)),
@@ -65,10 +67,10 @@ def adamw_in_place(weights: list[np.ndarray], gradient, average, square, numbers
 @functools.cache
 def joined():
     """The operator of tensors of any shapes → their numbers end to end."""
-    return custom("joined", all_numbers)
+    return Function("joined", all_numbers)
 
 
 @functools.cache
 def sums_of_squares():
     """The operator of n tensors of any shapes → the sum of squares of each ``(n,)``, added up in double precision."""
-    return custom("sums_of_squares", one_each)
+    return Function("sums_of_squares", one_each)

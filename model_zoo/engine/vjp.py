@@ -45,6 +45,12 @@ def add_bias(to, instruction: Instruction, dy: Value) -> None:
     to.give(x, dy)
 
 
+def rows_of(to, instruction: Instruction, dy: Value) -> None:
+    table, ids = instruction.inputs
+    if to.wants(table):
+        to.emit("rows_of_gradient", table, ids, dy, outputs=[to.of_weight(table)])
+
+
 def low_rank(to, instruction: Instruction, dy: Value) -> None:
     (y, x, a, b, scale), (_, inner) = instruction.inputs, instruction.outputs
     outer = to.fresh(inner)

@@ -303,8 +303,8 @@ def test_dropout_in_a_loop_of_ones_own(mode):
     network = Small().set_train()
     pet.apply_lora(network, rank=2, targets=["first"], dropout=0.5)
     randomise(network, 1.0)
-    first, second = (network(Small.example()).asnumpy() for _ in range(2))
-    assert np.abs(first - second).max() > 1e-3
+    outputs = [network(Small.example()).asnumpy() for _ in range(8)]  # two may well drop the same
+    assert np.ptp(outputs, axis=0).max() > 1e-3
 
 
 def test_adapters_on_parts_of_a_network():

@@ -143,16 +143,17 @@ def test_decoding_evaluation_and_fingerprint(llama):
 
 
 def test_training_every_weight_widens_them(llama, tmp_path):
-    """Sums of small changes are not in 16 bits: what is trained is float32 from the first step on."""
-    losses = []
+    """Sums of small changes are not in 16 bits: what is trained is float32 from the first step on, and its gradient."""
+    found = []
     for dtype in ("float32", "auto"):
         model = AutoModel.from_pretrained(llama, dtype=dtype)
         batches = [batch_of(model, seed) for seed in range(2)]
         trainer = pet.Trainer(model, batches, steps=2, learning_rate=1e-3, batch_size=2)
         assert {str(parameter.dtype) for parameter in model.get_parameters()} == {"Float32"}
         trainer.train()
-        losses.append([record["loss"] for record in trainer.history])
-    assert losses[0] == losses[1]
+        arrays = [parameter.asnumpy().tobytes() for parameter in model.get_parameters()]
+        found.append((arrays, [record["loss"] for record in trainer.history]))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("turned", [True, False])

@@ -56,16 +56,19 @@ static int prepare(struct dora *of, int inputs, void **params, int64_t **shapes,
     return 0;
 }
 
+/* Some columns of a row: y + (f − 1)·(y − bias), which is y where f is 1. */
+INLINE void rescale_some(const struct dora *of, int64_t row, int64_t i, int64_t some) {
+    int64_t at = row * of->columns + i;
+    floats y = take(of->y, at, some), own = of->bias ? y - load_some(of->bias + i, some) : y;
+    put(of->out, at, y + (load_some(of->factor + i, some) - 1.0f) * own, some);
+}
+
 static void rescale(void *arguments, int64_t first, int64_t last) {
-    struct dora *of = arguments;
+    struct dora of = *(struct dora *)arguments;
+    int64_t whole = of.columns / LANES * LANES;
     for (int64_t row = first; row < last; row++) {
-        float rooms[2][of->columns], *out = room_for(of->out, row * of->columns, rooms[1]);
-        const float *y = widened(of->y, row * of->columns, of->columns, rooms[0]);
-        /* the bits of y where f is 1 */
-#pragma omp simd
-        for (int64_t i = 0; i < of->columns; i++)
-            out[i] = y[i] + (of->factor[i] - 1.0f) * (of->bias ? y[i] - of->bias[i] : y[i]);
-        put_back(of->out, row * of->columns, of->columns, rooms[1]);
+        for (int64_t i = 0; i < whole; i += LANES) rescale_some(&of, row, i, LANES);
+        if (whole < of.columns) rescale_some(&of, row, whole, of.columns - whole);
     }
 }
 
@@ -78,24 +81,25 @@ PET_KERNEL(dora) {
     return 0;
 }
 
-/* dy = f·dout, and of each chunk of rows its part of dm = Σ dout·(y − bias) / ‖W + s·B·A‖. */
+/* Some columns of a row: dy = f·dout, and dout·(y − bias) added to their sums. */
+INLINE void gradient_of_some(const struct dora *of, float *sums, int64_t row, int64_t i, int64_t some) {
+    int64_t at = row * of->columns + i;
+    floats y = take(of->y, at, some), gradient = take(of->dout, at, some), own = of->bias ? y - load_some(of->bias + i, some) : y;
+    store_some(sums + i, load_some(sums + i, some) + gradient * own, some);
+    put(of->out, at, gradient * load_some(of->factor + i, some), some);
+}
+
+/* dy, and of each chunk of rows its part of dm = Σ dout·(y − bias) / ‖W + s·B·A‖. */
 static void gradient_chunks(void *arguments, int64_t first, int64_t last) {
-    struct dora *of = arguments;
+    struct dora of = *(struct dora *)arguments;
+    int64_t whole = of.columns / LANES * LANES;
     for (int64_t index = first; index < last; index++) {
-        int64_t row = index * of->chunk, end = row + of->chunk < of->rows ? row + of->chunk : of->rows;
-        float *sums = of->parts + index * of->columns;
-        memset(sums, 0, (size_t)of->columns * sizeof(float));
+        int64_t row = index * of.chunk, end = row + of.chunk < of.rows ? row + of.chunk : of.rows;
+        float *sums = of.parts + index * of.columns;
+        memset(sums, 0, (size_t)of.columns * sizeof(float));
         for (; row < end; row++) {
-            float rooms[3][of->columns], *out = room_for(of->out, row * of->columns, rooms[2]);
-            const float *y = widened(of->y, row * of->columns, of->columns, rooms[0]);
-            const float *dout = widened(of->dout, row * of->columns, of->columns, rooms[1]);
-#pragma omp simd
-            for (int64_t i = 0; i < of->columns; i++) {
-                float gradient = dout[i];
-                sums[i] += gradient * (of->bias ? y[i] - of->bias[i] : y[i]);
-                out[i] = gradient * of->factor[i];
-            }
-            put_back(of->out, row * of->columns, of->columns, rooms[2]);
+            for (int64_t i = 0; i < whole; i += LANES) gradient_of_some(&of, sums, row, i, LANES);
+            if (whole < of.columns) gradient_of_some(&of, sums, row, whole, of.columns - whole);
         }
     }
 }

@@ -45,6 +45,24 @@ INLINE const float *widened(struct numbers of, int64_t first, int64_t count, flo
     return room;
 }
 
+/* Some numbers, LANES or fewer, as one vector; and what is rounded to go where such are. */
+INLINE floats take(struct numbers of, int64_t first, int64_t some) {
+    if (!of.low) return some == LANES ? load((const float *)of.at + first) : load_some((const float *)of.at + first, some);
+    halves bits = {0};
+    memcpy(&bits, (const uint16_t *)of.at + first, some == LANES ? sizeof bits : (size_t)some * 2);
+    return from_bfloat16(bits);
+}
+
+INLINE void put(struct numbers of, int64_t first, floats value, int64_t some) {
+    if (!of.low) {
+        if (some == LANES) store((float *)of.at + first, value);
+        else store_some((float *)of.at + first, value, some);
+        return;
+    }
+    halves bits = to_bfloat16(value);
+    memcpy((uint16_t *)of.at + first, &bits, some == LANES ? sizeof bits : (size_t)some * 2);
+}
+
 /* Where such numbers are to be written before `put_back`: their place, or `room`. */
 INLINE float *room_for(struct numbers of, int64_t first, float *room) { return of.low ? room : (float *)of.at + first; }
 

@@ -1,6 +1,7 @@
 /* Sums, and columns apart and together: what layers that run as one operator need between the other kernels. Places of
  * columns are int32. */
 #include <math.h>
+#include <string.h>
 
 #include "numbers.h"
 #include "pool.h"
@@ -230,8 +231,8 @@ PET_KERNEL(rotary_table) {
 struct rows {
     struct matrix table;
     const int32_t *ids;
-    float *out;
-    int64_t width, rows;
+    float *out, *gradient;
+    int64_t width, rows, count;
     _Atomic int failed;
 };
 
@@ -259,5 +260,30 @@ PET_KERNEL(rows_of) {
     struct rows of = {.table = matrix_of(params, shapes, dtypes, 0), .ids = params[1], .out = params[2], .rows = shapes[0][0],
                       .width = shapes[0][1]};
     pet_parallel(take_rows, &of, size_of(ndims[1], shapes[1]), rows_at_once(of.width));
+    return of.failed;
+}
+
+enum { ROW_PIECES = 32 }; /* each goes over all ids */
+
+/* Clears some rows of the gradient and adds to them, in the order of the ids, what these get. */
+static void add_rows(void *arguments, int64_t first, int64_t last) {
+    struct rows *of = arguments;
+    memset(of->gradient + first * of->width, 0, (last - first) * of->width * sizeof(float));
+    for (int64_t i = 0; i < of->count; i++) {
+        int64_t row = of->ids[i];
+        if (row < 0 || row >= of->rows) of->failed = 1;
+        if (row < first || row >= last) continue;
+        float *sum = of->gradient + row * of->width;
+        const float *more = of->out + i * of->width;
+#pragma omp simd
+        for (int64_t j = 0; j < of->width; j++) sum[j] += more[j];
+    }
+}
+
+/* table (V, W), ids (…), the gradient of their rows (…, W) → the table's (V, W) */
+PET_KERNEL(rows_of_gradient) {
+    struct rows of = {.ids = params[1], .out = params[2], .gradient = params[3], .rows = shapes[0][0], .width = shapes[0][1],
+                      .count = size_of(ndims[1], shapes[1])};
+    pet_parallel(add_rows, &of, of.rows, of.rows / ROW_PIECES + 1);
     return of.failed;
 }

@@ -51,10 +51,10 @@ class GraphUpdate:
 
 
 class InPlace:
-    """One segment's update by a function that moves arrays where they lie, in this process's memory.
+    """One segment's update by a function that moves tensors where they lie, in this process's memory.
 
     Args:
-        function: ``(weights, gradient, state's vectors …, numbers)`` of NumPy arrays.
+        function: ``(weights, gradient, state's vectors …, numbers)`` of tensors.
         segment, state: what is moved.
     """
 
@@ -66,12 +66,11 @@ class InPlace:
         self.master = state.get("master")
 
     def __call__(self, gradient: Tensor, factor: float, numbers: Sequence[float]) -> None:
-        # on a CPU these arrays are the parameters' own memory, which compiled graphs read
         moved = self.segment.parameters if self.master is None else (self.master,)
-        arrays = [parameter.asnumpy() for parameter in moved]
-        self.function(arrays, gradient.asnumpy(), *[slot.asnumpy() for slot in self.slots], (factor, *numbers))
+        self.function(moved, gradient, *self.slots, (factor, *numbers))
         if self.master is not None:
-            for parameter, part in zip(self.segment.parameters, self.segment.split(arrays[0]).values(), strict=True):
+            parts = self.segment.split(self.master.asnumpy()).values()
+            for parameter, part in zip(self.segment.parameters, parts, strict=True):
                 write_parameter(parameter, part)
 
 
