@@ -33,9 +33,13 @@ static void set_float_mode(uint64_t mode) { (void)mode; }
 
 enum { SPINS = 4000, MOST_THREADS = 64 };
 
-/* The one piece of work that is going on. `next` holds its number in the upper half and the next piece in the lower, so
- * that a thread which comes late finds another number there and takes nothing. */
-static _Atomic uint64_t next_piece;
+/* The one piece of work that is going on. Each thread begins with pieces of its own, the same share of every work, since what
+ * it has just written is near to it, and then takes those of others. `next` holds the work's number in the upper half and the
+ * share's next piece in the lower, so that a thread which comes late finds another number there and takes nothing. */
+static struct {
+    _Atomic uint64_t next;
+    char apart[120]; /* in lines of the caches of their own */
+} shares[MOST_THREADS];
 static _Atomic int64_t finished, total, grain_size;
 static _Atomic(pet_work) current_work;
 static _Atomic(void *) current_arguments;
@@ -47,48 +51,60 @@ static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static int threads = 1;
 
-/* Takes pieces of the work of this number until there are none. */
-static void take_part(uint32_t number) {
+/* Where a thread's share of some pieces begins, by so many threads and in whole grains. */
+static int64_t share_begin(int64_t all, int64_t grain, int which) {
+    return least(all, ((all + grain - 1) / grain * which + threads - 1) / threads * grain);
+}
+
+/* Takes pieces of a share of the work of this number until there are none. Gives whether there is this work still. */
+static int take_share(uint32_t number, int which) {
     for (;;) {
-        uint64_t seen = atomic_load(&next_piece);
+        uint64_t seen = atomic_load(&shares[which].next);
         int64_t all = atomic_load(&total), grain = atomic_load(&grain_size);
         pet_work work = atomic_load(&current_work);
         void *arguments = atomic_load(&current_arguments);
         uint64_t mode = atomic_load(&current_mode);
         int64_t first = (int64_t)(uint32_t)seen;
-        if ((uint32_t)(seen >> 32) != number) return;
+        if ((uint32_t)(seen >> 32) != number) return 0;
         if (all == 0) { /* about to begin */
             PAUSE();
             continue;
         }
-        if (first >= all) return;
-        int64_t last = first + grain < all ? first + grain : all;
+        int64_t end = share_begin(all, grain, which + 1), last = first + grain < end ? first + grain : end;
+        if (first >= end) return 1;
         /* what was read above belongs to this number if the exchange succeeds: it changes only when all is finished */
-        if (!atomic_compare_exchange_weak(&next_piece, &seen, ((uint64_t)number << 32) | (uint64_t)last)) continue;
+        if (!atomic_compare_exchange_weak(&shares[which].next, &seen, ((uint64_t)number << 32) | (uint64_t)last)) continue;
         set_float_mode(mode);
         work(arguments, first, last);
         atomic_fetch_add(&finished, last - first);
     }
 }
 
-static void *worker(void *nothing) {
-    (void)nothing;
+/* Takes pieces of the work of this number until there are none, those of its own share first. */
+static void take_part(uint32_t number, int own) {
+    for (int i = 0; i < threads && take_share(number, (own + i) % threads); i++);
+}
+
+static uint32_t number_now(int own) { return (uint32_t)(atomic_load(&shares[own].next) >> 32); }
+
+static void *worker(void *index) {
+    int own = (int)(intptr_t)index;
     uint32_t done = 0;
     for (;;) {
-        uint32_t number = (uint32_t)(atomic_load(&next_piece) >> 32);
+        uint32_t number = number_now(own);
         for (int i = 0; i < SPINS && number == done; i++) {
             PAUSE();
-            number = (uint32_t)(atomic_load(&next_piece) >> 32);
+            number = number_now(own);
         }
         if (number == done) {
             pthread_mutex_lock(&sleep_lock);
             atomic_fetch_add(&sleeping, 1);
-            while ((number = (uint32_t)(atomic_load(&next_piece) >> 32)) == done) pthread_cond_wait(&wake, &sleep_lock);
+            while ((number = number_now(own)) == done) pthread_cond_wait(&wake, &sleep_lock);
             atomic_fetch_sub(&sleeping, 1);
             pthread_mutex_unlock(&sleep_lock);
         }
         done = number;
-        take_part(number);
+        take_part(number, own);
     }
     return NULL;
 }
@@ -113,7 +129,7 @@ static void start_threads(void) {
 #endif
     for (int i = 1; i < wanted; i++) {
         pthread_t thread;
-        if (pthread_create(&thread, NULL, worker, NULL)) break;
+        if (pthread_create(&thread, NULL, worker, (void *)(intptr_t)i)) break;
 #ifdef __linux__
         if (known) pthread_setaffinity_np(thread, sizeof allowed, &allowed);
 #endif
@@ -134,21 +150,22 @@ void pet_parallel(pet_work work, void *arguments, int64_t count, int64_t grain) 
         work(arguments, 0, count);
         return;
     }
-    uint32_t number = (uint32_t)(atomic_load(&next_piece) >> 32) + 1;
+    uint32_t number = number_now(0) + 1;
     atomic_store(&finished, 0);
     atomic_store(&total, 0); /* nobody takes a piece before everything is in place */
     atomic_store(&grain_size, grain);
     atomic_store(&current_work, work);
     atomic_store(&current_arguments, arguments);
     atomic_store(&current_mode, float_mode());
-    atomic_store(&next_piece, (uint64_t)number << 32);
+    for (int i = 0; i < threads; i++)
+        atomic_store(&shares[i].next, (uint64_t)number << 32 | (uint64_t)share_begin(count, grain, i));
     atomic_store(&total, count);
     if (atomic_load(&sleeping)) {
         pthread_mutex_lock(&sleep_lock);
         pthread_cond_broadcast(&wake);
         pthread_mutex_unlock(&sleep_lock);
     }
-    take_part(number);
+    take_part(number, 0);
     for (int spins = 0; atomic_load(&finished) < count; spins++) {
         if (spins < SPINS)
             PAUSE();
