@@ -242,8 +242,11 @@ INLINE void lines(int storage, const float *a, struct matrix b, int64_t first, f
     }
 }
 
-void lines_by_lines(const float *a, const float *b, float *c, int64_t c_row, int64_t rows, int64_t columns, int64_t depth) {
-    lines(FLOAT32, a, float_matrix(b, depth), 0, c, c_row, rows, columns, depth);
+void lines_by_lines(const float *a, struct matrix b, int64_t first, float *c, int64_t c_row, int64_t rows, int64_t columns) {
+    if (b.storage == BFLOAT16)
+        lines(BFLOAT16, a, b, first, c, c_row, rows, columns, b.columns);
+    else
+        lines(FLOAT32, a, b, first, c, c_row, rows, columns, b.columns);
 }
 
 static void by_rows(const struct few *of, int64_t first, int64_t last) {

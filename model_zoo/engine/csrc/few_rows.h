@@ -24,8 +24,8 @@ struct few_rows {
 /* Some products of as many rows, of which none reads what another one writes. */
 void few_rows(const struct few_rows *of, int count, int64_t rows);
 
-/* a (rows, depth), b (columns, depth) → a·bᵀ, whose rows are `c_row` apart, by the calling thread alone: for few columns,
- * too */
-void lines_by_lines(const float *a, const float *b, float *c, int64_t c_row, int64_t rows, int64_t columns, int64_t depth);
+/* a (rows, depth), and `columns` rows of b (…, depth), in float32 or bfloat16, from `first` on → a·bᵀ, whose rows are `c_row`
+ * apart, by the calling thread alone */
+void lines_by_lines(const float *a, struct matrix b, int64_t first, float *c, int64_t c_row, int64_t rows, int64_t columns);
 
 #endif

@@ -8,13 +8,11 @@
 #include "product.h"
 
 enum {
-    ROWS = 48,
-    SOME_ROWS = 8, /* that stay in the first cache while they meet all lines of a factor */
+    ROWS = 64,
     MOST_CHUNKS = 16, /* of rows, whose sums are added up in order, whatever the number of threads */
     LEAST_CHUNK = 64,
     BROAD = LANES > 8 ? 64 : 32, /* from this rank on products of gemm.c, which copy a factor first, are faster */
     COLUMNS = 64,     /* of those sums, that are added up together */
-    WIDENED = 128,    /* columns of a chunk's rows that are widened together */
 };
 
 struct low_rank {
@@ -24,19 +22,23 @@ struct low_rank {
     float *turned_b; /* B as (r, out) */
     int64_t rows, in, columns, rank, chunk, chunks;
     float scale;
-    _Atomic int failed;
 };
 
-/* to (rows, r) = s·from·linesᵀ, for rows of `from` from `first` on, and lines (r, width) that meet some of these at a time. */
+/* Numbers as a product's right factor. */
+static struct matrix rows_of(struct numbers of, int64_t width) {
+    return (struct matrix){.data = of.at, .columns = width, .storage = of.low ? BFLOAT16 : FLOAT32};
+}
+
+/* to (rows, r) = s·from·linesᵀ, for rows of `from` from `first` on and lines (r, width). All lines meet a few rows at a time. */
 static void narrow(const struct low_rank *of, float *to, struct numbers from, int64_t first, const float *lines, int64_t rows,
                    int64_t width) {
-    float room[from.low ? SOME_ROWS * width : 1];
-    for (int64_t row = 0; row < rows; row += SOME_ROWS) {
-        int64_t some = rows - row < SOME_ROWS ? rows - row : SOME_ROWS;
-        lines_by_lines(widened(from, (first + row) * width, some * width, room), lines, to + row * of->rank, of->rank, some,
-                       of->rank, width);
+    float turned[BROAD * ROWS];
+    for (int64_t row = 0; row < rows; row += ROWS) {
+        int64_t some = least(rows - row, ROWS);
+        lines_by_lines(lines, rows_of(from, width), first + row, turned, ROWS, of->rank, some);
+        for (int64_t i = 0; i < some; i++)
+            for (int64_t k = 0; k < of->rank; k++) to[(row + i) * of->rank + k] = turned[k * ROWS + i] * of->scale;
     }
-    for (int64_t i = 0; i < rows * of->rank; i++) to[i] *= of->scale;
 }
 
 static void inner_rows(void *arguments, int64_t first, int64_t last) {
@@ -80,34 +82,21 @@ PET_KERNEL(low_rank) {
 
 /* to (r, width) = leftᵀ·right for `left` (rows, r) and rows of `right` from `first` on. */
 static void factor_part(const struct low_rank *of, float *to, const float *left, struct numbers right, int64_t first,
-                        int64_t rows, int64_t width, float *room) {
-    if (!right.low) {
-        const float *whole = (const float *)right.at + first * width;
-        product_turned(of->rank, width, to, width, left, of->rank, whole, width, rows, 0);
-        return;
-    }
-    for (int64_t column = 0; column < width; column += WIDENED) {
-        int64_t some = width - column < WIDENED ? width - column : WIDENED;
-        for (int64_t i = 0; i < rows; i++) widened(right, (first + i) * width + column, some, room + i * WIDENED);
-        product_turned(of->rank, some, to + column, width, left, of->rank, room, WIDENED, rows, 0);
-    }
+                        int64_t rows, int64_t width) {
+    void *from = place_of(right, first * width);
+    (right.low ? product_turned_low : product_turned)(of->rank, width, to, width, left, of->rank, from, width, rows, 0);
 }
 
 /* t = s·dy·B, and of each chunk of rows its part of dA = tᵀ·x and of dBᵀ = innerᵀ·dy. */
 static void factor_chunks(void *arguments, int64_t first, int64_t last) {
     struct low_rank *of = arguments;
-    float *room = pet_scratch(1, of->chunk * WIDENED * 4);
-    if (!room) {
-        of->failed = 1;
-        return;
-    }
     for (int64_t index = first; index < last; index++) {
         int64_t row = index * of->chunk, rows = of->rows - row < of->chunk ? of->rows - row : of->chunk;
         float *d_a = of->parts + index * of->rank * (of->in + of->columns), *d_b = d_a + of->rank * of->in;
         float *t = of->outer + row * of->rank;
         narrow(of, t, of->dout, row, of->turned_b, rows, of->columns);
-        factor_part(of, d_a, t, of->x, row, rows, of->in, room);
-        factor_part(of, d_b, of->inner + row * of->rank, of->dout, row, rows, of->columns, room);
+        factor_part(of, d_a, t, of->x, row, rows, of->in);
+        factor_part(of, d_b, of->inner + row * of->rank, of->dout, row, rows, of->columns);
     }
 }
 
@@ -134,8 +123,7 @@ static void factor_columns(void *arguments, int64_t first, int64_t last) {
 
 /* All three gradients by products. */
 static int broad_factors(const struct low_rank *of) {
-    struct matrix x = float_matrix(of->x.at, of->in), inner = float_matrix(of->inner, of->rank);
-    if (of->x.low) x.storage = BFLOAT16;
+    struct matrix x = rows_of(of->x, of->in), inner = float_matrix(of->inner, of->rank);
     return broad(of, of->outer, of->dout, of->b, 0, of->columns) ||
            product_by_columns((struct numbers){of->outer}, of->rank, x, of->d_a, of->rank, of->in, of->rows, 0) ||
            product_by_columns(of->dout, of->columns, inner, of->d_b, of->columns, of->rank, of->rows, 0);
@@ -159,7 +147,7 @@ PET_KERNEL(low_rank_factors) {
         pet_parallel(factor_chunks, &of, of.chunks, 1);
         pet_parallel(factor_columns, &of, blocks_of(of.in) + blocks_of(of.columns), 1);
     }
-    int failed = !of.turned_b || !of.parts || of.failed;
+    int failed = !of.turned_b || !of.parts;
     free(of.parts);
     return failed;
 }
