@@ -16,7 +16,7 @@ handed a `trace.Tracer`.
     build.py        compiles and keeps csrc/            call.py         a C function as an operator
 
     csrc/program.c  runs a program                      pool.c          threads
-    gemm.c, rounded.c   matrix products                 few_rows.c      products of few rows
+    gemm.c, blocks.c, rounded.c   matrix products       few_rows.c      products of few rows
     bf16.c          their inner loops in bfloat16
     attention.c, attention_bf16.c, one_token.c, prefix.c, heads.c
     norms.c, activations.c, small.c, low_rank.c, dora.c

@@ -88,7 +88,7 @@ def test_the_smallest_numbers_are_what_the_caller_takes_them_for(path):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-PRODUCTS_ALONE = ("gemm", "rounded", "bf16", "few_rows", "pool", "storage")
+PRODUCTS_ALONE = ("gemm", "blocks", "rounded", "bf16", "few_rows", "pool", "storage")
 
 
 INSTRUCTIONS = ("-dM", "-E", "-x", "c", os.devnull)

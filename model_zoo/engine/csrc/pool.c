@@ -31,7 +31,7 @@ static uint64_t float_mode(void) { return 0; }
 static void set_float_mode(uint64_t mode) { (void)mode; }
 #endif
 
-enum { SPINS = 4000, MOST_THREADS = 64 };
+enum { SPINS = 4000 };
 
 /* The one piece of work that is going on. Each thread begins with pieces of its own, the same share of every work, since what
  * it has just written is near to it, and then takes those of others. `next` holds the work's number in the upper half and the

@@ -15,6 +15,7 @@ void pet_parallel(pet_work work, void *arguments, int64_t count, int64_t grain);
 void pet_use_threads(int count);
 
 /* How many threads there are, the caller included. */
+enum { MOST_THREADS = 64 };
 int pet_threads(void);
 
 /* Memory of the calling thread that lasts until its next call with the same slot; NULL when there is none. */

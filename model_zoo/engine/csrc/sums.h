@@ -1,13 +1,14 @@
-/* What gemm.c adds up in one go, and its right factors' columns. */
+/* What blocks.c adds up in one go, and its right factors' columns. */
 #ifndef PET_SUMS_H
 #define PET_SUMS_H
 
 #include "gemm.h"
 #include "pool.h"
-#include "vectors.h"
+#include "product.h"
 
 enum {
     PANEL = WIDE * LANES,
+    CHUNK = 4 * TALL,  /* rows of a result in float32 that a thread takes at once */
     MOST_DEPTH = 1536, /* of a block's rows: 384 KB, which the second caches of servers hold, and some rows besides */
 };
 
@@ -29,6 +30,9 @@ struct sum {
     int add, bf16, count;
     struct part parts[MOST_TERMS];
 };
+
+/* Computes some sums of as many rows, all in bfloat16 or none. Gives 0, or 1 when there is no memory. */
+int add_up(struct sum *sums, int count, int64_t rows);
 
 /* Some rows of a part's columns. */
 static inline void copy_part(const struct part *part, int64_t k, int64_t depth, int64_t column, int64_t columns, int64_t panel,
