@@ -249,6 +249,11 @@ def rounded(kernels):
             for name, inputs in cases.items():
                 mine = kernels(f"{name}_bf16_added", inputs, (rows, columns), holding=before)
                 assert (np.abs(mine - wide) <= bound).all(), (name, rows, columns, depth)
+    # so many that each of four threads multiplies rows of its own, where the weight is in bfloat16
+    a, (stored, wide) = numbers(2085, 40), narrow(numbers(600, 40, seed=1), "bfloat16")
+    for name, weights in (("product_of_rows", (stored, wide)), ("plain_product", (stored.T, wide.T))):
+        found = [kernels(f"{name}_bf16", (a, np.ascontiguousarray(one)), (2085, 600)) for one in weights]
+        assert np.array_equal(*found), name
 
 
 def within(mine, expected, tolerance, more):
@@ -337,6 +342,9 @@ def storage(kernels):
             ids = np.array(ids, np.int32)
             for table in (stored, wide):
                 assert np.array_equal(kernels("rows_of", (table, ids), (*ids.shape, width)), wide[ids]), (kind, width)
+            more, gradient = numbers(*ids.shape, width, seed=2), np.zeros_like(wide)
+            np.add.at(gradient, ids, more)
+            assert np.array_equal(kernels("rows_of_gradient", (wide, ids, more), wide.shape), gradient), width
     for width in (1, 16, EDGES.size):  # one by one, a vector, and with some behind it
         table = EDGES[: EDGES.size // width * width].reshape(-1, width)
         ids = np.arange(len(table), dtype=np.int32)
