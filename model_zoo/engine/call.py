@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import mindspore as ms
@@ -73,9 +74,7 @@ class Function(nn.Cell):
         given = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in tensors]
         shapes = self.shapes(*(tensor.shape for tensor in given))
         several = hasattr(self.shapes, "outputs")
-        made = [
-            mint.empty(tuple(shape), dtype=ms.float32, device="CPU") for shape in (shapes if several else (shapes,))
-        ]
+        made = rooms(shapes if several else (shapes,))
         every = given + made
         names = [name_of(tensor.dtype) for tensor in every]
         if self.run(*arguments([*map(address_of, every)], [tensor.shape for tensor in every], names)):
@@ -84,6 +83,15 @@ class Function(nn.Cell):
 
     def construct(self, *tensors):
         return self.operator(*tensors)
+
+
+def rooms(shapes: Sequence[Sequence[int]]) -> list:
+    """Tensors of these shapes, in float32, that hold nothing of use. The largest is asked for first: where a small one is
+    put may be what a large one does not find room beside."""
+    made = [None] * len(shapes)
+    for index in sorted(range(len(shapes)), key=lambda index: -math.prod(shapes[index])):
+        made[index] = mint.empty(tuple(shapes[index]), dtype=ms.float32, device="CPU")
+    return made
 
 
 @functools.cache
