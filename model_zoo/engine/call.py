@@ -86,8 +86,8 @@ class Function(nn.Cell):
 
 
 def rooms(shapes: Sequence[Sequence[int]]) -> list:
-    """Tensors of these shapes, in float32, that hold nothing of use. The largest is asked for first: where a small one is
-    put may be what a large one does not find room beside."""
+    """Tensors of these shapes, in float32, that hold nothing of use. The largest is asked for first: beside a small one
+    there may be no room left for it."""
     made = [None] * len(shapes)
     for index in sorted(range(len(shapes)), key=lambda index: -math.prod(shapes[index])):
         made[index] = mint.empty(tuple(shapes[index]), dtype=ms.float32, device="CPU")
