@@ -1,4 +1,4 @@
-/* Matrix products of bfloat16 factors with float32 sums: what gemm.c computes with instead of product.h; see bf16.c. */
+/* Matrix products of bfloat16 factors with float32 sums: what blocks.c computes with instead of product.h; see bf16.c. */
 #ifndef PET_BF16_H
 #define PET_BF16_H
 
