@@ -231,6 +231,12 @@ def as_feed(
     if hasattr(data, "batches") and hasattr(data, "steps_per_epoch"):
         if getattr(data, "layout", None) is causal_layout:  # none was given
             data.layout = layout_of(model)
+        how = getattr(data, "settings", None)
+        if getattr(how, "share_question", False) and not shares_question(model, how):
+            raise InputError(
+                "a loader with share_question: attention of this model looks through windows shorter than max_length, "
+                "or there are no kernels; leave it out"
+            )
         own = getattr(data, "accumulation", accumulation)  # its epoch's steps, and what fills up the last one
         if accumulation is not None and own != accumulation:
             raise InputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 
 import pet
 from model_zoo.engine import available
+from model_zoo.errors import InputError
 from pet.cli.main import main
-from pet.data.settings import DataSettings
+from pet.data import DataSettings, Loader, TokenDataset
 from pet.planning import room
 from pet.recipe.loading import from_dict
 from pet.train import feed
@@ -105,6 +107,12 @@ def test_a_window_and_operators_without_kernels_share_nothing(monkeypatch):
     assert feed.shares_question(model, settings), "no answer is so long that the window hides its question"
     monkeypatch.setattr(type(model.config), "windows", (0, LENGTH - 1))
     assert not feed.shares_question(model, settings)
+    pairs = TokenDataset.from_samples([([5, 6, 7], [0, 1, 1]), ([5, 6, 8], [0, 1, 1])])
+    pairs.documents = 2
+    loader = Loader(pairs, 1, dataclasses.replace(settings, share_question=True))
+    with pytest.raises(InputError, match="share_question: attention of this model"):
+        feed.as_feed(loader, model=model)
     monkeypatch.undo()
+    assert feed.as_feed(loader, model=model) is loader
     monkeypatch.setattr(feed, "available", lambda: False)
     assert not feed.shares_question(model, settings)
