@@ -8,11 +8,12 @@ lists in another, and put back where that state is there again and nothing was c
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Hashable, Iterator
 
 from mindspore import nn
+
+from model_zoo.graph import api
 
 OURS = "model_zoo."
 """In the names of graphs of functions of ours, which are kept apart by what they belong to."""
@@ -50,8 +51,6 @@ def everything() -> Hashable:
 
 
 def name_lists() -> Iterator[tuple[int, set[str]]]:
-    """The names of compiled functions, and those of each cell by its id. MindSpore has moved them once."""
-    found = (sys.modules.get(name) for name in ("mindspore.graph.api", "mindspore.common.api"))
-    module = next(one for one in found if hasattr(one, "ms_compile_cache"))
-    yield 0, module.ms_compile_cache
-    yield from module.cells_compile_cache.items()
+    """The names of compiled functions, and those of each cell by its id."""
+    yield 0, api.ms_compile_cache
+    yield from api.cells_compile_cache.items()

@@ -8,6 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import mindspore as ms
 from mindspore import nn
+from mindspore._c_expression import JitExecutor_
+
+try:
+    from mindspore.graph import api
+except ImportError:  # before 2.9
+    from mindspore.common import api
 
 from model_zoo import BLIND, progress
 from model_zoo.errors import InputError
@@ -45,6 +51,14 @@ class Graph(nn.Cell):
     @ms.jit(jit_level="O0")
     def construct(self, *arguments):
         return self.function(*arguments)
+
+    def free(self) -> None:
+        """Frees what was compiled, and the function. MindSpore keeps both, with all weights that they read, until the
+        process ends."""
+        self.function = None
+        names = {name for name in api.ms_compile_cache if f".{id(self)}." in name}
+        JitExecutor_.get_instance().del_net_res(None, names)
+        api.ms_compile_cache.difference_update(names)
 
 
 def address_of(tensor: ms.Tensor) -> int:

@@ -106,7 +106,7 @@ OPERATIONS = (
 class _Reader(pickle._Unpickler):  # in Python: the one in C takes memory for places that a file merely names
     """Reads one pickle of those names and operations alone."""
 
-    dispatch: ClassVar = {
+    dispatch: ClassVar[dict[int, Any]] = {
         code: pickle._Unpickler.dispatch[code] for code in (getattr(pickle, name)[0] for name in OPERATIONS)
     }
 

@@ -68,7 +68,7 @@ class GLMConfig(Config):
 
     family = FAMILY
     model = "model_zoo.glm:GLMForConditionalGeneration"
-    architectures: ClassVar = {"chatglm": "ChatGLMForConditionalGeneration"}
+    architectures: ClassVar[dict[str, str]] = {"chatglm": "ChatGLMForConditionalGeneration"}
     marks = ("position_encoding_2d",)
     sized_by = ("hidden_size", "num_attention_heads", "num_layers", "vocab_size")
 

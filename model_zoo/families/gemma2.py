@@ -14,7 +14,7 @@ class Gemma2Config(GemmaConfig):
     """config.json of Gemma 2; what it leaves out has the values that transformers assumes."""
 
     family = rotary_family("gemma2")
-    architectures: ClassVar = {"gemma2": "Gemma2ForCausalLM"}
+    architectures: ClassVar[dict[str, str]] = {"gemma2": "Gemma2ForCausalLM"}
 
     vocab_size: int = 256000
     max_position_embeddings: int = 8192

@@ -17,7 +17,7 @@ class Gemma3Config(GemmaConfig):
     """config.json of a Gemma 3 for text; what it leaves out has the values that transformers assumes."""
 
     family = rotary_family("gemma3")
-    architectures: ClassVar = {"gemma3_text": "Gemma3ForCausalLM"}
+    architectures: ClassVar[dict[str, str]] = {"gemma3_text": "Gemma3ForCausalLM"}
 
     vocab_size: int = 262208
     max_position_embeddings: int = 131072

@@ -20,7 +20,7 @@ class Gemma3MultimodalConfig(Gemma3Config):
     """config.json of a Gemma 3 with an image encoder; the text model's fields are its ``text_config``'s."""
 
     family = rotary_family("gemma3", root="model.language_model", ignored=(ENCODER,))
-    architectures: ClassVar = {"gemma3": "Gemma3ForConditionalGeneration"}
+    architectures: ClassVar[dict[str, str]] = {"gemma3": "Gemma3ForConditionalGeneration"}
     sized_by = ("hidden_size", "intermediate_size", "num_hidden_layers")  # published files leave out the rest
     left_out = "the image encoder of a Gemma 3 is left out: its text model is opened"
 

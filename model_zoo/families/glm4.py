@@ -14,7 +14,7 @@ class GlmConfig(RotaryConfig):
     """config.json of GLM-4 in transformers' own layouts, ``glm`` and ``glm4``."""
 
     family = rotary_family("glm4", ("gate_up_proj",), fused={"gate_up_proj": "gate_up"})
-    architectures: ClassVar = {"glm": "GlmForCausalLM", "glm4": "Glm4ForCausalLM"}
+    architectures: ClassVar[dict[str, str]] = {"glm": "GlmForCausalLM", "glm4": "Glm4ForCausalLM"}
     rotary = "interleaved"
     reads_window = False
 

@@ -38,7 +38,7 @@ class GPT2Config(Config):
 
     family = FAMILY
     model = "model_zoo.gpt:GPT2LMHeadModel"
-    architectures: ClassVar = {"gpt2": "GPT2LMHeadModel"}
+    architectures: ClassVar[dict[str, str]] = {"gpt2": "GPT2LMHeadModel"}
     reads_window = False
     sized_by = ("n_embd", "n_head", "n_layer", "vocab_size")
 

@@ -27,7 +27,7 @@ class LlamaConfig(RotaryConfig):
     """config.json of a LLaMA; what it leaves out has the values that Hugging Face transformers assumes."""
 
     family = rotary_family("llama")
-    architectures: ClassVar = {
+    architectures: ClassVar[dict[str, str]] = {
         "llama": "LlamaForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
         "mistral": "MistralForCausalLM",

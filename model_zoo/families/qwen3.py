@@ -13,7 +13,7 @@ class Qwen3Config(RotaryConfig):
     """config.json of a dense Qwen3; what it leaves out has the values that transformers assumes."""
 
     family = rotary_family("qwen3")
-    architectures: ClassVar = {"qwen3": "Qwen3ForCausalLM"}
+    architectures: ClassVar[dict[str, str]] = {"qwen3": "Qwen3ForCausalLM"}
     head_norms = True
 
     vocab_size: int = 151936

@@ -20,7 +20,7 @@ class Qwen3MoeConfig(RotaryConfig):
     """
 
     family = rotary_family("qwen3_moe", routers=("mlp.gate",))
-    architectures: ClassVar = {"qwen3_moe": "Qwen3MoeForCausalLM"}
+    architectures: ClassVar[dict[str, str]] = {"qwen3_moe": "Qwen3MoeForCausalLM"}
     head_norms = True
     sized_by = (*RotaryConfig.sized_by, "moe_intermediate_size")
 

@@ -52,7 +52,7 @@ def environment(opening: str, closing: str):
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        tags: ClassVar = {"generation"}
+        tags: ClassVar[set[str]] = {"generation"}
 
         def parse(self, parser):
             line = next(parser.stream).lineno

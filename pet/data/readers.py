@@ -256,7 +256,8 @@ def _csv_rows(path: Path, problems: Problems, place: Place) -> Iterator[tuple[in
             try:
                 values = next(reader, None)
             except csv.Error as error:
-                problems.add(path, begins, f"broken CSV: {error}")
+                found_by_python = str(error) == "line contains NUL"  # of 3.10
+                problems.add(path, begins, NULS if found_by_python else f"broken CSV: {error}")
                 return
             if values is None:
                 return

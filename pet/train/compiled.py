@@ -11,22 +11,20 @@ import contextlib
 import itertools
 import logging
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 from mindspore import Tensor
 
-try:
-    from mindspore.graph.api import _pynative_executor
-except ImportError:  # before 2.9
-    from mindspore.common.api import _pynative_executor
-
 from model_zoo import progress
 from model_zoo.errors import first_line
-from model_zoo.graph import AddressGuard, Graph
+from model_zoo.graph import AddressGuard, Graph, api
 from model_zoo.turns import turn
 
 log = logging.getLogger("pet")
 _numbers = itertools.count()
+_left: list[Graph] = []
+"""Graphs of which whoever had them compiled is gone."""
 
 
 class Compiled:
@@ -64,6 +62,7 @@ class Compiled:
             return self.function(*arguments)
         if self.graph is not None and self.guard.changed:
             log.info("a weight's tensor was replaced: compiling again")
+            self.graph.free()
             self.graph = None
             self.shapes.clear()
         shapes = tuple(argument.shape for argument in arguments)
@@ -104,6 +103,7 @@ class Compiled:
                 return self.function(*arguments)
         if self.graph is None:
             self.graph = Graph(self.function)
+            weakref.finalize(self, _left.append, self.graph).atexit = False
         if shapes in self.shapes:
             return self.graph(*arguments)
         with self.context:
@@ -113,12 +113,16 @@ class Compiled:
 @contextlib.contextmanager
 def gradients_freed() -> Iterator[None]:
     """Frees at the end what MindSpore keeps of each function that was differentiated operator by operator, and of each
-    shape, until the process ends: all weights that it read among it."""
+    shape, until the process ends: all weights that it read among it. And before, the graphs of trainings that are gone:
+    not when Python finds these, which may be within a compilation."""
+    with turn:
+        while _left:
+            _left.pop().free()
     try:
         yield
     finally:
         with turn:
-            _pynative_executor.clear_res()
+            api._pynative_executor.clear_res()
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -65,9 +65,9 @@ received = queue.Queue()
 with interrupts.handled_by(received.put):
     with interrupts.handled_by(lambda number: received.put(-number), [signal.SIGINT]):
         print("ready", flush=True)
-        print(received.get(), flush=True)
-    print(received.get(), flush=True)
-    print(received.get(), flush=True)
+        print(int(received.get()), flush=True)
+    print(int(received.get()), flush=True)
+    print(int(received.get()), flush=True)
 """
 CHILD = """
 import subprocess
@@ -94,17 +94,22 @@ ENTRIES = {
 }
 
 
+class Program(subprocess.Popen):
+    def __exit__(self, kind, *rest):
+        if kind is not None:  # it may wait for what the test no longer sends
+            self.kill()
+        super().__exit__(kind, *rest)
+
+
 @pytest.fixture
 def start(tmp_path):
     """Starts a program."""
 
-    def run(code: str, **options) -> subprocess.Popen:
+    def run(code: str, **options) -> Program:
         (tmp_path / "program.py").write_text(COMPILED + code)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.Popen(
-            [sys.executable, "program.py"], text=True, cwd=tmp_path, env=environment, **pipes, **options
-        )
+        return Program([sys.executable, "program.py"], text=True, cwd=tmp_path, env=environment, **pipes, **options)
 
     return run
 

@@ -645,9 +645,9 @@ def test_checkpoints_of_another_run_do_not_take_the_place_of_a_new_ones(toy, bat
 
 
 def test_weights_of_a_model_are_freed_after_its_training(batch):
-    """9 MB each, which MindSpore kept for every training of a process."""
+    """38 MB each, which MindSpore kept for every training of a process."""
     config = json.loads((bundled_models()["llama_tiny"] / "config.json").read_text())
-    config.update(num_hidden_layers=1, hidden_size=256, intermediate_size=3072)
+    config.update(num_hidden_layers=1, hidden_size=256, intermediate_size=12288)
 
     def resident():
         model = AutoModel.from_config(config)
@@ -657,6 +657,6 @@ def test_weights_of_a_model_are_freed_after_its_training(batch):
         gc.collect()
         return present_memory()
 
-    resident()
+    resident(), resident()
     first = resident()
-    assert max(resident(), resident()) - first < 9
+    assert max(resident(), resident()) - first < 38, "graphs of two trainings leave 24 MB where there are no kernels"
