@@ -48,6 +48,7 @@ FOR_ADAPTERS = (
     "atomic",
     "checkpoint",
     "engine",
+    "graph",
     "quantization",
     "settings",
 )
