@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Iterator
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -80,6 +81,22 @@ def installed(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def unmet() -> Iterator[tuple[str, str]]:
+    """Packages that are not as this library or MindSpore needs them: each one's name, and what is wrong. Whoever
+    installs another package may change them, of which pip only warns."""
+    from packaging.requirements import Requirement
+
+    for whose in ("mindspore-pet", "mindspore"):
+        for need in map(Requirement, (installed(whose) and requires(whose)) or ()):
+            found = installed(need.name)
+            if need.marker and not need.marker.evaluate({"extra": ""}):
+                continue
+            if found is None:
+                yield need.name, f"is not installed: pip install '{need.name}{need.specifier}'"
+            elif not need.specifier.contains(found, prereleases=True):
+                yield need.name, f"{found}: {whose} needs another: pip install '{need.name}{need.specifier}'"
 
 
 def on_cpu() -> bool:

@@ -12,7 +12,7 @@ from model_zoo import BLIND
 from model_zoo.cores import available_cores
 from model_zoo.errors import InputError, explain
 from pet.cli.parser import Parser, check_output_file
-from pet.installation import TESTED, foreign_adapters, installed
+from pet.installation import TESTED, foreign_adapters, installed, unmet
 
 EXAMPLES = [
     ("pet doctor", "device, versions, threads, memory, and a verdict on each"),
@@ -22,6 +22,10 @@ EXAMPLES = [
 ]
 PACKAGES = ("mindspore", "numpy", "safetensors", "tokenizers", "sentencepiece", "pydantic", "pyyaml", "tqdm", "psutil")
 EXTRAS = ("matplotlib", "sacrebleu", "rouge-score")
+REASONS = {
+    "numpy": "MindSpore's wheel is built for NumPy 1; its first operator fails with another",
+    "safetensors": "from 0.8 on it writes wrong bytes for non-contiguous arrays",
+}
 
 Finding = tuple[str, str, str]  # ok, note or bad; what; the detail
 GB = 1 << 30
@@ -33,20 +37,21 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def packages() -> Iterator[Finding]:
     """Versions, and the combinations that are known to go wrong."""
+    wrongs = dict(unmet())
+    wrongs.pop("mindspore", None)  # see below
     for package in PACKAGES:
         found = installed(package)
-        yield ("ok", package, found) if found else ("bad", package, f"is not installed: pip install {package}")
+        if package not in wrongs:
+            yield ("ok", package, found) if found else ("bad", package, f"is not installed: pip install {package}")
+    for package, wrong in wrongs.items():
+        yield "bad", package, "; ".join(filter(None, (wrong, REASONS.get(package))))
     wrong = foreign_adapters()
     if wrong:
         yield "bad", "adapters", wrong
     missing = [package for package in EXTRAS if not installed(package)]
     if missing:
         yield "note", "report extra", f"{', '.join(missing)} not installed: pip install 'mindspore-pet[report]'"
-    numpy, safetensors, mindspore = map(installed, ("numpy", "safetensors", "mindspore"))
-    if numpy and _numbers(numpy) >= (2, 0):
-        yield "bad", "numpy", f"{numpy}: MindSpore's wheel is built for NumPy 1; its first operator fails. numpy<2"
-    if safetensors and _numbers(safetensors) >= (0, 8):
-        yield "bad", "safetensors", f"{safetensors} writes wrong bytes for non-contiguous arrays. safetensors<0.8"
+    mindspore = installed("mindspore")
     if mindspore == BLIND:
         yield "bad", "mindspore", f"{mindspore} does not say where a CPU's tensors lie. mindspore>=2.7.1"
     elif mindspore and _numbers(mindspore) != _numbers(TESTED[-1]):

@@ -18,7 +18,7 @@ from model_zoo.errors import InputError, explain, similar
 from pet import interrupts
 from pet.cli.commands import COMMANDS
 from pet.cli.imports import import_quickly
-from pet.installation import check_directory, foreign_adapters, open_closed_streams, tolerate_encodings
+from pet.installation import check_directory, foreign_adapters, open_closed_streams, tolerate_encodings, unmet
 from pet.launching.environment import read_job, report_success
 from pet.launching.heartbeat import watched
 
@@ -199,7 +199,8 @@ def _answer(arguments: Sequence[str] | None) -> int:
         known = what_is_in_the_way(error) if isinstance(error, OSError) else None
         if known is None and getattr(error, "errno", None) in REASONS:  # of a file it would have the name
             known = next(iter(closed_streams(b"\n")), None)
-        _report(prog, known or f"{explain(error)}\n(pet {' '.join(arguments)} --debug shows where)", False)
+        changed = "".join(f"\n{package} {wrong}" for package, wrong in unmet())  # which may be why
+        _report(prog, known or f"{explain(error)}{changed}\n(pet {' '.join(arguments)} --debug shows where)", False)
         # of what could not be written there is another error (CannotWrite), or a name of what was being written
         unreadable = isinstance(error, PermissionError) and known and UNFINISHED not in str(error.filename)
         return WRONG_INPUT if unreadable else FAILED

@@ -14,9 +14,10 @@ from model_zoo import BLIND
 from model_zoo.errors import InputError
 from model_zoo.generation.streamers import TextStreamer
 from model_zoo.graph import address_of
+from pet import installation
 from pet.cli import doctor
 from pet.cli.main import main
-from pet.installation import TESTED, foreign_adapters
+from pet.installation import TESTED, foreign_adapters, installed
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -165,6 +166,26 @@ def test_doctor_says_which_versions_were_tested(monkeypatch, version, words):
     told = [text for kind, what, text in doctor.packages() if what == "mindspore" and kind == "note"]
     assert len(told) == (words is not None)
     assert words is None or told[0].startswith(words)
+
+
+def test_packages_that_another_one_changed_are_named(monkeypatch, capsys):
+    """Behind a failure, too, since MindSpore then fails with a traceback of somebody else's."""
+    changed = {"protobuf": "3.1", "numpy": "2.2.0", "tqdm": None}
+    monkeypatch.setattr(installation, "installed", lambda package: changed.get(package, installed(package)))
+    needs = {
+        "mindspore-pet": ["numpy<2,>=1.26", "tqdm", "pyyaml>9; extra == 'x'"],
+        "mindspore": ["protobuf>=3.13"],
+    }
+    monkeypatch.setattr(installation, "requires", needs.get)
+    told = {what: text for kind, what, text in doctor.packages() if kind == "bad"}
+    assert told["protobuf"] == "3.1: mindspore needs another: pip install 'protobuf>=3.13'"
+    assert "pyyaml" not in told and told["tqdm"] == "is not installed: pip install 'tqdm'"
+    assert told["numpy"].startswith("2.2.0: ") and "; MindSpore's wheel is built for NumPy 1" in told["numpy"]
+    monkeypatch.setattr("pet.cli.main.run", lambda _: 1 / 0)
+    assert main(["recipes"]) == 1
+    first, *others, _ = capsys.readouterr().err.splitlines()
+    assert first == "pet recipes: ZeroDivisionError: division by zero"
+    assert f"protobuf {told['protobuf']}" in others
 
 
 def test_a_mindspore_that_does_not_say_where_tensors_lie_is_refused(monkeypatch):
