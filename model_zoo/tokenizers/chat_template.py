@@ -13,7 +13,6 @@ import itertools
 import json
 import re
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
+from model_zoo.programs import file_program
 from model_zoo.tokenizers.conversations import CALL_FORMS, as_called, check_told, check_turns
 from model_zoo.tokenizers.prompts import Part
 from model_zoo.tokenizers.thoughts import alike, continued, lacks_thought, why_not
@@ -126,7 +126,7 @@ class _Worker:
     def start(self) -> None:
         """Starts the program and gives it the template."""
         self.process = subprocess.Popen(
-            [sys.executable, "-I", str(Path(__file__).with_name("renderer.py"))],
+            file_program(Path(__file__).with_name("renderer.py")),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import psutil
 
+from model_zoo.programs import file_program
+
 JOB = ("MS_WORKER_NUM", "MS_SCHED_HOST", "MS_SCHED_PORT")
 """Variables that all processes of a job have alike."""
 WORKER, SCHEDULER = "MS_WORKER", "MS_SCHED"
@@ -71,7 +73,7 @@ def end_scheduler() -> None:
 
 def start_guard() -> None:
     """To be called by the scheduler before it serves."""
-    subprocess.Popen([sys.executable, "-I", __file__, str(os.getppid())], stdin=subprocess.DEVNULL)
+    subprocess.Popen(file_program(__file__, str(os.getppid())), stdin=subprocess.DEVNULL)
 
 
 def guard(launcher: int) -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from model_zoo.cores import accelerators_present
 from model_zoo.errors import InputError
+from model_zoo.programs import program
 from pet.launching.control import Control
 from pet.launching.environment import Job
 from pet.launching.heartbeat import BEAT_FILE, PAUSING, SILENT, repeat
@@ -43,7 +44,7 @@ HANGS = 124
 """The exit code that sentinels exchange for a hang; any other end of one says nothing."""
 BUSY = View(PAUSING, False, False, False, 0.0)
 """What is thought of a worker that says nothing."""
-START = "import sys; sys.path.insert(0, sys.argv[1]); from pet.launching import sentinel; sentinel.main()"
+START = "from pet.launching import sentinel; sentinel.main()"
 
 
 def limit() -> float:
@@ -85,8 +86,7 @@ def start(job: Job, address: tuple[str, int], secret: str) -> None:
     said = {"pid": os.getpid(), "rank": job.rank, "size": job.size, "address": address, "secret": secret}
     # msrun kills its workers by their groups, which no terminal stops; elsewhere Ctrl-Z stops both
     said |= {"directory": directory, "limit": limit(), "apart": job.launcher == "msrun"}
-    command = [sys.executable, "-I", "-c", START, str(Path(__file__).parents[2])]
-    subprocess.run(command, input=json.dumps(said), text=True, stdout=subprocess.DEVNULL, check=False)
+    subprocess.run(program(START), input=json.dumps(said), text=True, stdout=subprocess.DEVNULL, check=False)
 
 
 def remove_left() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
 from itertools import groupby
 
 import pytest
@@ -11,6 +12,7 @@ from tiny_tokenizers import write_byte_level
 
 from model_zoo.checkpoint.saving import copy_companions
 from model_zoo.errors import InputError
+from model_zoo.programs import file_program
 from model_zoo.tokenizers import AutoTokenizer
 from model_zoo.tokenizers.chat_template import LARGEST, Renderer
 
@@ -596,6 +598,19 @@ def test_renderers_of_one_template_share_a_process_that_ends_with_the_last():
     assert pickle.loads(pickle.dumps(other)).worker is other.worker
     del other
     assert process.poll() is not None
+
+
+def test_its_packages_are_found_where_this_process_finds_them(tmp_path, monkeypatch):
+    """In a directory that PYTHONPATH names, or a user's own; a module in the current directory is none of them."""
+    for place, text in (("packages", "found"), ("here", "not this one")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "only_there.py").write_text(f"print({text!r})")
+        (tmp_path / place / "json.py").write_text("raise ImportError('a directory of packages hides none of Python's')")
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    (tmp_path / "start.py").write_text("import json, only_there, sys; print(sys.argv[1:])")
+    command = file_program(tmp_path / "start.py", "one", "two")
+    done = subprocess.run(command, cwd=tmp_path / "here", capture_output=True, text=True)
+    assert done.stdout == "found\n['one', 'two']\n", done.stderr
 
 
 def test_an_interrupted_answer_is_not_taken_for_the_next(monkeypatch):
