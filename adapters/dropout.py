@@ -46,6 +46,12 @@ def seed_of(key, site: int, size: int, by_product: bool):
     return mixed(key * 668265263 + site, by_product) + block * size * STRIDE
 
 
+def drawn(index, seed, by_product: bool):
+    """Random bits of the elements with these indices. (In a graph MindSpore 2.7 takes a constant times a number by way
+    of float32, but ``ops.mul`` does not.)"""
+    return mixed(ops.mul(index, STRIDE) + seed, by_product)
+
+
 class Dropout(nn.Cell):
     """Zeroes a share of the elements while training, and scales up the rest (Srivastava et al. 2014).
 
@@ -90,7 +96,7 @@ class Dropout(nn.Cell):
             return self.unkeyed(x)
         index, size = self.places(x)
         seed = seed_of(self.key, self.site, size, self.by_product)
-        bits = ops.bitwise_and(mixed(index * STRIDE + seed, self.by_product), 0x7FFFFFFF)
+        bits = ops.bitwise_and(drawn(index, seed, self.by_product), 0x7FFFFFFF)
         return ops.select(bits >= self.threshold, x * self.factor, ops.zeros_like(x))
 
     def trace(self, tracer, x):

@@ -55,10 +55,11 @@ def located(where: object) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message that says something, without the pages that MindSpore appends; the error's
-    type where none does."""
+    """The first line of an error's message that says something, without the pages that MindSpore appends, nor its
+    headings (``- Kernel select failed:``); the error's type where none does."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" -\t")]
-    return lines[0] if lines else type(error).__name__
+    saying = [line for line in lines if not (line.startswith("- ") and line.endswith(":"))] or lines
+    return saying[0] if saying else type(error).__name__
 
 
 def explain(error: BaseException) -> str:

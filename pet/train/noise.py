@@ -15,7 +15,7 @@ from operator import attrgetter
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
-from adapters.dropout import STRIDE, mixed, seed_of
+from adapters.dropout import drawn, seed_of
 from model_zoo.errors import InputError
 from model_zoo.layers import int_range, on_ascend
 
@@ -38,7 +38,7 @@ class Noise(nn.Cell):
         reach = self.alpha / math.sqrt(length * width)
         index = int_range(embedded.size).reshape(embedded.shape)
         seed = seed_of(self.key, 374761393, embedded.size, self.by_product)
-        bits = ops.bitwise_and(mixed(index * STRIDE + seed, self.by_product), 0xFFFFFF)
+        bits = ops.bitwise_and(drawn(index, seed, self.by_product), 0xFFFFFF)
         uniform = bits.astype(ms.float32) * (2.0 / 0x1000000) - 1.0
         return embedded + (uniform * reach).astype(embedded.dtype)
 

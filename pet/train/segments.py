@@ -36,7 +36,6 @@ LONGEST = 1 << 22
 ALONE = 1 << 18
 
 _concat = ops.Concat(0)
-_split = ops.auto_generate.SplitWithSize()
 _map = ops.HyperMap()
 
 
@@ -173,7 +172,7 @@ def unflatten(vector, sizes):
     """The vector in pieces of these sizes, within a graph."""
     if len(sizes) == 1:
         return (vector,)
-    return _split(vector, sizes, 0)
+    return ops.split(vector, sizes)
 
 
 def _place(parameter, piece):

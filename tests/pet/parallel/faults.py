@@ -41,8 +41,8 @@ PLACES = {  # a function of the worker's, at which of its calls, and perhaps at 
     "importing": (None, 1),
     "joining": ("pet.parallel.join:_connect", 1),
     "loading": ("model_zoo.checkpoint.safetensors_io:SafetensorsFile.read_into", 2),
-    "compiling": ("mindspore.graph.api:_JitExecutor.compile", 1),
-    "first run": ("mindspore.graph.api:_JitExecutor._generate_run_args", 1),
+    "compiling": ("model_zoo.graph:api._JitExecutor.compile", 1),
+    "first run": ("model_zoo.graph:api._JitExecutor._generate_run_args", 1),
     "step": ("pet.train.trainer:Trainer.one_step", 3),
     "saving": ("pet.train.saving:Saving.save", 1),
     "part": ("pet.train.checkpoint:_write", 2, "os:fsync"),  # the file has all its bytes, and not its name yet
