@@ -39,7 +39,7 @@ from model_zoo.engine.ir import NotTraceable
 from model_zoo.engine.loss import cross_entropy, logit_bytes, ranked_cross_entropy, token_cross_entropy
 from model_zoo.engine.packing import packed_product, packed_words, packing_kernels, unpacking
 from model_zoo.engine.plain_products import Rounded, Widened
-from model_zoo.engine.run import MemoryProfile, fuse_layers, memory_profile
+from model_zoo.engine.run import LaunchLayers, MemoryProfile, fuse_layers, memory_profile
 from model_zoo.engine.speed import bf16_speedup, describe_bf16, no_bf16, product_rates
 from model_zoo.engine.updates import adamw_in_place, joined, sums_of_squares
 
@@ -57,6 +57,7 @@ __all__ = [
     "cross_entropy",
     "describe",
     "describe_bf16",
+    "free_left",
     "fuse_cached_layers",
     "fuse_layers",
     "joined",
@@ -97,6 +98,11 @@ def describe() -> str:
 def kernels_name() -> str:
     """The compiled file's name: another one for other kernels, compilers and processors, "" without kernels."""
     return build.library().name if available() else ""
+
+
+def free_left() -> None:
+    """Frees what the last training step has left for the next one."""
+    LaunchLayers.left = (None, ())
 
 
 def uses_kernel(cell: nn.Cell, name: str, **numbers) -> None:

@@ -58,6 +58,9 @@ class Function(nn.Cell):
     Args:
         name: of the function.
         shapes: input shapes → tuple of output shapes, marked by `outputs`, or the one output's; all are float32.
+
+    Attributes:
+        left: by their places, outputs of an earlier call that the next one may write over.
     """
 
     def __init__(self, name: str, shapes: Callable):
@@ -68,13 +71,14 @@ class Function(nn.Cell):
 
         path = library()
         self.name, self.shapes, self.run = name, shapes, getattr(ctypes.CDLL(str(path)), name)
+        self.left: dict = {}
         self.operator = ops.Custom(f"{path}:{name}", out_shape=shapes, out_dtype=dtypes, func_type="aot")
 
     def __call__(self, *tensors):
         given = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in tensors]
         shapes = self.shapes(*(tensor.shape for tensor in given))
         several = hasattr(self.shapes, "outputs")
-        made = rooms(shapes if several else (shapes,))
+        made = rooms(shapes if several else (shapes,), self.left)
         every = given + made
         names = [name_of(tensor.dtype) for tensor in every]
         if self.run(*arguments([*map(address_of, every)], [tensor.shape for tensor in every], names)):
@@ -85,12 +89,16 @@ class Function(nn.Cell):
         return self.operator(*tensors)
 
 
-def rooms(shapes: Sequence[Sequence[int]]) -> list:
-    """Tensors of these shapes, in float32, that hold nothing of use. The largest is asked for first: beside a small one
-    there may be no room left for it."""
+def rooms(shapes: Sequence[Sequence[int]], left: dict) -> list:
+    """Tensors of these shapes, in float32, that hold nothing of use: those that are left, which are no longer
+    afterwards, or new ones. The largest is asked for first: beside a small one there may be no room left for it."""
     made = [None] * len(shapes)
     for index in sorted(range(len(shapes)), key=lambda index: -math.prod(shapes[index])):
-        made[index] = mint.empty(tuple(shapes[index]), dtype=ms.float32, device="CPU")
+        shape = tuple(shapes[index])
+        made[index] = left.pop(index, None)
+        if made[index] is None or made[index].shape != shape:
+            made[index] = None  # before another is asked for
+            made[index] = mint.empty(shape, dtype=ms.float32, device="CPU")
     return made
 
 

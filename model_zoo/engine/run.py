@@ -195,10 +195,24 @@ class LastKeyMask:
 
 class LaunchLayers(_Function):
     """A program outside of graphs. What it keeps for the backward pass is none of its results: MindSpore would make a
-    gradient of zeros for each of these, as large as they are."""
+    gradient of zeros for each of these, as large as they are.
+
+    Attributes:
+        left: the program whose backward pass was the last one, and what it had kept, which its next pass writes over.
+            MindSpore's pool might have put something small there meanwhile, and take as much memory again.
+    """
+
+    left: tuple = (None, ())
+
+    @classmethod
+    def take_left(cls, program) -> dict:
+        """What is left for a program, by the places of its outputs; another's is freed."""
+        (owner, blocks), cls.left = cls.left, (None, ())
+        return dict(zip(program.kept, blocks, strict=True)) if owner is program and not program.sums else {}
 
     @staticmethod
     def forward(ctx, program, x, given, frozen, *trained):
+        program.forward[-1].left = LaunchLayers.take_left(program)
         found = program.construct(x, given, frozen, trained)
         ctx.program, ctx.read = program, (x, given, frozen, trained, found)
         return found[0]
@@ -206,6 +220,7 @@ class LaunchLayers(_Function):
     @staticmethod
     def backward(ctx, dout):
         found = ctx.program.bprop(*ctx.read, (dout,))
+        LaunchLayers.left = ctx.program, ctx.read[-1][1:]
         return None, found[0] if ctx.program.input_gradient else None, None, None, *found[3]
 
 

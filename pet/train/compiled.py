@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from mindspore import Tensor
 
 from model_zoo import progress
+from model_zoo.engine import free_left
 from model_zoo.errors import first_line
 from model_zoo.graph import AddressGuard, Graph, api
 from model_zoo.turns import turn
@@ -123,6 +124,7 @@ def gradients_freed() -> Iterator[None]:
     finally:
         with turn:
             api._pynative_executor.clear_res()
+            free_left()
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -18,7 +18,7 @@ from adapters.low_rank_adapter import LowRankAdapterConfig
 from adapters.prefix import PrefixConfig
 from adapters.prompt import PromptConfig
 from model_zoo.auto import AutoModel
-from model_zoo.engine import available, lowering, run as whole
+from model_zoo.engine import available, free_left, lowering, run as whole
 from model_zoo.engine.gradients import Backward
 from model_zoo.engine.ir import WORKSPACE, Buffer, Instruction, NotTraceable, Value, buffers
 from model_zoo.engine.lowering import alias_in_place, allocate_workspace
@@ -454,6 +454,36 @@ def test_layers_in_pieces_give_what_those_in_one_do(family, recompute, fixtures,
     assert total == expected_total
     # ChatGLM's residuals begin where the sublayers do: the terms of their gradients are added in another order
     assert np.abs(found - expected).max() <= (1e-6 if family == "chatglm1" else 0.0) * np.abs(expected).max()
+
+
+def test_what_a_pass_keeps_is_written_over_by_the_next_one_alone(fixtures):
+    """Two passes whose backward passes come after both have memory of their own, also behind one that has left some."""
+    model = AutoModel.from_pretrained(fixtures / "llama_gqa")
+    apply(model, LoRAConfig(rank=3, targets="all-linear"))
+    disturb(model)
+    model.set_fast(True)
+    weights = ms.ParameterTuple(trainable_parameters(model))
+    some = [batch_of(model, length=length, seed=seed) for length, seed in ((17, 1), (17, 2), (9, 3))]
+    tensors = [[Tensor(one[name]) for name in ("input_ids", "position_ids", "start", "end")] for one in some]
+
+    def loss(which):
+        return sum((model.hidden_states(*tensors[index], None) ** 2).sum() for index in which)
+
+    with whole.fuse_layers(model, weights):
+        taken, kept = whole.LaunchLayers.take_left, []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(whole.LaunchLayers, "take_left", lambda program: kept.append(taken(program)) or {**kept[-1]})
+            (one, other, shorter), both = (
+                [[g.asnumpy() for g in ms.grad(loss, None, weights)([index])] for index in range(3)],
+                [g.asnumpy() for g in ms.grad(loss, None, weights)([0, 1, 2])],
+            )
+    assert [len(blocks) for blocks in kept] == [0, 1, 1, 1, 0, 0]
+    first, second = (next(iter(blocks.values())) for blocks in kept[1:3])
+    assert first is second, "the same shape"
+    for parts in zip(one, other, shorter, both, strict=True):
+        np.testing.assert_allclose(parts[3], parts[0] + parts[1] + parts[2], rtol=0, atol=1e-5 * np.abs(parts[3]).max())
+    free_left()
+    assert whole.LaunchLayers.left == (None, ())
 
 
 def test_queries_keys_and_values_are_products_that_run_at_once(fixtures):
