@@ -24,7 +24,7 @@ from model_zoo.turns import turn
 
 log = logging.getLogger("pet")
 _numbers = itertools.count()
-_left: list[Graph] = []
+_orphaned: list[Graph] = []
 """Graphs of which whoever had them compiled is gone."""
 
 
@@ -104,7 +104,7 @@ class Compiled:
                 return self.function(*arguments)
         if self.graph is None:
             self.graph = Graph(self.function)
-            weakref.finalize(self, _left.append, self.graph).atexit = False
+            weakref.finalize(self, _orphaned.append, self.graph).atexit = False
         if shapes in self.shapes:
             return self.graph(*arguments)
         with self.context:
@@ -117,8 +117,8 @@ def gradients_freed() -> Iterator[None]:
     shape, until the process ends: all weights that it read among it. And before, the graphs of trainings that are gone:
     not when Python finds these, which may be within a compilation."""
     with turn:
-        while _left:
-            _left.pop().free()
+        while _orphaned:
+            _orphaned.pop().free()
     try:
         yield
     finally:
