@@ -5,6 +5,7 @@ MindSpore's threads wait for one another in a busy loop. On a core of its own a 
 two of them on the same two cores are twice as slow as they need be.
 """
 
+import atexit
 import contextlib
 import gc
 import json
@@ -47,6 +48,15 @@ import model_zoo  # noqa: E402, F401  (it sets what MindSpore reads when it is i
 os.environ.setdefault("GLOG_v", "3")  # MindSpore's C++ log: errors only
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and so it would be by the programs under test
+
+
+@atexit.register
+def leave_cells_alone() -> None:
+    """What MindSpore's cells do as they go is a traceback of each that is there until Python has taken its module
+    apart."""
+    if "mindspore.nn.cell" in sys.modules:  # pytest-xdist's first process has no use for it
+        del sys.modules["mindspore.nn.cell"].Cell.__del__
+
 
 # an example may take as long as a busy machine needs: no result depends on the clock
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
