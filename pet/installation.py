@@ -24,6 +24,10 @@ TESTED = ("2.7", "2.8", "2.9", "2.10")
 full diagnosis."""
 
 
+KNOWN = {"mindspore-pet": ("numpy<2", "safetensors<0.8")}
+"""What goes wrong without a word; for a library that is run from a directory, and so does not say what it needs."""
+
+
 def foreign_adapters() -> str | None:
     """What is wrong where ``import adapters`` finds another library, in one line; None where it is this one's.
 
@@ -86,10 +90,14 @@ def installed(package: str) -> str | None:
 def unmet() -> Iterator[tuple[str, str]]:
     """Packages that are not as this library or MindSpore needs them: each one's name, and what is wrong. Whoever
     installs another package may change them, of which pip only warns."""
-    from packaging.requirements import Requirement
-
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:
+        yield "packaging", "is not installed: pip install packaging"
+        return
     for whose in ("mindspore-pet", "mindspore"):
-        for need in map(Requirement, (installed(whose) and requires(whose)) or ()):
+        needs = requires(whose) if installed(whose) else KNOWN.get(whose)
+        for need in map(Requirement, needs or ()):
             found = installed(need.name)
             if need.marker and not need.marker.evaluate({"extra": ""}):
                 continue

@@ -199,8 +199,10 @@ def _answer(arguments: Sequence[str] | None) -> int:
         known = what_is_in_the_way(error) if isinstance(error, OSError) else None
         if known is None and getattr(error, "errno", None) in REASONS:  # of a file it would have the name
             known = next(iter(closed_streams(b"\n")), None)
-        changed = "".join(f"\n{package} {wrong}" for package, wrong in unmet())  # which may be why
-        _report(prog, known or f"{explain(error)}{changed}\n(pet {' '.join(arguments)} --debug shows where)", False)
+        if known is None:
+            changed = (f"{package} {wrong}" for package, wrong in unmet())  # which may be why
+            said = "\n".join((explain(error), *changed, f"(pet {' '.join(arguments)} --debug shows where)"))
+        _report(prog, known or said, False)
         # of what could not be written there is another error (CannotWrite), or a name of what was being written
         unreadable = isinstance(error, PermissionError) and known and UNFINISHED not in str(error.filename)
         return WRONG_INPUT if unreadable else FAILED

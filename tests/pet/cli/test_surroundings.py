@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from model_zoo.graph import address_of
 from pet import installation
 from pet.cli import doctor
 from pet.cli.main import main
-from pet.installation import TESTED, foreign_adapters, installed
+from pet.installation import KNOWN, TESTED, foreign_adapters, installed
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -181,6 +182,12 @@ def test_packages_that_another_one_changed_are_named(monkeypatch, capsys):
     assert told["protobuf"] == "3.1: mindspore needs another: pip install 'protobuf>=3.13'"
     assert "pyyaml" not in told and told["tqdm"] == "is not installed: pip install 'tqdm'"
     assert told["numpy"].startswith("2.2.0: ") and "; MindSpore's wheel is built for NumPy 1" in told["numpy"]
+    changed["mindspore-pet"] = changed["mindspore"] = None  # run from a directory
+    assert [what for what, _ in installation.unmet()] == ["numpy"]
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "packaging.requirements", None)
+        assert [what for what, _ in installation.unmet()] == ["packaging"]
+    del changed["mindspore-pet"], changed["mindspore"]
     monkeypatch.setattr("pet.cli.main.run", lambda _: 1 / 0)
     assert main(["recipes"]) == 1
     first, *others, _ = capsys.readouterr().err.splitlines()
@@ -202,6 +209,8 @@ def test_tested_versions_are_those_that_are_installed_and_that_checks_run_with()
     project, checks = ((ROOT / name).read_text() for name in ("pyproject.toml", ".ci/run"))
     after = ".".join([TESTED[-1].split(".")[0], str(int(TESTED[-1].split(".")[1]) + 1)])
     assert f'"mindspore>={TESTED[0]}.1,<{after}"' in project
+    for name, bound in (need.split("<") for need in KNOWN["mindspore-pet"]):
+        assert re.search(rf'"{name}>=[\d.]+,<{re.escape(bound)}"', project)
     assert f"mindspore=={TESTED[0]}.*" in checks
 
 

@@ -16,6 +16,7 @@ from adapters.apply import add_adapter, apply_lora, apply_prefix, delete_adapter
 from adapters.lora import LoRAConfig
 from adapters.merge import merge
 from model_zoo.auto import AutoModel
+from model_zoo.engine import available
 from model_zoo.errors import InputError
 from pet.data import DataSettings, Loader, TokenDataset
 from pet.names import bundled_models
@@ -659,4 +660,5 @@ def test_weights_of_a_model_are_freed_after_its_training(batch):
 
     resident(), resident()
     first = resident()
-    assert max(resident(), resident()) - first < 38, "graphs of two trainings leave 24 MB where there are no kernels"
+    most = 9 if available() else 38  # graphs of two trainings leave 24 MB where there are no kernels
+    assert max(resident(), resident()) - first < most
