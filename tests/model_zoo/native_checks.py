@@ -367,7 +367,9 @@ def matrix_of(arrays, form, shape):
 
 
 def packed_weights(kernels):
-    """Weights in 8 and 4 bits: the bits of the dequantised weight, forward and backward; for few rows to rounding."""
+    """Weights in 8 and 4 bits: the bits of the dequantised weight, forward and backward, in float32 and bfloat16; for
+    few rows to rounding."""
+    kinds = (0, 1) if kernels.library.pet_bf16() else (0,)
     forms = [
         Storage("int8"),
         Storage("nf4"),
@@ -384,13 +386,15 @@ def packed_weights(kernels):
             if form.zeros:
                 arrays["zeros"] = (np.arange(-(-out * into // form.block)) % 16).astype(np.uint8)
             wide = np.ascontiguousarray(codec.dequantize(form, arrays, shape))
-            for rows, turned in itertools.product((0, 1, 3, 14, 30, 100), (1, 0)):
+            for rows, turned, low in itertools.product((0, 1, 3, 14, 30, 100), (1, 0), kinds):
+                if low and rows <= FEW_PACKED_ROWS:
+                    continue
                 depth, columns = (into, out) if turned else (out, into)
                 a, found = numbers(rows, depth, seed=1), []
                 for right in (matrix_of(arrays, form, shape), Matrix(wide.ctypes.data, into)):
                     c, whole = kernels.room((rows, columns), UNTOUCHED)
                     term = Term(Numbers(a.ctypes.data), right, depth, turned)
-                    product = Product(Numbers(c.ctypes.data), columns, 0, 0, 1)
+                    product = Product(Numbers(c.ctypes.data), columns, 0, low, 1)
                     product.terms[0] = term
                     assert kernels.library.products(ctypes.byref(product), 1, ctypes.c_int64(rows)) == 0
                     edges = np.concatenate([whole[: AROUND + 1], whole[AROUND + 1 + c.size :]])
@@ -400,7 +404,7 @@ def packed_weights(kernels):
                     bound = 1e-6 * (np.abs(a).astype(np.float64) @ np.abs(wide.T)) + 1e-7
                     assert (np.abs(found[0] - a.astype(np.float64) @ wide.T) <= bound).all(), (form, shape, rows)
                 else:
-                    assert np.array_equal(*found), (form, shape, rows, turned)
+                    assert np.array_equal(*found), (form, shape, rows, turned, low)
                 kernels.digest.update(found[0].tobytes())
 
 

@@ -26,7 +26,7 @@ static void along(struct numbers of, int64_t first, int64_t row, int64_t depth, 
     for (int64_t k = 0; k < deep; k += BF16_DEPTH)
         for (int64_t j = 0; j < width; j += 2 * BF16_COLUMNS)
             bf16_pairs(of, first + k * row + j, row, least(depth - k, BF16_DEPTH), least(width - j, 2 * BF16_COLUMNS),
-                       to + j * all + k * BF16_COLUMNS, all * BF16_COLUMNS);
+                       BF16_DEPTH, to + j * all + k * BF16_COLUMNS, all * BF16_COLUMNS);
 }
 
 /* (total, width) numbers from number `first` on as a right factor (width, total). */
@@ -35,7 +35,7 @@ static void across(const struct head *head, struct numbers from, int64_t first, 
     for (int64_t j = 0; j < columns_of(head->total); j += BF16_COLUMNS)
         for (int64_t k = 0; k < head->deep; k += BF16_DEPTH)
             bf16_turned_pairs(from, first + j * width + k, width, least(width - k, BF16_DEPTH), least(head->total - j, BF16_COLUMNS),
-                              to + j * head->deep + k * BF16_COLUMNS);
+                              BF16_COLUMNS, to + j * head->deep + k * BF16_COLUMNS);
 }
 
 /* c (rows, columns) = a·b, or c + a·b, for a strip `a`, that lies by these steps, and b as `along` and `across` make it. */

@@ -52,20 +52,39 @@ void bf16_rows(struct numbers from, int64_t first, int64_t row, int64_t rows, in
     }
 }
 
+/* Fetches what is read soon, a little between what is read now: processors do not guess it where it is a piece of each row. */
+static inline void fetch(struct numbers from, int64_t at) { __builtin_prefetch(place_of(from, at)); }
+
 /* Pairs of up to thirty-two columns, of which the upper half lies `apart` behind the lower; pairs are `step` apart. */
-static inline void lay_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to,
-                             int64_t apart, int64_t step) {
+static inline void lay_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, int64_t ahead,
+                             uint16_t *to, int64_t apart, int64_t step) {
     uint32_t some = first_of(columns);
     __m512i lower = _mm512_loadu_si512(joined), upper = _mm512_add_epi16(lower, _mm512_set1_epi16(BF16_COLUMNS));
     for (int64_t k = 0; k < BF16_DEPTH; k += 2, first += 2 * row, to += step) {
+        fetch(from, first + ahead * row);
+        fetch(from, first + (ahead + 1) * row);
         __m512i one = some_of(from, first, k < depth ? some : 0), other = some_of(from, first + row, k + 1 < depth ? some : 0);
         _mm512_storeu_si512(to, _mm512_permutex2var_epi16(one, lower, other));
         if (columns > BF16_COLUMNS) _mm512_storeu_si512(to + apart, _mm512_permutex2var_epi16(one, upper, other));
     }
 }
 
-void bf16_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to, int64_t apart) {
-    lay_pairs(from, first, row, depth, columns, to, apart, 2 * BF16_COLUMNS);
+void bf16_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, int64_t ahead, uint16_t *to,
+                int64_t apart) {
+    lay_pairs(from, first, row, depth, columns, ahead, to, apart, 2 * BF16_COLUMNS);
+}
+
+void bf16_codes(const struct matrix *of, int64_t first, int64_t rows, uint16_t *to) {
+    floats map = load(of->map);
+    for (int64_t i = 0; i < rows; i++, first += of->columns, to += BF16_DEPTH) {
+        int64_t block = first >> of->shift;
+        floats values = (map + (of->zeros ? 8.0f - of->zeros[block] : 0.0f)) * factor_of(*of, block);
+        /* the table twice, since places have five bits */
+        __m512i table = _mm512_broadcast_i64x4((__m256i)_mm512_cvtneps_pbh((__m512)values));
+        __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)((const uint8_t *)of->data + first / 2)));
+        __m512i places = _mm512_or_si512(_mm512_srli_epi32(bytes, 4), _mm512_slli_epi32(bytes, 16));
+        _mm512_storeu_si512(to, _mm512_permutexvar_epi16(places, table));
+    }
 }
 
 /* Pairs are turned as if each were one number. */
@@ -81,7 +100,7 @@ struct bf16_steps bf16_turned(void) {
 void bf16_columns(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {
     uint16_t pairs[2 * BF16_DEPTH * BF16_COLUMNS];
     int tiles = kind == BF16_TILES;
-    lay_pairs(from, first, row, depth, columns, tiles ? pairs : to, 2 * BF16_COLUMNS, 2 * BF16_ROWS);
+    lay_pairs(from, first, row, depth, columns, BF16_DEPTH, tiles ? pairs : to, 2 * BF16_COLUMNS, 2 * BF16_ROWS);
     for (int64_t half = 0; tiles && half * BF16_COLUMNS < columns; half++) {
         floats square[LANES];
         for (int64_t i = 0; i < LANES; i++) square[i] = load((float *)(pairs + i * 2 * BF16_ROWS + half * 2 * BF16_COLUMNS));
@@ -89,8 +108,9 @@ void bf16_columns(struct numbers from, int64_t first, int64_t row, int64_t depth
     }
 }
 
-void bf16_turned_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {
+void bf16_turned_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, int64_t ahead, uint16_t *to) {
     floats square[LANES];
+    for (int64_t i = 0; i < BF16_COLUMNS; i++) fetch(from, first + (i + ahead) * row);
     for (int64_t i = 0; i < BF16_COLUMNS; i++)
         square[i] = (floats)some_of(from, first + i * row, i < columns ? first_of(depth) : 0);
     turn_pairs(square, to);
@@ -251,9 +271,10 @@ int pet_bf16(void) { return 0; }
 void bf16_begin(void) {}
 void bf16_end(void) {}
 void bf16_rows(struct numbers from, int64_t first, int64_t row, int64_t rows, int64_t depth, uint16_t *to) {}
-void bf16_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to, int64_t apart) {}
+void bf16_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, int64_t ahead, uint16_t *to, int64_t apart) {}
 void bf16_columns(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {}
-void bf16_turned_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {}
+void bf16_codes(const struct matrix *of, int64_t first, int64_t rows, uint16_t *to) {}
+void bf16_turned_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, int64_t ahead, uint16_t *to) {}
 struct bf16_steps bf16_turned(void) { return (struct bf16_steps){0, 0}; }
 void bf16_product(int64_t rows, int64_t columns, const struct bf16_part *of) {}
 #endif

@@ -25,14 +25,15 @@ void bf16_end(void);
 enum { BF16_STRIP = BF16_ROWS * BF16_DEPTH };
 
 /* What follows reads numbers from number `first` on, whose rows are `row` apart, rounds them to the nearest, ties to even,
- * unless they are in bfloat16, and puts zeros where the result is larger than they are. */
+ * unless they are in bfloat16, and puts zeros where the result is larger than they are. Rows `ahead` of those are fetched. */
 
 /* Up to BF16_ROWS rows as a strip. */
 void bf16_rows(struct numbers from, int64_t first, int64_t row, int64_t rows, int64_t depth, uint16_t *to);
 
 /* (depth, columns) numbers as pairs along the depth: at most BF16_DEPTH by 2·BF16_COLUMNS, so that whole lines of a cache are
  * read; the columns behind the first BF16_COLUMNS go `apart` behind `to`, if there are any. */
-void bf16_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to, int64_t apart);
+void bf16_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, int64_t ahead, uint16_t *to,
+                int64_t apart);
 
 /* (depth, columns) numbers, at most BF16_DEPTH by BF16_ROWS, as a block of a strip whose rows these columns are. */
 void bf16_columns(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to);
@@ -46,7 +47,11 @@ static const struct bf16_steps bf16_by_rows = {BF16_DEPTH, 2};
 struct bf16_steps bf16_turned(void);
 
 /* (columns, depth) numbers, at most BF16_COLUMNS by BF16_DEPTH, as pairs along the depth. */
-void bf16_turned_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, uint16_t *to);
+void bf16_turned_pairs(struct numbers from, int64_t first, int64_t row, int64_t depth, int64_t columns, int64_t ahead, uint16_t *to);
+
+/* Of some rows in 4 bits BF16_DEPTH numbers each, from number `first` of the first one on, which begin at multiples of that: what
+ * the sixteen codes of a block stand for is rounded, and looked up. For a matrix that is `aligned`. */
+void bf16_codes(const struct matrix *of, int64_t first, int64_t rows, uint16_t *to);
 
 /* Two factors, or some of their depth. Behind it both have zeros up to a multiple of BF16_DEPTH. */
 struct bf16_factors {

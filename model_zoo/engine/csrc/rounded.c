@@ -17,19 +17,30 @@ int64_t rounded_depth(const struct sum *of) {
     return depth;
 }
 
-/* Some of a part's depth, for the columns of a panel, from numbers that are read where they lie. */
+/* Whether codes of 4 bits can be looked up BF16_DEPTH at a time: these lie in one block, wherever a part or a panel begins. */
+static int by_tables(const struct part *part) {
+    return aligned(part->b) && part->b_first % BF16_DEPTH == 0;
+}
+
+/* Some of a part's depth, for the columns of a panel, from numbers that are read where they lie, or looked up. */
 static void copy_some_pairs(const struct part *part, int64_t k, int64_t deep, int64_t column, int64_t columns, int64_t panel,
                             uint16_t *to) {
-    struct numbers from = {(void *)part->b.data, part->b.storage == BFLOAT16};
-    int64_t padded = up_to_pairs(part->depth), row = part->b.columns, wide = part->b_turned ? BF16_COLUMNS : 2 * BF16_COLUMNS;
+    int turned = part->b_turned, codes = part->b.storage == CODES;
+    int64_t padded = up_to_pairs(part->depth), wide = turned ? BF16_COLUMNS : 2 * BF16_COLUMNS;
     for (int64_t j = 0; j < panel; j += wide)
         for (int64_t i = k; i < k + deep; i += BF16_DEPTH) {
-            int64_t some = least(columns - j, wide), left = least(part->depth - i, BF16_DEPTH);
-            uint16_t *there = to + j * padded + i * BF16_COLUMNS;
-            if (part->b_turned)
-                bf16_turned_pairs(from, (column + j) * row + part->b_first + i, row, left, some, there);
+            uint16_t looked_up[2 * BF16_COLUMNS * BF16_DEPTH], *there = to + j * padded + i * BF16_COLUMNS;
+            struct numbers from = {(void *)part->b.data, part->b.storage == BFLOAT16};
+            int64_t some = least(columns - j, wide), left = least(part->depth - i, BF16_DEPTH), row = part->b.columns;
+            int64_t first = turned ? (column + j) * row + part->b_first + i : (part->b_first + i) * row + column + j;
+            if (codes) {
+                bf16_codes(&part->b, first, turned ? some : some > 0 ? left : 0, looked_up);
+                from = (struct numbers){looked_up, 1}, first = 0, row = BF16_DEPTH;
+            }
+            if (turned)
+                bf16_turned_pairs(from, first, row, left, some, codes ? 0 : BF16_COLUMNS, there);
             else
-                bf16_pairs(from, (part->b_first + i) * row + column + j, row, left, some, there, padded * BF16_COLUMNS);
+                bf16_pairs(from, first, row, left, some, codes ? 0 : STAGED, there, padded * BF16_COLUMNS);
         }
 }
 
@@ -44,7 +55,7 @@ static void widen_some_pairs(const struct part *part, int64_t k, int64_t deep, i
         for (int64_t j = 0; j < panel; j += wide)
             for (int64_t first = 0; first < left; first += BF16_DEPTH)
                 bf16_pairs((struct numbers){staged}, first * panel + j, panel, least(left - first, BF16_DEPTH), least(panel - j, wide),
-                           to + j * padded + (i + first) * BF16_COLUMNS, padded * BF16_COLUMNS);
+                           0, to + j * padded + (i + first) * BF16_COLUMNS, padded * BF16_COLUMNS);
     }
 }
 
@@ -54,7 +65,7 @@ void copy_pairs(const struct sum *of, int64_t column, int64_t columns, uint16_t 
         int64_t padded = up_to_pairs(part->depth), stretch = part->b_turned ? padded : STAGED;
         for (int64_t k = 0; k < padded; k += stretch)
             for (int64_t j = 0; j < columns; j += of->panel)
-                (part->b.storage > BFLOAT16 ? widen_some_pairs : copy_some_pairs)(
+                (part->b.storage > BFLOAT16 && !by_tables(part) ? widen_some_pairs : copy_some_pairs)(
                     part, k, least(padded - k, stretch), column + j, least(columns - j, of->panel), of->panel, to + j * whole);
     }
 }
