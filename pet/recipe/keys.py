@@ -18,9 +18,10 @@ from pet.recipe.source import KeyPath
 def sections_in(annotation: Any, lists: bool = False) -> Iterator[type[BaseModel]]:
     """The section classes that a field's annotation names, through unions and ``Annotated``, and through lists where
     ``lists`` says so."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    kind = get_origin(annotation)  # in Python 3.10 `list[str]` is a type as well
+    if kind is None and isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
-    elif get_origin(annotation) in (Annotated, Union, types.UnionType, *([list] if lists else [])):
+    elif kind in (Annotated, Union, types.UnionType, *([list] if lists else [])):
         for argument in get_args(annotation):
             yield from sections_in(argument, lists)
 
