@@ -316,12 +316,14 @@ def narrow(weight, kind):
 
 def storage(kernels):
     """Weights in 16 bits: the bits of the same numbers in float32, in every product."""
+    products = ("", "_added", "_bf16", "_bf16_added") if kernels.library.pet_bf16() else ("", "_added")
     for kind in ("bfloat16", "float16"):
         for rows, columns, depth in PRODUCTS:
             a, before = numbers(rows, depth), numbers(rows, columns, seed=2)
             stored, wide = narrow(0.01 * numbers(columns, depth, seed=1), kind)
             for name, weights in (("product_of_rows", (stored, wide)), ("plain_product", (stored.T, wide.T))):
-                for suffix, holding in (("", None), ("_added", before)):
+                for suffix in products:
+                    holding = before if suffix.endswith("_added") else None
                     given = [
                         kernels(name + suffix, (a, np.ascontiguousarray(weight)), (rows, columns), holding=holding)
                         for weight in weights

@@ -4,10 +4,10 @@
 #include "pool.h"
 
 enum {
-    STAGED = 2 * BF16_DEPTH, /* rows of the right factor that are rounded together */
-    DEEP = 512,              /* of the depth, so that BF16_ROWS rows stay in the first cache while they meet a block */
-    MEETING = 2048,          /* numbers from one to the next that is kept in the same place of a first cache */
-    FLAT = 64,               /* of the depth, which are multiplied with what comes before, lest they cost a pass over the sums */
+    STRETCH = 2 * BF16_DEPTH, /* rows of the right factor that are copied together, for all panels of a block */
+    DEEP = 512,               /* of the depth, so that BF16_ROWS rows stay in the first cache while they meet a block */
+    MEETING = 2048,           /* numbers from one to the next that is kept in the same place of a first cache */
+    FLAT = 64,                /* of the depth, which are multiplied with what comes before, lest they cost a pass over the sums */
     MOST_FACTORS = MOST_TERMS + MOST_DEPTH / DEEP, /* each term of a sum, and what is cut */
 };
 
@@ -17,56 +17,55 @@ int64_t rounded_depth(const struct sum *of) {
     return depth;
 }
 
-/* Whether codes of 4 bits can be looked up BF16_DEPTH at a time: these lie in one block, wherever a part or a panel begins. */
-static int by_tables(const struct part *part) {
-    return aligned(part->b) && part->b_first % BF16_DEPTH == 0;
+/* Of some rows BF16_DEPTH numbers each in bfloat16, of which `count` are there, zeros behind them. Rows `ahead` are fetched. */
+INLINE void round_stored(enum storage storage, struct matrix of, int64_t row, int64_t column, int64_t rows, int64_t count,
+                         int64_t ahead, uint16_t *to) {
+    for (int64_t last = row + rows; row < last; row++) {
+        fetch_stored(storage, of, row + ahead, column);
+        for (int64_t i = 0; i < BF16_DEPTH; i += LANES, to += LANES) {
+            halves bits = to_bfloat16(i + LANES <= count ? load_stored(storage, of, row, column + i)
+                                      : i < count        ? load_stored_some(storage, of, row, column + i, count - i)
+                                                         : (floats){0});
+            memcpy(to, &bits, sizeof bits);
+        }
+    }
 }
 
-/* Some of a part's depth, for the columns of a panel, from numbers that are read where they lie, or looked up. */
+/* Some of a part's depth, for the columns of a panel: of numbers that are read where they lie, or that are rounded first, a square
+ * at a time. */
 static void copy_some_pairs(const struct part *part, int64_t k, int64_t deep, int64_t column, int64_t columns, int64_t panel,
                             uint16_t *to) {
-    int turned = part->b_turned, codes = part->b.storage == CODES;
+    struct matrix b = part->b;
+    int turned = part->b_turned, as_it_is = b.storage <= BFLOAT16, by_tables = aligned(b) && part->b_first % BF16_DEPTH == 0;
     int64_t padded = up_to_pairs(part->depth), wide = turned ? BF16_COLUMNS : 2 * BF16_COLUMNS;
+    int64_t ahead = turned ? BF16_COLUMNS : STRETCH;
     for (int64_t j = 0; j < panel; j += wide)
         for (int64_t i = k; i < k + deep; i += BF16_DEPTH) {
-            uint16_t looked_up[2 * BF16_COLUMNS * BF16_DEPTH], *there = to + j * padded + i * BF16_COLUMNS;
-            struct numbers from = {(void *)part->b.data, part->b.storage == BFLOAT16};
-            int64_t some = least(columns - j, wide), left = least(part->depth - i, BF16_DEPTH), row = part->b.columns;
-            int64_t first = turned ? (column + j) * row + part->b_first + i : (part->b_first + i) * row + column + j;
-            if (codes) {
-                bf16_codes(&part->b, first, turned ? some : some > 0 ? left : 0, looked_up);
-                from = (struct numbers){looked_up, 1}, first = 0, row = BF16_DEPTH;
-            }
+            uint16_t rounded[BF16_DEPTH * BF16_DEPTH], *there = to + j * padded + i * BF16_COLUMNS;
+            int64_t some = least(columns - j, wide), left = least(part->depth - i, BF16_DEPTH), of_row = turned ? left : some;
+            int64_t row = turned ? column + j : part->b_first + i, rows = of_row > 0 ? turned ? some : left : 0;
+            int64_t first = turned ? part->b_first + i : column + j;
+            if (by_tables)
+                bf16_codes(&b, row * b.columns + first, rows, rounded);
+            else if (!as_it_is)
+                BY_STORAGE(b.storage, round_stored, b, row, first, rows, of_row, ahead, rounded)
+            struct numbers from = as_it_is ? (struct numbers){(void *)b.data, b.storage == BFLOAT16} : (struct numbers){rounded, 1};
+            int64_t at = as_it_is ? row * b.columns + first : 0, apart = as_it_is ? b.columns : BF16_DEPTH;
             if (turned)
-                bf16_turned_pairs(from, first, row, left, some, codes ? 0 : BF16_COLUMNS, there);
+                bf16_turned_pairs(from, at, apart, left, some, as_it_is ? ahead : 0, there);
             else
-                bf16_pairs(from, first, row, left, some, codes ? 0 : STAGED, there, padded * BF16_COLUMNS);
+                bf16_pairs(from, at, apart, left, some, as_it_is ? ahead : 0, there, padded * BF16_COLUMNS);
         }
-}
-
-/* The same of any other numbers, which become float32 first. */
-static void widen_some_pairs(const struct part *part, int64_t k, int64_t deep, int64_t column, int64_t columns, int64_t panel,
-                             uint16_t *to) {
-    float staged[STAGED * PANEL];
-    int64_t padded = up_to_pairs(part->depth), wide = 2 * BF16_COLUMNS;
-    for (int64_t i = k; i < k + deep; i += STAGED) {
-        int64_t left = least(part->depth - i, STAGED);
-        copy_part(part, i, left, column, columns, panel, staged);
-        for (int64_t j = 0; j < panel; j += wide)
-            for (int64_t first = 0; first < left; first += BF16_DEPTH)
-                bf16_pairs((struct numbers){staged}, first * panel + j, panel, least(left - first, BF16_DEPTH), least(panel - j, wide),
-                           0, to + j * padded + (i + first) * BF16_COLUMNS, padded * BF16_COLUMNS);
-    }
 }
 
 void copy_pairs(const struct sum *of, int64_t column, int64_t columns, uint16_t *to) {
     int64_t whole = rounded_depth(of);
     for (const struct part *part = of->parts; part < of->parts + of->count; to += of->panel * up_to_pairs(part++->depth)) {
-        int64_t padded = up_to_pairs(part->depth), stretch = part->b_turned ? padded : STAGED;
+        int64_t padded = up_to_pairs(part->depth), stretch = part->b_turned ? padded : STRETCH;
         for (int64_t k = 0; k < padded; k += stretch)
             for (int64_t j = 0; j < columns; j += of->panel)
-                (part->b.storage > BFLOAT16 && !by_tables(part) ? widen_some_pairs : copy_some_pairs)(
-                    part, k, least(padded - k, stretch), column + j, least(columns - j, of->panel), of->panel, to + j * whole);
+                copy_some_pairs(part, k, least(padded - k, stretch), column + j, least(columns - j, of->panel), of->panel,
+                                to + j * whole);
     }
 }
 
