@@ -145,13 +145,19 @@ class Eagerly:
         Eagerly.depth -= 1
 
 
+def apart(result):
+    """What a ``_Function`` keeps of its own result, which MindSpore makes hold what is kept: where no gradient is ever asked
+    for, as behind a frozen embedding, the two would hold each other for good."""
+    return ops.stop_gradient(result)
+
+
 class Launch(_Function):
     """A `Differentiable` outside of graphs. What nobody asks for is not computed, as the compiler has it in graphs."""
 
     @staticmethod
     def forward(ctx, cell, *inputs):
         made = cell.construct(inputs)
-        ctx.cell, ctx.known = cell, (inputs, made)
+        ctx.cell, ctx.known = cell, (inputs, (apart(made[0]), *made[1:]))
         return made[0]
 
     @staticmethod

@@ -142,7 +142,7 @@ class LaunchHead(_Function):
     @staticmethod
     def forward(ctx, cell, *inputs):
         made = cell.construct(*inputs)
-        ctx.cell, ctx.made = cell, made
+        ctx.cell, ctx.made = cell, (None, *made[1:])  # see `cells.apart`
         return made[0]
 
     @staticmethod

@@ -214,7 +214,7 @@ class LaunchLayers(_Function):
     def forward(ctx, program, x, given, frozen, *trained):
         program.forward[-1].left = LaunchLayers.take_left(program)
         found = program.construct(x, given, frozen, trained)
-        ctx.program, ctx.read = program, (x, given, frozen, trained, found)
+        ctx.program, ctx.read = program, (x, given, frozen, trained, (None, *found[1:]))  # see `cells.apart`
         return found[0]
 
     @staticmethod

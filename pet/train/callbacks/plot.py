@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 from collections.abc import Sequence
@@ -47,6 +48,9 @@ def draw(lines: list[dict[str, Any]], path: Path, title: str, before: float | No
     """Puts the `picture` of a run into a file."""
     figure = picture(lines, title, before)
     atomic_file(path, lambda temporary: figure.savefig(temporary, format="png"))
+    # A figure holds itself: beside all that MindSpore imports, Python would collect it after many evaluations alone
+    del figure
+    gc.collect()
 
 
 def picture(lines: list[dict[str, Any]], title: str, before: float | None = None):
