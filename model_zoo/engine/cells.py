@@ -146,8 +146,8 @@ class Eagerly:
 
 
 def apart(result):
-    """What a ``_Function`` keeps of its own result, which MindSpore makes hold what is kept: where no gradient is ever asked
-    for, as behind a frozen embedding, the two would hold each other for good."""
+    """What a ``_Function`` keeps of its own result, which MindSpore makes hold what is kept: where no gradient is ever
+    asked for, as behind a frozen embedding, the two would hold each other for good."""
     return ops.stop_gradient(result)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import math
@@ -46,10 +47,8 @@ def smoothed(values: Sequence[float], memory: float, logarithmic: bool = False) 
 
 def draw(lines: list[dict[str, Any]], path: Path, title: str, before: float | None = None) -> None:
     """Puts the `picture` of a run into a file."""
-    figure = picture(lines, title, before)
-    atomic_file(path, lambda temporary: figure.savefig(temporary, format="png"))
-    # A figure holds itself: beside all that MindSpore imports, Python would collect it after many evaluations alone
-    del figure
+    atomic_file(path, functools.partial(picture(lines, title, before).savefig, format="png"))
+    # A figure holds itself: beside all that MindSpore imports, Python would collect it only after many evaluations
     gc.collect()
 
 
