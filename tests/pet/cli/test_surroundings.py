@@ -205,13 +205,15 @@ def test_a_mindspore_that_does_not_say_where_tensors_lie_is_refused(monkeypatch)
         address_of(weight)
 
 
-def test_tested_versions_are_those_that_are_installed_and_that_checks_run_with():
+def test_tested_versions_are_those_that_are_installed_and_that_checks_run_with(tmp_path):
     project, checks = ((ROOT / name).read_text() for name in ("pyproject.toml", ".ci/run"))
     after = ".".join([TESTED[-1].split(".")[0], str(int(TESTED[-1].split(".")[1]) + 1)])
     assert f'"mindspore>={TESTED[0]}.1,<{after}"' in project
     for name, bound in (need.split("<") for need in KNOWN["mindspore-pet"]):
         assert re.search(rf'"{name}>=[\d.]+,<{re.escape(bound)}"', project)
-    assert "s/>=/==/" in checks  # the lowest version of everything, of MindSpore too
+    (lowest,) = (line for line in checks.splitlines() if "s/>=/==/" in line)
+    subprocess.run(["bash", "-c", lowest], cwd=ROOT, env={**os.environ, "work": str(tmp_path)}, check=True)
+    assert f"mindspore=={TESTED[0]}.1" in (tmp_path / "lowest.txt").read_text().splitlines()
 
 
 def test_mindspore_is_imported_without_collecting_and_without_scipy_and_tables():
