@@ -71,3 +71,9 @@ def path_keys(section: type[BaseModel] = Recipe) -> dict[KeyPath, str]:
 def text_keys() -> frozenset[KeyPath]:
     """The keys whose value is a text. An override for one of these is taken as it stands."""
     return frozenset(path for path, field in walk() if _is_text(field.annotation))
+
+
+@cache
+def groups() -> tuple[KeyPath, ...]:
+    """The keys that hold a section, a mapping or a list of their own, and may be left out, outer ones first."""
+    return tuple(path for path, field in walk() if field.default_factory is not None)

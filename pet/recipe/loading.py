@@ -21,7 +21,7 @@ from pet.recipe.callback_names import into_recipe
 from pet.recipe.classes import OBJECTIVES, find_callback, find_objective
 from pet.recipe.data import DataPath
 from pet.recipe.fields import REFERENCES, is_template_file
-from pet.recipe.keys import path_keys, text_keys
+from pet.recipe.keys import groups, path_keys, text_keys
 from pet.recipe.overrides import apply_overrides, plain, remove, value_at
 from pet.recipe.problems import Report, translate
 from pet.recipe.schema import Recipe
@@ -95,6 +95,9 @@ def check(
     if not isinstance(source.value, dict):
         raise InputError(f"{source.name}: expected sections (model:, adapter:, data:, train: …), found no mapping")
     tree = source.value
+    for group in groups():  # with nothing in it, as where it is left out
+        if value_at(tree, group) is None:
+            remove(tree, group)
     if isinstance(tree.get("adapter"), dict):
         tree["adapter"].setdefault("method", "lora")  # as where the section is left out
     if tree.get("callbacks"):  # some may be there by their names in MindFormers

@@ -239,7 +239,8 @@ def data(recipe: Recipe) -> Iterator[Finding]:
         for name, other, message in _prompts(reading) if isinstance(reading, Reading) else ():
             yield f"{at}.{name}", f"{at}.{other}", message
     asked = settings.eval_format or settings.format
-    if asked in WITHOUT_QUESTIONS and (written := recipe.eval.written):
+    measured = settings.eval or settings.eval_fraction or settings.test
+    if measured and asked in WITHOUT_QUESTIONS and (written := recipe.eval.written):
         key = "data.eval_format" if settings.eval_format else "data.format"
         yield "eval.metrics", key, f"{', '.join(written)} compare answers to questions, and {asked} rows hold none"
 

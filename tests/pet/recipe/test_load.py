@@ -250,6 +250,18 @@ def test_the_values_of_environment_variables_are_neither_written_nor_shown(write
     assert "s3cret" not in problem and "${PET_TEST_TOKEN}/train.jsonl: no such file" in problem
 
 
+def test_a_group_of_settings_with_nothing_in_it_is_as_one_that_is_left_out(write):
+    plain = load(write())
+    assert load(write(GOOD + "generation:\neval:\ncallbacks:\n")) == plain
+    assert load(write(), ["model.quantization=null", "model.config=null", "callbacks=null"]) == plain
+    packed = write(GOOD + "generation:\n  max_new_tokens: 3\n")
+    assert load(packed, ["generation=null"]).generation == plain.generation
+    assert load(write(), ["adapter=null"]).adapter.method == "lora"
+    assert problems(write(), ["model=null"])[0].endswith(
+        "model: expected a section (key: value lines, indented); got nothing (null)"
+    )
+
+
 # Problems
 
 
@@ -331,7 +343,8 @@ def test_all_problems_in_one_report(write):
         (["data.system=Be short.", "data.format=tokens"], "data.system", "tokens rows have no question"),
         (["data.train_on=last", "data.format=text"], "data.train_on", "no effect on text rows"),
         (["data.train_on=all", "data.format=tokens"], "data.train_on", "no effect on tokens rows"),
-        (["data.format=text", "eval.metrics=[loss, rouge_l]"], "eval.metrics", "text rows hold none"),
+        (["data.format=text", "data.test=home/train.jsonl", "eval.metrics=[loss, rouge_l]"], "eval.metrics")
+        + ("text rows hold none",),
         (["data.format=alpaca", "data.eval=home/train.jsonl", "data.eval_format=text", "eval.metrics=[loss, bleu]"],)
         + ("eval.metrics", "text rows hold none"),
         (["data.eval_format=text"], "data.eval_format", "data.eval and data.test, which are missing"),
