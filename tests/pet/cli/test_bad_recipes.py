@@ -22,7 +22,7 @@ WRONG = {
     "number": ["eight", "[1]", "{a: 1}", "true", ".nan", "-1e400", '"3"', "-1"],
     "text": ["[1, 2]", "{a: 1}", "3", "true", "''"],
     "list": ["{a: 1}", "3", "true", "[[1]]", "[{a: 1}]"],
-    "section": ["3", "text", "[1]", "true", "null"],
+    "section": ["3", "text", "[1]", "true"],
 }
 KEYS = {
     "number": ["adapter.rank", "adapter.alpha", "data.max_length", "train.steps", "train.batch_size"]
@@ -42,6 +42,7 @@ BROKEN_TEXTS = [
     "model: [",
     "model: {path: x",
     "model:\n path: x\n  dtype: y",
+    "model:",
     "model: &a [*a]",
     "a: *b",
     "model: !!python/object/apply:os.system ['true']",
