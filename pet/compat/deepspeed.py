@@ -36,6 +36,7 @@ TABLE = {
     ),
     "optimizer.params.betas": "train.betas",
     "scheduler.type": choice("train.schedule", SCHEDULERS),
+    "scheduler.params.warmup_type": choice("train.warmup_power", {"linear": 1.0}),
     "scheduler.params.warmup_min_lr": Refused("the warm-up begins at 0"),
     "scheduler.params.warmup_num_steps": number("train.warmup", int),
     "scheduler.params.total_num_steps": Ignored("the run's length says it"),
@@ -46,7 +47,8 @@ TABLE = {
 
 
 def put_deepspeed(t: Translation, path: str | os.PathLike) -> None:
-    """Puts a file's settings over those that are there; ``"auto"`` leaves them.
+    """Puts a file's settings over those that are there; ``"auto"`` leaves them. What a file leaves out of its optimizer
+    and schedule is as DeepSpeed has it: no decay of weights, a constant rate.
 
     Raises:
         InputError: no such file, or no JSON.
@@ -55,6 +57,13 @@ def put_deepspeed(t: Translation, path: str | os.PathLike) -> None:
         name: value for name, value in flat(read_json(path, "a DeepSpeed configuration")).items() if value != "auto"
     }
     file = Translation(f"{t.system}: {os.path.basename(path)}")
+    if any(name.startswith("optimizer.") for name in given):
+        file.put("train.weight_decay", 0.0)
+    if "scheduler.type" not in given:
+        file.put("train.schedule", "constant")
+        file.put("train.warmup", 0)
+    elif "scheduler.params.warmup_type" not in given:
+        file.ignore("scheduler.type", "its warm-up rises by equal steps; DeepSpeed's only where warmup_type is linear")
     file.apply(given, TABLE)
     t.settings.update(file.settings)
     t.problems += file.problems

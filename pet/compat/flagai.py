@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +47,8 @@ TABLE = {
     **same(WHOLE, "load_rng save_rng load_optim save_optim load_type"),
     **same(LAUNCHED, "master_ip master_port training_script training_paras"),
 }
-# FlagAI's own defaults, where ours are others
-DEFAULTS = {"epochs": 1, "lr": 1e-3, "warm_up": 0.1, "weight_decay": 0.0, "batch_size": 1, "clip_grad": 1.0}
+# FlagAI's own defaults, where ours are others; it trains no epoch unless some are given
+DEFAULTS = {"epochs": 1, "lr": 1e-3, "warm_up": 0.1, "weight_decay": 0.1, "batch_size": 1, "clip_grad": 1.0}
 DEFAULTS["seed"] = 1234
 
 
@@ -78,7 +80,7 @@ class Trainer:
                 f"{nearest(env_type, ENVIRONMENTS)}"
             )
         self.env_type, self.settings = ENVIRONMENTS[env_type], settings
-        self.deepspeed = env_type.startswith("deepspeed")
+        self.deepspeed, self.bmtrain = env_type.startswith("deepspeed"), env_type == "bmtrain"
         self._translation().finish()
         if self._must_start():
             raise SystemExit(self._start())
@@ -105,7 +107,8 @@ class Trainer:
         Args:
             model: a model, with or without an adapter on it.
             optimizer: an optimizer of MindSpore, or of torch, whose kind and numbers are taken; None for the settings.
-            lr_scheduler: the learning rate by the step, see `pet.compat.optimizers.rates_of`.
+            lr_scheduler: the learning rate by the step, see `pet.compat.optimizers.rates_of`; None for FlagAI's own:
+                `annealed`, with ``bmtrain`` `noam`, with DeepSpeed that of its file.
             train_dataset, valid_dataset: indexable datasets of dictionaries.
             metric_methods: pairs of a name and a function of logits ``(N, S, V)`` and labels ``(N, S)``, Tensors of all
                 evaluation rows, which may take ``meta`` (None) and ``tokenizer`` besides; measured on one process.
@@ -149,11 +152,19 @@ class Trainer:
             return {name: float(call(method, logits, labels, **more)) for name, method in metric_methods}
 
         objects = Objects(model, None, train_dataset, valid_dataset, collate_fn, forward if own else None)
-        objects.rates = rates
+        objects.rates = rates or self._rates(objects, recipe.train)
         objects.metrics = metrics if metric_methods else None
         summary = run(recipe, objects, eval_schedule={"every_steps": every} if every and valid_dataset else None)
         self.directory = Path(recipe.output.dir)
         return summary
+
+    def _rates(self, objects, train) -> Callable[[int], float] | None:
+        """The learning rate by the step where no scheduler is given; None where the settings say all of it."""
+        warm_up, batches = self.settings.get("warm_up", DEFAULTS["warm_up"]), train.accumulation
+        if self.deepspeed or not warm_up:
+            return None
+        share = noam if self.bmtrain else annealed
+        return lambda step: train.learning_rate * share((step + 1) * batches - 1, objects.steps * batches, warm_up)
 
     def _asked(self) -> tuple[int, int]:
         """Machines, and processes on each; a machine for every line of the hostfile where their number is not given."""
@@ -200,6 +211,7 @@ class Trainer:
 
         t = Translation("flagai.Trainer")
         t.apply({**DEFAULTS, **self.settings}, TABLE)
+        t.put("train.schedule", "constant")  # where `_rates` has none
         (nodes, gpus), size = self._asked(), read_job().size
         if self._must_start():
             size = nodes * gpus
@@ -224,6 +236,21 @@ class Trainer:
                 t.put("train.batch_size", self.settings.get("batch_size"))
             per_process(t, size // tensor, "train.batch_size")
         return t
+
+
+def annealed(batch: int, batches: int, warm_up: float) -> float:
+    """The share of the peak rate at a micro-batch of a run, as FlagAI's AnnealingLR has it: a warm-up from 0, and a cosine
+    towards a tenth that is as long as the whole run, so that it does not end."""
+    rising = int(warm_up * batches)
+    if rising > 0 and batch <= rising:
+        return batch / rising
+    return 0.1 + 0.9 * (math.cos(math.pi * min(1.0, (batch - rising) / batches)) + 1) / 2
+
+
+def noam(batch: int, batches: int, warm_up: float) -> float:
+    """The same of BMTrain's Noam (Vaswani et al. 2017)."""
+    rising = int(warm_up * batches)
+    return batch / rising**1.5 if batch < rising else 1 / math.sqrt(max(batch, 1))
 
 
 __path__: list[str] = []  # what stands below has no files

@@ -26,6 +26,7 @@ class Objects:
         forward_step: the script's own forward.
         rates: the learning rate of each step, counted from 0; None for the recipe's.
         metrics: from the batches of the evaluation to further numbers.
+        steps: how many the run has, known before the first of `rates` is asked for.
     """
 
     model: Any = None
@@ -36,6 +37,7 @@ class Objects:
     forward_step: Callable | None = None
     rates: Callable[[int], float] | None = None
     metrics: Callable[[Iterable], dict[str, float]] | None = None
+    steps: int = 0
 
     def measures(self, feed) -> Callable[[], dict[str, float]] | None:
         """What every evaluation over a feed asks for more."""
@@ -176,6 +178,7 @@ def run(recipe, objects: Objects, callbacks: Iterable = (), eval_schedule: dict 
     from pet.train.objectives import make_objective
     from pet.train.prepare import Prepared, make_distributed_context
     from pet.train.run import execute, locked
+    from pet.train.settings import total_steps
 
     distributed = make_distributed_context(recipe)
     recipe = recipe.model_copy(update={"eval": recipe.eval.model_copy(update=eval_schedule or {})})
@@ -187,6 +190,7 @@ def run(recipe, objects: Objects, callbacks: Iterable = (), eval_schedule: dict 
         prepared.train_feed = make_feed(data, recipe, model, tokenizer, distributed, objects)
         prepared.eval_feed = make_feed(held_out, recipe, model, tokenizer, distributed, objects, train=False)
         check_feeds(prepared, distributed)
+        objects.steps = total_steps(prepared.train_feed, recipe.train)
         objective = make_objective(recipe.train, objects.forward_step)
         how = {"rates": objects.rates, "save": save, "measures": objects.measures(prepared.eval_feed)}
         return execute(recipe, prepared, distributed, callbacks=callbacks, objective=objective, **how)

@@ -193,6 +193,29 @@ def test_optimizers_are_taken_by_their_numbers(recipes):
         Trainer().train(object(), lr_scheduler=5, train_dataset=data)
 
 
+def test_rates_are_those_of_flagai(recipes):
+    data = [{"input_ids": [1, 2]}]
+
+    def rates(environment, steps, **settings):
+        Trainer(env_type=environment, lr=1e-3, **settings).train(object(), train_dataset=data)
+        recipe, objects, _ = recipes.pop()
+        objects.steps = steps
+        return recipe.train, [objects.rates(step) for step in range(steps)]
+
+    # printed by its AnnealingLR, for ten steps
+    train, found = rates("pytorch", 10)
+    expected = [0, 1e-3, 9.7797e-4, 9.1406e-4, 8.1450e-4, 6.8906e-4, 5.5e-4, 4.1094e-4, 2.8550e-4, 1.8594e-4]
+    assert found == pytest.approx(expected, rel=1e-4) and train.weight_decay == 0.1
+    # it is moved by every micro-batch
+    _, halved = rates("pytorch", 5, gradient_accumulation_steps=2)
+    assert halved == pytest.approx(expected[1::2], rel=1e-4)
+    _, found = rates("bmtrain", 10, warm_up=0.2)
+    assert found[1:4] == pytest.approx([1e-3 / 2**1.5, 1e-3 / 2**0.5, 1e-3 / 3**0.5])
+    Trainer(env_type="pytorch", warm_up=0).train(object(), train_dataset=data)
+    recipe, objects, _ = recipes.pop()
+    assert objects.rates is None and (recipe.train.schedule, recipe.train.warmup) == ("constant", 0)
+
+
 DEEPSPEED = {
     "train_micro_batch_size_per_gpu": 3,
     "gradient_accumulation_steps": 2,
@@ -226,6 +249,12 @@ def test_a_deepspeed_file_is_read(monkeypatch, recipes, tmp_path, caplog):
         trainer.train(object(), train_dataset=data)
         assert recipes[-1][0].parallel.shard_optimizer is divided
         assert recipes[-1][0].train.batch_size == 8
+    path.write_text(json.dumps({"optimizer": {"type": "Adam", "params": {"lr": 4e-4}}}))
+    trainer = Trainer(env_type="deepspeed", deepspeed_config=str(path), num_gpus=2)
+    trainer.train(object(), train_dataset=data)
+    recipe, objects, _ = recipes[-1]
+    assert objects.rates is None and (recipe.train.schedule, recipe.train.warmup) == ("constant", 0)
+    assert (recipe.train.learning_rate, recipe.train.weight_decay) == (4e-4, 0.0)
     path.write_text(json.dumps({"fp16": {"loss_scale": 128}, "optimizer": {"type": "OneBitAdam"}}))
     with pytest.raises(
         InputError, match=r"fp16.loss_scale: 128: a fixed loss scale(.|\n)*'OneBitAdam' is not supported"
