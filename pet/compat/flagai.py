@@ -239,8 +239,8 @@ class Trainer:
 
 
 def annealed(batch: int, batches: int, warm_up: float) -> float:
-    """The share of the peak rate at a micro-batch of a run, as FlagAI's AnnealingLR has it: a warm-up from 0, and a cosine
-    towards a tenth that is as long as the whole run, so that it does not end."""
+    """The share of the peak rate at a micro-batch of a run, as FlagAI's AnnealingLR has it: a warm-up from 0, and a
+    cosine towards a tenth that is as long as the whole run, so that it does not end."""
     rising = int(warm_up * batches)
     if rising > 0 and batch <= rising:
         return batch / rising
