@@ -102,7 +102,8 @@ def _template(t: Translation, name: str, value: Any) -> None:
     if t.sources and not any(told):
         t.ignore(name, "the data sets have a prompt of their own")
     elif (text := chat_template(t, value, {})) is None:
-        own_template(t, name, value)
+        if not (value == "jinja" and t.values.get("chat_template_jinja")):
+            own_template(t, name, value)
     elif not t.sources:
         t.put("data.template", text)
 

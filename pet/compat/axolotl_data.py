@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from model_zoo.errors import InputError
-from pet.compat.job_files import part, put_data, put_parts
+from pet.compat.job_files import FALLBACK, NO_TEMPLATE, part, put_data, put_parts, without_template
 from pet.compat.prompts import ALPACA, AXOLOTL
 from pet.data.finding import find_files
 from pet.data.messages import FLAGS, SAID_BY
@@ -67,6 +67,8 @@ CHATS = ("chat_template", "sharegpt")
 OF_THE_FILE = ("chat_template", *PREPARED)
 """Types whose prompt is the file's ``chat_template`` where they name none; rows of tokens have no prompt."""
 TEXTS = ("template", "template_without_input")
+MAPPINGS = ("roles", "message_property_mappings")
+"""Keys of an entry that hold a mapping."""
 MESSAGES_ALONE = ("dpo", "ipo", "simpo")
 """Objectives for which chat templates read no column of system texts."""
 
@@ -76,6 +78,7 @@ def datasets(t: Translation, name: str, value: Any) -> None:
     key, ranked = "data.eval" if name == "test_datasets" else "data.train", t.get("train.objective")
     known, roles = RANKED_TYPES if ranked else list(FORMATS), {**ENTRY, **(RANKING if ranked else {})}
     found, parts = [], []
+    _check(value)
     for entry in value:
         given = entry.get("type")
         whole, _, style = str(given).partition(":")
@@ -114,6 +117,20 @@ def datasets(t: Translation, name: str, value: Any) -> None:
     put_parts(t, "data.rows" if key == "data.train" else "data.eval_rows", parts)
 
 
+def _check(value: Any) -> None:
+    """Raises ValueError for what is no list of data sets, or has another kind of value in one."""
+    entries = value if isinstance(value, (list, tuple)) else [None]
+    if not all(isinstance(one, Mapping) and (one.get("path") or one.get("data_files")) for one in entries):
+        raise ValueError("a list of data sets was expected, each with its path")
+    for entry in entries:
+        for key in MAPPINGS:
+            if not isinstance(entry.get(key) or {}, Mapping):
+                raise ValueError(f"{key}: a mapping was expected")
+        own = entry.get("type")
+        if isinstance(own, Mapping) and not all(isinstance(one, (str, type(None))) for one in own.values()):
+            raise ValueError("type: texts were expected")
+
+
 def _messages(t: Translation, name: str, entry: Mapping[str, Any], columns: dict[str, str]) -> dict[str, str]:
     """The words for roles in a data set's messages; what parts of a message are called goes to ``columns``."""
     called = {key: entry.get(f"message_field_{key}") for key in ("role", "content")}
@@ -144,17 +161,23 @@ def _prompt(t: Translation, name: str, entry: Mapping[str, Any], kind: str) -> s
             break
     top = of_file.get("chat_template")
     named = entry.get("chat_template") or entry.get("conversation") or top or kind
-    if (named not in AXOLOTL and named not in (kind, top)) or named == "sharegpt":
+    text = chat_template(t, named, entry)
+    if text is None and named not in (kind, top) and without_template(t):
+        t.refuse(f"{name}: the prompt {named}", NO_TEMPLATE)
+    elif (text is None and named not in (kind, top)) or named == "sharegpt":
         t.ignore(f"{name}: the prompt {named}", "the prompt is that of the model's own tokenizer, or data.template")
-    elif named not in AXOLOTL and not {entry.get("train_on_eos"), entry.get("train_on_eot")} <= {None, "turn"}:
+    elif text is None and not {entry.get("train_on_eos"), entry.get("train_on_eot")} <= {None, "turn"}:
         t.refuse(f"{name}.train_on_eos", "with the model's own prompt the end of an answer is learnt")
-    return chat_template(t, named, entry)
+    return text
 
 
 def chat_template(t: Translation, named: Any, entry: Mapping[str, Any]) -> str | None:
     """The text of a chat template by axolotl's name, if it is here. Of preferences each end is learnt; else the end of
     an answer is where it is the tokenizer's end token, or a token that the file says to end turns."""
-    prompt = AXOLOTL.get(str(named))
+    name = str(named)
+    if name.startswith(FALLBACK) and without_template(t):
+        name = name.removeprefix(FALLBACK)
+    prompt = AXOLOTL.get(name)
     if prompt is None or t.get("train.objective"):
         return prompt and written(prompt, t.get("train.objective"), entry.get("type", "chat_template"))
     said, turns = (t.values.get(key) or {} for key in ("special_tokens", "eot_tokens"))
@@ -186,6 +209,8 @@ def _own_prompt(t: Translation, name: str, given: Mapping[str, Any]) -> dict[str
     if before != "{system}" and not default:
         t.refuse(name, "system_format without system_prompt: data.template has the same text for rows without a system")
     turns = given.get("format") or "{instruction} {input} ", given.get("no_input_format") or "{instruction} "
+    if given.get("field_instruction") == (given.get("field_input") or "input"):  # then every row has an input, the same
+        turns = (turns[0].replace("{input}", "{instruction}"),) * 2
     texts = [before + turn.replace("{instruction}", "{prompt}") for turn in turns]
     return {TEXTS[0]: texts[0], TEXTS[1]: texts[1] if texts[1] != texts[0] else None, "system": default or None}
 

@@ -34,6 +34,9 @@ LOSS = Refused("a loss that is not here; see train.objective")
 TEMPLATES = ("tokenizer_default", "jinja", "chatglm2", "chatglm3", "glm4", "gemma", "qwen3")
 TEMPLATES += ("mistral_v1", "mistral_v2v3", "mistral_v3_tekken", "mistral_v7_tekken")
 """Prompts of the families here, by both systems' names: that of a model's own tokenizer, unless the text is here."""
+NO_TEMPLATE = "the base's tokenizer has no chat template; give it one, or data.template"
+FALLBACK = "tokenizer_default_fallback_"
+"""axolotl's: before the name of a prompt that serves where the tokenizer has none."""
 OWN_TOKENS = ("<s>", "</s>", "<unk>", "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|endoftext|>")
 OWN_TOKENS += ("<|im_start|>", "<|im_end|>", "<|startoftext|>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
 """Tokens that begin, end or stand for unknown text in the families here."""
@@ -71,12 +74,45 @@ def fit_targets(t: Translation, base: Any) -> None:
         t.put("adapter.targets", found or entries or None)
 
 
+LENGTHS = ("cutoff_len", "sequence_len")
+"""The systems' names for ``data.max_length``, of which a row may have less tokens."""
+
+
+def fit_length(t: Translation, base: Any) -> None:
+    """Cuts the systems' own ``data.max_length`` to the context of the base, see `fit_targets`; a file's own is left."""
+    from pet.names import model_config
+    from pet.recipe.rules import context_length
+
+    length = t.get("data.max_length")
+    if not isinstance(base, str) or type(length) is not int or any(t.values.get(name) is not None for name in LENGTHS):
+        return
+    with contextlib.suppress(InputError):  # reported where it is used
+        context = context_length(model_config(base))
+        if context is not None and context < length:
+            t.put("data.max_length", context)
+            t.ignore("data.max_length", f"{length} unless the file says it; the base has a context of {context}")
+
+
 def own_template(t: Translation, name: str, value: Any) -> None:
-    """A prompt's name whose text is not here."""
-    if value in TEMPLATES or str(value).startswith("tokenizer_default_fallback_"):
-        t.ignore(name, "the prompt is that of the model's own tokenizer; data.template puts another in its place")
+    """A prompt's name whose text is not here: that of the model's own tokenizer, where it has one."""
+    told = "the prompt is that of the model's own tokenizer"
+    if value not in TEMPLATES and not str(value).startswith(FALLBACK):
+        t.refuse(name, f"{value!r}: {told}, or data.template")
+    elif without_template(t):
+        t.refuse(name, f"{value!r}: {NO_TEMPLATE}")
     else:
-        t.refuse(name, f"{value!r}: the prompt is that of the model's own tokenizer, or data.template")
+        t.ignore(name, f"{told}; data.template puts another in its place")
+
+
+def without_template(t: Translation) -> bool:
+    """Whether the base lies here and its tokenizer has no prompt of its own, in its files or in ChatGLM's code."""
+    from model_zoo.tokenizers.files import TokenizerFiles
+    from pet.names import find_model
+
+    with contextlib.suppress(InputError, TypeError):  # reported where it is read; or on a hub
+        files = TokenizerFiles(find_model(t.get("model.path")))
+        return not files.chat_template() and files.config.get("model_type") != "chatglm"
+    return False
 
 
 def packing(t: Translation, name: str, value: Any) -> None:

@@ -37,7 +37,7 @@ from pet.compat.job_files import (
 )
 from pet.compat.mindformers.training_arguments import STEPS_WIN, TABLE as ARGUMENTS
 from pet.compat.prompts import LLAMA_FACTORY
-from pet.compat.translation import elsewhere, first_of, flag, number, same, schedule_of_transformers
+from pet.compat.translation import elsewhere, first_of, flag, number, same, schedule_of_transformers, switched_on
 from pet.data.messages import SAID_BY
 from pet.recipe.classes import OPTIONS
 from pet.recipe.fields import ADAPTERS_OFF
@@ -135,6 +135,7 @@ TABLE = {
     "kto_ftx": Ignored("it is about stage: kto"),
     **same(LOSS, "pref_bco_weight use_dft_loss use_asft_loss use_eaft_loss"),
     # the run
+    **same(Ignored("pet finetune trains, and pet evaluate measures"), "do_train do_predict"),
     "early_stopping_steps": "eval.patience",
     "compute_accuracy": Ignored("eval.metrics says what is measured"),
     "predict_with_generate": flag("eval.metrics", ["loss", "perplexity", "rouge_l", "bleu"]),
@@ -214,7 +215,7 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     if t.get("adapter.load") and t.get("train.objective") in OPTIONS["reference"]:
         t.settings.setdefault("train.reference", ADAPTERS_OFF)  # theirs is the base, whatever adapter a run starts from
     if values.get("export_dir") and not values.get("do_train"):
-        base, adapter = values.get("model_name_or_path"), values.get("adapter_name_or_path") or "ADAPTER"
+        base, adapter = values.get("model_name_or_path"), _adapter(values)
         t.refuse("export_dir", f"nothing is trained; pet merge {adapter} --base {base} --output {values['export_dir']}")
     home, texts = Path("data"), values.get("stage") == "pt"
     with t.reading("dataset_dir", values.get("dataset_dir")):
@@ -239,6 +240,22 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         t.put("data.max_length", t.get("data.max_length") - 1)  # as there, for the sake of their padding
     settle(t)
     return t
+
+
+def _adapter(values: Mapping[str, Any]) -> str:
+    """The directory of the adapter that a file names, where a run of this library may have written it."""
+    named = Path(str(values.get("adapter_name_or_path") or "ADAPTER"))
+    return str(named / "adapter" if (named / "adapter").is_dir() else named)
+
+
+def check_trained(t: Translation) -> None:
+    """Notes what a file asks for that does not train, where training is asked for."""
+    said = {name: t.values[name] for name in ("do_train", "do_predict", "do_eval") if t.values.get(name) is not None}
+    with t.reading("do_train", said):
+        asked = {name: switched_on(value) for name, value in said.items()}
+        if not asked.get("do_train", not any(asked.values())):
+            shown = ", ".join(f"{name}: {str(value).lower()}" for name, value in asked.items())
+            t.refuse(shown, f"nothing is trained; pet evaluate FILE --adapter {_adapter(t.values)}")
 
 
 def _prompts(t: Translation, values: Mapping[str, Any]) -> dict[Any, dict[str, Any]]:

@@ -115,9 +115,15 @@ def load_any(
     bring = bring and check_files and "model.path" not in given
     resumed = bring_model(translation, kind, values, file) if bring else None
     if kind in ("llama_factory", "axolotl"):
-        from pet.compat.job_files import fit_targets
+        from pet.compat.job_files import fit_length, fit_targets
 
-        fit_targets(translation, given.get("model.path", translation.get("model.path")))
+        base = given.get("model.path", translation.get("model.path"))
+        fit_targets(translation, base)
+        fit_length(translation, base)
+    if kind == "llama_factory" and "data.train" in needs:
+        from pet.compat.llama_factory import check_trained
+
+        check_trained(translation)
     translation.finish(given)
     recipe = from_dict(
         _changed({}, translation.settings), overrides, name=file.stem, check_files=check_files, needs=needs

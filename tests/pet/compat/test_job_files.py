@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -352,6 +353,13 @@ def test_axolotls_loftq(tmp_path):
         (
             {"type": {"format": "{instruction}", "no_input_format": "{instruction}", "system_prompt": "Be short. "}},
             {"data.template": "{system}{prompt}", "data.template_without_input": None, "data.system": "Be short. "},
+        ),
+        (
+            {"type": {"field_instruction": "input", "field_output": "output", "format": "[{instruction}] {input}"}},
+            {
+                "data.template": "{system}[{prompt}] {prompt}",
+                "data.template_without_input": None,
+            },  # one column for both
         ),
         (
             {"type": {"field_system": "told", "system_prompt": "For rows without the column. "}},
@@ -955,6 +963,59 @@ def test_axolotls_messages(tmp_path, entry, columns, roles):
 def test_what_axolotl_learns_otherwise_is_refused(tmp_path, given, entry, problem):
     t = axolotl.translate({**JOBS["axolotl"], "datasets": [{**CHAT, **entry}], **given}, tmp_path / "job.yaml")
     assert problem in t.problems[0]
+
+
+def test_a_fallback_serves_a_tokenizer_without_a_template(tmp_path, base, fixtures):
+    without = tmp_path / "without"
+    shutil.copytree(base, without)
+    (without / "tokenizer_config.json").write_text(
+        json.dumps({**json.loads((base / "tokenizer_config.json").read_text()), "chat_template": None})
+    )
+    fallback = "tokenizer_default_fallback_"
+
+    def read(where, named, **entry):
+        file = {**JOBS["axolotl"], "base_model": str(where), "datasets": [{**CHAT, **entry}]}
+        return axolotl.translate({**file, **({"chat_template": named} if named else {})}, tmp_path / "job.yaml")
+
+    for t in (read(without, f"{fallback}chatml"), read(without, None, chat_template=f"{fallback}chatml")):
+        assert t.get("data.template") == CHATML and not t.problems
+    told = "the base's tokenizer has no chat template"
+    for t in (read(without, "gemma"), read(without, f"{fallback}gemma"), read(without, None, chat_template="gemma")):
+        assert told in t.problems[0]
+    for where in (fixtures / "chatglm2", "org/base"):  # ChatGLM's is in its code, and a hub's base has one
+        t = read(where, f"{fallback}chatml")
+        assert t.get("data.template") is None and not t.problems
+        assert t.ignored["chat_template"].startswith("the prompt is that of the model's own tokenizer")
+    t = axolotl.translate(
+        {**JOBS["axolotl"], "datasets": [CHAT], "chat_template": "jinja", "chat_template_jinja": "{{ messages }}"},
+        tmp_path / "job.yaml",
+    )
+    assert t.get("data.template") == "{{ messages }}" and "chat_template" not in t.ignored
+
+
+def test_what_is_no_list_of_data_sets_is_said(tmp_path):
+    for value, problem in (
+        ("rows.jsonl", "a list of data sets was expected, each with its path"),
+        ([{"type": "alpaca"}], "a list of data sets was expected, each with its path"),
+        ([{**CHAT, "roles": ["user"]}], "roles: a mapping was expected"),
+        ([{"path": "a", "type": {"format": 3}}], "type: texts were expected"),
+    ):
+        t = axolotl.translate({**JOBS["axolotl"], "datasets": value}, tmp_path / "job.yaml")
+        assert problem in t.problems[0]
+
+
+@pytest.mark.parametrize("asked", [{"do_train": False, "do_eval": True}, {"do_predict": True}, {"do_train": "no"}])
+def test_a_file_that_does_not_train_names_the_command(base, tmp_path, asked):
+    (tmp_path / "run" / "adapter").mkdir(parents=True)
+    file = {"model_name_or_path": str(base), "stage": "sft", "dataset": str(base / "data.jsonl"), **asked}
+    file |= {"adapter_name_or_path": str(tmp_path / "run"), "finetuning_type": "lora"}
+    path = write(tmp_path / "job.yaml", yaml.safe_dump(file))
+    with pytest.raises(InputError, match=f"nothing is trained; pet evaluate FILE --adapter {tmp_path}/run/adapter"):
+        load_any(path, needs=["data.train"], check_files=False)
+    assert load_any(path, check_files=False).data.max_length == 128, "their 2048 is more than the base has"
+    path = write(tmp_path / "job.yaml", yaml.safe_dump({**file, "cutoff_len": 2048}))
+    with pytest.raises(InputError, match="2048 is longer than the model's context of 128"):
+        load_any(path)
 
 
 def test_axolotls_warm_up_order_and_system_text(tmp_path):
