@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from model_zoo.errors import InputError
-from model_zoo.turns import turn
 from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import is_ckpt
 from pet.compat.outputs import Outputs, call, tensors
@@ -21,8 +20,7 @@ log = logging.getLogger("pet")
 def outputs(model, data: dict[str, Any], columns: Sequence[str]) -> tuple:
     """What a model gives for a batch, as a tuple: a bundled one its logits, another cell what its columns give."""
     if getattr(model, "family", None) is None:
-        with turn:
-            found = model(*[data[name] for name in columns])
+        found = model(*[data[name] for name in columns])
         return found if isinstance(found, tuple) else (found,)
     return (Outputs(model)(**{name: value for name, value in data.items() if name != "labels"}).logits,)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model_zoo.errors import InputError
+from model_zoo.turns import turn
 from pet.compat.ckpt.doors import is_ckpt
 from pet.compat.command_line import add_switch, boolean, read, start_again
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
@@ -29,6 +31,16 @@ if TYPE_CHECKING:
 
 INTERNAL = Ignored("the environment says it")
 PROCESSES = Ignored("it says which processes are started")
+
+
+def needed(why: str) -> Rule:
+    """A rule of what cannot be switched off."""
+    return lambda t, name, value: t.refuse(name, f"{value}: {why}") if value != "true" else None
+
+
+UNREAD = ["adam_beta1", "adam_beta2", "epsilon", "loss_scale", "lookahead_alpha", "lookahead_k", "lr_schedule"]
+UNREAD += ["lr_schedule_ends", "max_grad_norm", "opt_type", "scale_steps", "with_lamb", "with_radam"]
+"""Flags of MindsporeTrainer's parser that nothing there reads."""
 
 # flag → type, documented default, rule
 FLAGS: dict[str, tuple[Callable, Any, Rule]] = {
@@ -68,6 +80,12 @@ FLAGS: dict[str, tuple[Callable, Any, Rule]] = {
     "load_opt_path": (str, None, Refused("--load_checkpoint_path of a run goes on with its optimizer too")),
     "thor": (boolean, None, Refused("second-order optimizers are not here")),
     "GAN": (boolean, None, Refused("adversarial training is not here")),
+    "amp_level": (str, None, Refused("--fp16 says the precision", ("auto", "O2"))),
+    "enable_lossscale": (str, None, needed("with --fp16 the loss is scaled")),
+    "enable_save_ckpt": (str, None, needed("checkpoints are saved, for a run to go on from")),
+    "restore_by_prefix": (boolean, None, Refused("parameters are loaded by their whole names", (False,))),
+    "prefix": (str, None, Ignored("it belongs to --restore_by_prefix")),
+    **dict.fromkeys(UNREAD, (str, None, Ignored("MindsporeTrainer reads no such flag, either"))),
     **dict.fromkeys(("rank", "local_rank", "world_size"), (int, None, INTERNAL)),
     **dict.fromkeys(("master_ip", "master_port"), (str, None, INTERNAL)),
 }
@@ -136,7 +154,16 @@ def launch(arguments: Sequence[str] | None = None) -> dict[str, Any] | None:
         raise InputError("nothing to do: give --do_train, --do_eval or --do_predict")
     if (count := processes(args)) > 1:
         raise SystemExit(start(args, count))
+    seed_all(args.seed)
     return Job(args, make_task(kind, args)).run()
+
+
+def seed_all(seed: int) -> None:
+    """Before a task makes its model, so that all processes make the same."""
+    import mindspore as ms
+
+    random.seed(seed)
+    ms.set_seed(seed)  # NumPy's, too
 
 
 def make_task(kind: type[Task], args: argparse.Namespace) -> Task:
@@ -252,7 +279,9 @@ class Job:
             feed = make_feed(
                 rows, self.recipe, self.model, args.tokenizer, DistributedContext(), self.objects, train=False
             )
-            found = [outputs(self.model, tensors(batch), columns_of(rows))[0].asnumpy() for batch in feed.batches()]
+            columns = columns_of(rows)
+            with turn:
+                found = [outputs(self.model, tensors(batch), columns)[0].asnumpy() for batch in feed.batches()]
             function(np.concatenate(found)[: len(rows)], args.output_dir, kind, "final")
 
 

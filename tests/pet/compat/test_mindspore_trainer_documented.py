@@ -150,11 +150,12 @@ def lines(directory):
     return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_task_of_the_documents_shape(tmp_path):
+def test_a_task_of_the_documents_shape(tmp_path, caplog):
     register_task(name="DEBERTA", desc="as there")(Documented)
     words = "--task_name=deberta --do_train --do_eval --do_predict --data_dir=data --num_train_epochs=2 --rows=6"
     words += " --learning_rate=1e-2 --train_batch_size=3 --eval_batch_size=2 --save_eval_steps=2 --data_workers=4"
     summary = mindspore_trainer.launch([*words.split(), f"--output_dir={tmp_path}/run"])
+    assert not [each for each in caplog.records if "cannot be compiled" in each.message]
     task = Documented.last
     assert (task.data_dir, len(task.seen)) == ("data", 2)  # epochs of two steps
     evaluated = [line for line in lines(tmp_path / "run") if "eval_acc" in line]
@@ -168,6 +169,10 @@ def test_a_task_of_the_documents_shape(tmp_path):
     weights = read_file(tmp_path / "run/trained.safetensors")
     assert "task_loss.scale" in weights and weights["task_loss.scale"] != 1.0  # the loss cell's own parameter learns
     assert len((tmp_path / "run/submit-Documented-final.tsv").read_text().split()) == 4
+    # the seed is that of the model, too
+    again = [*words.replace("--do_predict ", "").split(), f"--output_dir={tmp_path}/again"]
+    mindspore_trainer.launch(again)
+    assert lines(tmp_path / "again")[0]["loss"] == lines(tmp_path / "run")[0]["loss"]
 
 
 def test_losses_of_a_bundled_model(tmp_path):
@@ -220,14 +225,19 @@ def test_documented_defaults():
 def test_flags_that_say_nothing_here_and_those_that_cannot_be_had(caplog):
     register_task(name="nothing")(Task)
     words = "--do_train --output_dir o --enable_data_sink --data_sink_steps 2 --debug --thor False --train_steps -1"
+    words += " --lr_schedule warmup_cosine --adam_beta1 0.5 --enable_save_ckpt true --amp_level auto --prefix backbone"
     recipe, _ = make_recipe(make_parser().parse_args([*words.split(), "--resume_opt_path", ""]), Task())
     assert recipe.train.epochs == 1.0
     (said,) = caplog.records
+    assert "--adam_beta1, --lr_schedule: MindsporeTrainer reads no such flag, either" in said.message
     assert "--enable_data_sink, --data_sink_steps" in said.message
     for flag, reason in (
         ("--thor", "second-order"),
         ("--GAN", "adversarial"),
         ("--resume_opt_path x", "optimizer too"),
+        ("--enable_save_ckpt false", "checkpoints are saved"),
+        ("--amp_level O3", "--fp16 says the precision"),
+        ("--restore_by_prefix", "by their whole names"),
     ):
         with pytest.raises(InputError, match=reason):
             make_recipe(make_parser().parse_args([*words.replace("--thor False ", "").split(), *flag.split()]), Task())
