@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mindspore import nn
+from mindspore import nn, ops
 
 MODEL_ARRAYS = ("input_ids", "position_ids", "start", "end")
 """What every model takes, in the order of `CausalLM.hidden_states`. The first arrays of every graph function."""
+
+ADD = ops.ReduceSum()
 
 
 class Objective(nn.Cell):
@@ -120,6 +122,18 @@ def through(model, of_logits: Callable, of_hidden: Callable | None) -> Callable:
         return of_logits(model(input_ids), *own)
 
     return plain
+
+
+def sums_of(*vectors):
+    """The sum of each of these tensors of one size. One operator adds up all: outside of a graph MindSpore keeps some
+    memory of every reduction, for as long as the process lives. Graph code."""
+    rows = []
+    for vector in vectors:
+        rows.append(vector.reshape(-1))
+    added, sums = ADD(ops.stack(rows), 1), []
+    for index in range(len(vectors)):
+        sums.append(added[index])
+    return tuple(sums)
 
 
 def perplexity(loss: float) -> float:

@@ -12,6 +12,7 @@ from model_zoo.layers import int_range
 from pet.data.dataset import IGNORED
 from pet.data.loader import Loader
 from pet.data.packing import collate
+from pet.train.objectives.base import sums_of
 from pet.train.objectives.causal import shift_labels
 from pet.train.objectives.preference import Preference
 from pet.train.objectives.reference import counts_of, documents_of
@@ -101,10 +102,9 @@ class KTO(Preference):
         losses, rewards, whole, liked, others = self.of_answers(picked, *arrays)
         moved = ops.tile(arrays[-1].reshape(-1, 1), (1, arrays[0].shape[1])).reshape(-1)
         above = (rewards > self.beta * moved).astype(picked.dtype)
-        right = (above * liked + (1.0 - above) * others).sum()
-        found = losses.sum(), right, (rewards * liked).sum(), (whole * liked).sum(), liked.sum()
-        found = (*found, (rewards * others).sum(), (whole * others).sum(), others.sum())
-        return (*found, (moved * (liked + others)).sum())
+        right, theirs = above * liked + (1.0 - above) * others, moved * (liked + others)
+        of_liked, of_others = (rewards * liked, whole * liked, liked), (rewards * others, whole * others, others)
+        return sums_of(losses, right, *of_liked, *of_others, theirs)
 
     def metrics(self, sums, count: int) -> dict[str, float]:
         """``loss``; ``reward_accuracy``, the share of answers on the right side of z₀; the mean rewards of both kinds

@@ -11,7 +11,7 @@ from mindspore import ops
 from model_zoo.layers import int_range
 from pet.data.dataset import IGNORED
 from pet.recipe.classes import OPTIONS
-from pet.train.objectives.base import Objective, through
+from pet.train.objectives.base import Objective, sums_of, through
 from pet.train.objectives.causal import CausalLM, shift_labels
 from pet.train.objectives.reference import Reference, counts_of, documents_of, picked_of_hidden, picked_of_logits
 
@@ -111,8 +111,7 @@ class Preference(Objective):
         losses, better, worse, chosen, rejected, there = self.of_picked(picked, *arrays)
         ahead = (better > worse).astype(there.dtype) * there
         won = (chosen > rejected).astype(there.dtype) * there
-        found = losses.sum(), ahead.sum(), won.sum(), better.sum(), worse.sum(), chosen.sum(), rejected.sum()
-        return (*found, *moved(picked, arrays[0], arrays[2]))
+        return sums_of(losses, ahead, won, better, worse, chosen, rejected, *moved(picked, arrays[0], arrays[2]))
 
     def loss(self, logits, *arrays):
         return self.measure(logits, *arrays)[0]
@@ -155,12 +154,12 @@ class Preference(Objective):
 
 
 def moved(picked, labels, reference):
-    """Sums of ½(log π − log π_ref)² over the answers' tokens, and their number. Their quotient estimates the divergence
-    from the reference per token (k2 of Schulman 2020, "Approximating KL divergence"), on the answers of the data: it is
-    never negative, and 0 for a fresh adapter. Graph code."""
+    """½(log π − log π_ref)² of the answers' tokens, and 1.0 for each of them. The quotient of their sums estimates the
+    divergence from the reference per token (k2 of Schulman 2020, "Approximating KL divergence"), on the answers of the
+    data: it is never negative, and 0 for a fresh adapter. Graph code."""
     learnt = (shift_labels(labels) != IGNORED).reshape(-1).astype(picked.dtype)
     ratio = (picked - reference.reshape(-1)) * learnt
-    return 0.5 * (ratio * ratio).sum(), learnt.sum()
+    return 0.5 * ratio * ratio, learnt
 
 
 def count_pairs(batch: dict[str, Any]) -> int:

@@ -13,7 +13,7 @@ from model_zoo.errors import InputError
 from model_zoo.graph import evaluating
 from model_zoo.turns import turn
 from pet.data.dataset import IGNORED
-from pet.train.objectives.base import Objective, through
+from pet.train.objectives.base import Objective, sums_of, through
 from pet.train.objectives.preference import count_pairs
 from pet.train.objectives.reference import counts_of, documents_of
 
@@ -71,7 +71,7 @@ class Reward(Objective):
 
     def measure(self, scores, *arrays):
         losses, better, worse = self.of_pairs(scores, *arrays)
-        return losses.sum(), (better > worse).astype(losses.dtype).sum(), better.sum(), worse.sum()
+        return sums_of(losses, (better > worse).astype(losses.dtype), better, worse)
 
     def forward(self, model, fast: bool = False) -> Callable:
         return through(model, None, scored(model, self.measure))
