@@ -21,7 +21,7 @@ from pet.data.workers import Workers
 from pet.launching import heartbeat, launcher
 from pet.launching.addresses import free_address
 from pet.launching.environment import Job, read_job, split_address
-from pet.launching.heartbeat import CALLING, LEAVING, PAUSING, SILENT, WAITING, WORKING
+from pet.launching.heartbeat import CALLING, JOINING, LEAVING, PAUSING, SILENT, WAITING, WORKING
 from pet.launching.launcher import launch, parse_devices
 from pet.launching.relaunch import relaunch
 from pet.launching.stacks import Stack
@@ -419,6 +419,9 @@ IDLE = {"active": 1.0}
         ([seen(WAITING), seen(WAITING, **IDLE, stack=IN_OURS, outside=1)], None),
         ([seen(WAITING), seen(WAITING, stack=IN_OURS, outside=2)], None),
         ([seen(WAITING), seen(LEAVING, **IDLE, stack=IN_OURS, outside=2)], None),
+        ([seen(JOINING), seen(JOINING, **IDLE, stack=IN_OURS, outside=2)], 1),
+        ([seen(JOINING, **IDLE), seen(WORKING, **NAP)], 1),
+        ([seen(JOINING, **IDLE), seen(CALLING)], None),
         # what is through waits for the others, and ends by itself where they have ended already
         ([seen(LEAVING, heard=0.5, **IDLE), seen(WAITING, **IDLE)], 1),
         ([seen(LEAVING, **IDLE), seen(WORKING, **NAP)], 1),
@@ -445,6 +448,28 @@ def test_the_worker_that_hangs_is_told_from_those_that_wait_for_it(workers, culp
     found = find_hanging(workers)
     index = find_awaited([worker.view() for worker in workers]) if found is None else workers.index(found)
     assert index == culprit
+
+
+@pytest.mark.parametrize(
+    ("states", "seconds"),
+    [
+        ([CALLING, WAITING], launcher.NOTICE),
+        ([WAITING, None], launcher.NOTICE),  # the last step's, of which the other one has its part
+        ([JOINING, WORKING], launcher.NOTICE),
+        ([JOINING, JOINING], launcher.GRACE),
+        ([JOINING, None], launcher.GRACE),  # MindSpore keeps it from receiving a signal
+        ([None, None], 0.0),
+    ],
+)
+def test_who_only_waits_for_others_to_join_has_little_time_when_the_job_is_to_end(monkeypatch, states, seconds):
+    monkeypatch.setattr(launcher, "exit_code", lambda process: process)
+    workers = object.__new__(launcher._Workers)
+    workers.watches = [seen(SILENT if state is None else state) for state in states]
+    workers.processes, workers.grace = [143 if state is None else None for state in states], launcher.NOTICE
+    assert not workers._may_go_on(seconds, launcher.NOTICE)
+    assert not seconds or workers._may_go_on(seconds - 0.1, launcher.NOTICE)
+    workers.grace = 0.0  # a second signal
+    assert not workers._may_go_on(0.0, launcher.NOTICE)
 
 
 REASONS = [
