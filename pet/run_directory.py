@@ -6,7 +6,6 @@ Nothing here imports MindSpore.
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,16 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
-from pet.files import sweep, write_text
+from pet.files import fcntl, lock, sweep, write_text
 from pet.recipe.schema import Recipe
 from pet.recipe.show import dump
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
-log = logging.getLogger("pet")
 
 RECIPE = "recipe.yaml"
 # What a run writes. --force deletes these and nothing else: a directory may hold a user's own files beside them.
@@ -81,10 +73,7 @@ def check(recipe: Recipe) -> None:
 
 
 def claim(directory: str | os.PathLike) -> bool:
-    """Locks a run directory for this process until `release`, or until the process is gone, however it ends.
-
-    The lock is on the directory itself, so that no file is left behind. Where the file system knows no such locks
-    (some network file systems) a warning says so.
+    """Locks a run directory for this process until `release`, or until the process is gone; see `pet.files.lock`.
 
     Returns:
         Whether it was locked by this call: False where this process has it already, or there is no such directory yet.
@@ -95,17 +84,12 @@ def claim(directory: str | os.PathLike) -> bool:
     path = Path(directory).resolve()
     if fcntl is None or path in _claimed or not path.is_dir():
         return False
-    handle = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _claimed[path] = lock(path)
     except BlockingIOError:
-        os.close(handle)
         raise InputError(
             f"output.dir: another job is running in {directory}; wait until it has ended, or give another output.dir"
         ) from None
-    except OSError as error:
-        log.warning("%s cannot be locked (%s): make sure that no other job writes there", directory, error.strerror)
-    _claimed[path] = handle
     return True
 
 
