@@ -6,16 +6,20 @@ Nothing here imports MindSpore.
 
 from __future__ import annotations
 
+import logging
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
-from pet.files import fcntl, lock, sweep, write_text
+from pet.files import UNFINISHED, fcntl, lock, sweep, write_text
 from pet.recipe.schema import Recipe
 from pet.recipe.show import dump
+
+log = logging.getLogger("pet")
 
 RECIPE = "recipe.yaml"
 # What a run writes. --force deletes these and nothing else: a directory may hold a user's own files beside them.
@@ -119,6 +123,31 @@ def changes(recipe: Recipe, directory: str | os.PathLike) -> Iterator[tuple[str,
                 yield f"{section}.{key}", old.get(key), new.get(key)
 
 
+def clear(directory: Path, where: str) -> None:
+    """Deletes what a run has left, all of it or nothing: everything is renamed first. What has its new name and cannot
+    be deleted stays under that, with a warning.
+
+    Raises:
+        InputError: something cannot be taken away; all is as it was.
+    """
+    mark, aside = f"{UNFINISHED}{secrets.token_hex(4)}", {}
+    try:
+        for path in (directory / name for name in held_by_a_run(directory)):
+            os.rename(path, directory / f".{path.name}{mark}")
+            aside[path] = directory / f".{path.name}{mark}"
+    except OSError as error:
+        for moved, place in aside.items():
+            os.rename(place, moved)
+        raise InputError(f"{where}: {path} cannot be deleted ({error.strerror}); nothing was") from None
+    for place in aside.values():
+        if place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place, ignore_errors=True)
+        else:
+            place.unlink()
+        if place.exists():
+            log.warning("%s: not all of it can be deleted; delete it yourself", place)
+
+
 def open_for(recipe: Recipe) -> Path:
     """The run directory, made, locked and emptied as asked, with ``recipe.yaml`` in it. Call this in one process only.
 
@@ -131,12 +160,7 @@ def open_for(recipe: Recipe) -> Path:
     if claim(directory):
         check(recipe)  # somebody may have begun here since
     if recipe.output.force:
-        for name in held_by_a_run(directory):
-            path = directory / name
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+        clear(directory, recipe.where("output.dir"))
     sweep(directory)
     # how this start was asked for is no property of the run: its recipe must not delete it when it is run again
     lasting = recipe.model_copy(deep=True)
