@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import shutil
 import tempfile
@@ -20,6 +21,13 @@ from model_zoo import atomic
 from model_zoo.atomic import UNFINISHED, explained, files_below, replacing, settled, sync, write_text
 from model_zoo.errors import nearest
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+log = logging.getLogger("pet")
+
 __all__ = [
     "UNFINISHED",
     "absent",
@@ -28,6 +36,7 @@ __all__ = [
     "atomic_file",
     "copy",
     "literal",
+    "lock",
     "matching",
     "recover",
     "sweep",
@@ -151,6 +160,29 @@ def recover(path: str | os.PathLike) -> None:
         shutil.rmtree(aside, ignore_errors=True)
     else:
         os.rename(aside, path)
+
+
+def lock(directory: str | os.PathLike) -> int:
+    """Locks a directory for this process until it closes the handle that is returned, or is gone, however it ends.
+
+    The lock is on the directory itself, so that no file is left behind. Where the file system knows no such locks
+    (some network file systems) a warning says so.
+
+    Raises:
+        BlockingIOError: a living process has it, or has just deleted it.
+        OSError: it cannot be opened.
+    """
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.isdir(directory) or not os.path.samestat(os.fstat(handle), os.stat(directory)):
+            raise BlockingIOError
+    except BlockingIOError:
+        os.close(handle)
+        raise
+    except OSError as error:
+        log.warning("%s cannot be locked (%s): make sure that no other job writes there", directory, error.strerror)
+    return handle
 
 
 def sweep(directory: str | os.PathLike) -> None:

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
-from pet.files import sweep, write_text
+from pet.files import UNFINISHED, fcntl, lock, sweep, write_text
 from pet.recipe.schema import Recipe
 from pet.recipe.show import dump
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 log = logging.getLogger("pet")
 
@@ -81,10 +77,7 @@ def check(recipe: Recipe) -> None:
 
 
 def claim(directory: str | os.PathLike) -> bool:
-    """Locks a run directory for this process until `release`, or until the process is gone, however it ends.
-
-    The lock is on the directory itself, so that no file is left behind. Where the file system knows no such locks
-    (some network file systems) a warning says so.
+    """Locks a run directory for this process until `release`, or until the process is gone; see `pet.files.lock`.
 
     Returns:
         Whether it was locked by this call: False where this process has it already, or there is no such directory yet.
@@ -95,17 +88,12 @@ def claim(directory: str | os.PathLike) -> bool:
     path = Path(directory).resolve()
     if fcntl is None or path in _claimed or not path.is_dir():
         return False
-    handle = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _claimed[path] = lock(path)
     except BlockingIOError:
-        os.close(handle)
         raise InputError(
             f"output.dir: another job is running in {directory}; wait until it has ended, or give another output.dir"
         ) from None
-    except OSError as error:
-        log.warning("%s cannot be locked (%s): make sure that no other job writes there", directory, error.strerror)
-    _claimed[path] = handle
     return True
 
 
@@ -135,6 +123,31 @@ def changes(recipe: Recipe, directory: str | os.PathLike) -> Iterator[tuple[str,
                 yield f"{section}.{key}", old.get(key), new.get(key)
 
 
+def clear(directory: Path, where: str) -> None:
+    """Deletes what a run has left, all of it or nothing: everything is renamed first. What has its new name and cannot
+    be deleted stays under that, with a warning.
+
+    Raises:
+        InputError: something cannot be taken away; all is as it was.
+    """
+    mark, aside = f"{UNFINISHED}{secrets.token_hex(4)}", {}
+    try:
+        for path in (directory / name for name in held_by_a_run(directory)):
+            os.rename(path, directory / f".{path.name}{mark}")
+            aside[path] = directory / f".{path.name}{mark}"
+    except OSError as error:
+        for moved, place in aside.items():
+            os.rename(place, moved)
+        raise InputError(f"{where}: {path} cannot be deleted ({error.strerror}); nothing was") from None
+    for place in aside.values():
+        if place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place, ignore_errors=True)
+        else:
+            place.unlink()
+        if place.exists():
+            log.warning("%s: not all of it can be deleted; delete it yourself", place)
+
+
 def open_for(recipe: Recipe) -> Path:
     """The run directory, made, locked and emptied as asked, with ``recipe.yaml`` in it. Call this in one process only.
 
@@ -147,12 +160,7 @@ def open_for(recipe: Recipe) -> Path:
     if claim(directory):
         check(recipe)  # somebody may have begun here since
     if recipe.output.force:
-        for name in held_by_a_run(directory):
-            path = directory / name
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+        clear(directory, recipe.where("output.dir"))
     sweep(directory)
     # how this start was asked for is no property of the run: its recipe must not delete it when it is run again
     lasting = recipe.model_copy(deep=True)

@@ -18,6 +18,7 @@ from pet.files import UNFINISHED, copy
 from pet.names import find_model
 from pet.serving import ENGINES, check_served, fill
 from pet.train.checkpoint import checkpoints, path_of
+from pet.train.digests import check_beside
 
 EXAMPLES = [
     ("pet export output/glm_lora --output my_adapter", "the adapter at the end, as PEFT opens it"),
@@ -227,5 +228,6 @@ def main(arguments: Sequence[str]) -> int:
     if output.exists() and (not output.is_dir() or any(output.iterdir()) or options.format.startswith("gguf")):
         raise InputError(f"--output {output}: is there already; give another place")
     source = find_source(options)
+    check_beside(source.result)
     print(FORMATS[options.format](source, options, output))
     return 0

@@ -17,14 +17,14 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from model_zoo import progress
-from model_zoo.atomic import cache_directory, locked, make_private, until_exit
+from model_zoo.atomic import WRITING, CannotWrite, cache_directory, locked, make_private, until_exit
 from model_zoo.errors import InputError
 from pet.files import UNFINISHED, atomic_directory, write_json
 
@@ -38,6 +38,8 @@ log = logging.getLogger("pet.data")
 
 # Goes into every digest: raise it when the same input gives other samples than before, or a file other places.
 VERSION = 9
+ROOM = 1 << 20
+"""Bytes without which a directory counts as full."""
 PARTS = {"tokens": np.int32, "trained": np.uint8, "lengths": np.int32, "origin": np.int64}
 # Settings that decide which samples come out; the others only arrange them.
 DECIDING = (
@@ -194,16 +196,24 @@ def write_cache(directory: Path, chunks: Iterable[tuple[list[Row], Encoded]], fi
 
 
 def writable_directory(wanted: str | os.PathLike | None) -> Path:
-    """The cache directory; where it cannot be written, with a warning, one that is gone when the process ends."""
+    """The cache directory; where it cannot be written, with a warning, one that is gone when the process ends. One that
+    becomes full meanwhile is the business of who writes."""
     directory = Path(wanted).expanduser() if wanted else cache_directory()
     if directory is None:
         return fallback(Path("~/.cache"), "this user has no home directory")
     try:
         directory.mkdir(parents=True, exist_ok=True) if wanted else make_private(directory)
-        with tempfile.TemporaryFile(dir=directory):
-            return directory
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(bytes(ROOM))
+            file.flush()
+        return directory
     except OSError as error:
-        return fallback(directory, error.strerror or str(error))
+        return fallback(directory, reason(error))
+
+
+def reason(error: OSError) -> str:
+    """Why nothing can be written."""
+    return WRITING[error.errno][0] if error.errno in WRITING else error.strerror or str(error)
 
 
 @functools.cache
@@ -214,30 +224,40 @@ def fallback(directory: Path, why: str) -> Path:
     return temporary
 
 
-def cached(rows: Iterable[Row], encoder: Encoder, files: list[Path], *, progress: bool = True) -> TokenDataset:
-    """The samples of ``rows``, from the cache where it has them."""
+def cached(
+    rows: Callable[[], Iterable[Row]], encoder: Encoder, files: list[Path], *, progress: bool = True
+) -> TokenDataset:
+    """The samples of the rows that ``rows`` reads, from the cache where it has them."""
     from .encode import encode_rows
 
     settings = encoder.settings
     versions = file_versions(files)  # before their digest, under which rows of later versions must not be kept
 
     def chunks() -> Iterator[tuple[list[Row], Encoded]]:
-        yield from encode_rows(rows, encoder, progress=progress)
+        yield from encode_rows(rows(), encoder, progress=progress)
         check_unchanged(versions, files)
 
     key = encoder_digest(encoder, files) + content_digest(files)
     name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
-    base = writable_directory(settings.cache_dir)
-    with locked(base / f"{name}.lock"):
-        dataset = read_cache(base / name, files)
-        if dataset is None:
-            # what a killed run left half written; nobody else writes here while the lock is held
-            for rubbish in base.glob(f".{name}{UNFINISHED}*"):
-                shutil.rmtree(rubbish, ignore_errors=True)
-            with contextlib.closing(chunks()) as given:  # here, and not in a thread that must end with it
-                write_cache(base / name, given, files)
+
+    def kept(base: Path) -> TokenDataset:
+        with locked(base / f"{name}.lock"):
             dataset = read_cache(base / name, files)
-    if dataset is None:
-        raise OSError(f"{base / name}: the cache was written and cannot be read back")
+            if dataset is None:
+                # what a killed run left half written; nobody else writes here while the lock is held
+                for rubbish in base.glob(f".{name}{UNFINISHED}*"):
+                    shutil.rmtree(rubbish, ignore_errors=True)
+                with contextlib.closing(chunks()) as given:  # here, and not in a thread that must end with it
+                    write_cache(base / name, given, files)
+                dataset = read_cache(base / name, files)
+        if dataset is None:
+            raise OSError(f"{base / name}: the cache was written and cannot be read back")
+        return dataset
+
+    base = writable_directory(settings.cache_dir)
+    try:
+        dataset = kept(base)
+    except CannotWrite as error:  # it became full
+        dataset = kept(fallback(base, reason(error)))
     dataset.documents = settings.documents
     return dataset

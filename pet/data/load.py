@@ -16,7 +16,7 @@ from .cache import cached
 from .dataset import TokenDataset
 from .encode import Encoder, tell
 from .finding import find_files
-from .formats import read_rows
+from .formats import Row, read_rows
 from .messages import last_question
 from .settings import DataSettings
 from .streaming import StreamDataset
@@ -77,7 +77,10 @@ def load_dataset(
             if getattr(settings, name):
                 raise InputError(f"data.{name}: streaming {why}; leave out data.streaming")
         return StreamDataset(files, encoder)
-    rows = read_rows(paths, limit=settings.max_samples, parts=settings.rows, own=encoder.reading)
+
+    def rows() -> Iterable[Row]:
+        return read_rows(paths, limit=settings.max_samples, parts=settings.rows, own=encoder.reading)
+
     dataset = cached(rows, encoder, files, progress=progress)
     dataset.own = {str(path): settings for path, settings in own.items()}
     dataset.end = tokenizer.eos_token_id

@@ -23,10 +23,11 @@ from typing import Any
 
 import numpy as np
 
+from model_zoo.atomic import CannotWrite
 from model_zoo.errors import InputError
 from pet.files import write_json
 
-from .cache import check_unchanged, encoder_digest, file_versions, writable_directory
+from .cache import check_unchanged, encoder_digest, fallback, file_versions, reason, writable_directory
 from .compressed import is_compressed
 from .dataset import Counts, TokenDataset
 from .encode import Encoder, encode_rows, shown, start_workers, tell
@@ -79,7 +80,7 @@ class StreamDataset:
         if "windows" not in self._notes:
             self._notes = {"windows": list(self._index()), "steps": {}}
             self._check_unchanged(range(len(files)))
-            write_json(self._notes_path, self._notes, indent=None)
+            self._keep_notes()
         self.windows: list[list[Span]] = [
             [(file, tuple(place), rows) for file, place, rows in spans] for spans in self._notes["windows"]
         ]
@@ -168,6 +169,13 @@ class StreamDataset:
         known = self._notes["steps"].setdefault(key, {})
         if known.get(str(number)) != steps:
             known[str(number)] = steps
+            self._keep_notes()
+
+    def _keep_notes(self) -> None:
+        try:
+            write_json(self._notes_path, self._notes, indent=None)
+        except CannotWrite as error:  # the cache became full
+            self._notes_path = fallback(self._notes_path.parent, reason(error)) / self._notes_path.name
             write_json(self._notes_path, self._notes, indent=None)
 
 

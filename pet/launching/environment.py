@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from model_zoo.atomic import read_json
@@ -20,6 +21,7 @@ def report_success() -> None:
     """Writes it for the launcher that asked for it: exit code 0 alone could be that of any program."""
     path = os.environ.pop(RESULT_FILE, None)
     if path and read_job().rank == 0:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)  # somebody may have tidied up
         open(path, "wb").close()
 
 

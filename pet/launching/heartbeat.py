@@ -6,6 +6,8 @@ A worker writes one line to a file of its own whenever a piece of work begins, w
 * `CALLING`: another library works: it runs a graph. The next line comes within the seconds that the line names; 0 where
   nobody knows, as for the first time, when the graph is compiled.
 * `WAITING`: it waits for a peer, and may sleep.
+* `JOINING`: the same, before anything has begun that could be saved. A signal may not reach it: MindSpore waits there
+  without letting any Python code run.
 * `PAUSING`: nobody knows when, and it may sleep: code of the user's own runs, such as a callback, or it waits for
   something outside of the job.
 * `LEAVING`: it is through, waits for the others, and ends by itself if they do not come.
@@ -29,7 +31,7 @@ from pet.launching.environment import read_job
 from pet.launching.stacks import answering
 
 BEAT_FILE = "PET_BEAT_FILE"
-SILENT, WORKING, CALLING, WAITING, PAUSING, LEAVING = range(6)
+SILENT, WORKING, CALLING, WAITING, PAUSING, LEAVING, JOINING = range(7)
 FACTOR = 5.0
 """How many times as long as lately a graph may run. Batches of one shape take the same time but for other work."""
 OFTEN = 0.5
@@ -105,6 +107,11 @@ def tick(place: Hashable | None = None) -> None:
 def waiting() -> contextlib.AbstractContextManager:
     """Within, this process may sleep: it waits for a peer, and if that one hangs, that one is the culprit."""
     return _asleep(WAITING)
+
+
+def joining() -> contextlib.AbstractContextManager:
+    """Within, this process waits for its peers to join, and has nothing to save."""
+    return _asleep(JOINING)
 
 
 def leaving() -> contextlib.AbstractContextManager:

@@ -29,7 +29,7 @@ from pet import interrupts
 from pet.launching.control import JOIN_LIMIT, SECRET, Alone, Control, job_secret
 from pet.launching.ends import describe_end, exit_code
 from pet.launching.environment import read_job, split_address
-from pet.launching.heartbeat import BEAT_FILE
+from pet.launching.heartbeat import BEAT_FILE, JOINING
 from pet.launching.stacks import file_of
 from pet.launching.watch import Watch, find_hanging
 
@@ -348,10 +348,9 @@ class _Workers:
         """Ends every process group, first kindly, and the guard."""
         if grace:
             self._signal_all(signal.SIGTERM)
-            begin, running = time.monotonic(), True
-            while running and time.monotonic() - begin < min(grace, self.grace):
+            begin = time.monotonic()
+            while self._may_go_on(time.monotonic() - begin, grace):
                 time.sleep(0.05)
-                running = any(exit_code(each) is None for each in self.processes)
         # also where all went well: a worker may have left children behind
         self._signal_all(signal.SIGKILL)
         for process in self.processes:
@@ -368,6 +367,15 @@ class _Workers:
         resource.setrlimit(resource.RLIMIT_CORE, self.core_limit)
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
+
+    def _may_go_on(self, seconds: float, grace: float) -> bool:
+        """Whether a worker still runs, so many seconds after SIGTERM. Those that only wait for others to join do so in
+        vain, have nothing to save, and may not have received it."""
+        running = [watch for watch, each in zip(self.watches, self.processes, strict=True) if exit_code(each) is None]
+        for watch in running:
+            watch.look()
+        limit = GRACE if all(watch.state == JOINING for watch in running) else NOTICE
+        return bool(running) and seconds < min(limit, grace, self.grace)
 
     def _signal_all(self, number: int) -> None:
         for process in self.processes:

@@ -6,10 +6,12 @@ import contextlib
 import os
 import shutil
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pet
 from model_zoo.errors import InputError
+from pet.files import fcntl, lock
 from pet.launching import launcher
 from pet.launching.environment import RESULT_FILE, read_job
 
@@ -26,7 +28,8 @@ def relaunch(size: int, arguments: list[str], log_directory: str | os.PathLike) 
         The exit code, or None where this process is itself to do the work: in a job of ``size`` workers, or size 1.
 
     Raises:
-        InputError: the surrounding job has another number of workers than the layout asks for.
+        InputError: the surrounding job has another number of workers than the layout asks for, or another job has its
+            logs there.
     """
     job = read_job()
     if job.launcher != "none":
@@ -36,22 +39,63 @@ def relaunch(size: int, arguments: list[str], log_directory: str | os.PathLike) 
         return None
     log_directory = Path(log_directory)
     made = [path for path in (log_directory, *log_directory.parents) if not path.exists()]
-    result = log_directory / "finished"
-    result.unlink(missing_ok=True)
-    os.environ[RESULT_FILE] = str(result.absolute())
-    # by its path: python -m would run whatever is called pet in the current directory
-    program = [sys.executable, str(Path(pet.__file__).with_name("__main__.py"))]
-    code = launcher.launch([*program, *arguments], size, log_directory=log_directory)
-    del os.environ[RESULT_FILE]
-    if code == 2 and made:
-        shutil.rmtree(log_directory, ignore_errors=True)
-        with contextlib.suppress(OSError):  # unless there is something in them
-            for path in made[1:]:
-                path.rmdir()
+    with locked(log_directory):
+        result = log_directory / "finished"
+        result.unlink(missing_ok=True)
+        os.environ[RESULT_FILE] = str(result.absolute())
+        # by its path: python -m would run whatever is called pet in the current directory
+        program = [sys.executable, str(Path(pet.__file__).with_name("__main__.py"))]
+        try:
+            code = launcher.launch([*program, *arguments], size, log_directory=log_directory)
+        except InputError:
+            remove(made)
+            raise
+        finally:
+            os.environ.pop(RESULT_FILE, None)
+        if code == 2:
+            remove(made)
     if code == 0 and not result.is_file():
         print(f"pet launch: the workers ended with exit code 0, but rank 0 did not write {result}", file=sys.stderr)
         return 1
     return code
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Makes a directory of logs, and keeps other jobs from it within the block.
+
+    Raises:
+        InputError: another job has its logs there, or it cannot be made.
+    """
+    if fcntl is None:  # Windows, where nothing is launched
+        yield
+        return
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = lock(directory)
+    except BlockingIOError:
+        raise InputError(
+            f"another job is running, with its logs in {directory}; wait until it has ended, or give another output.dir"
+        ) from None
+    except OSError as error:
+        raise InputError(f"{error.filename}: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def remove(made: Sequence[Path]) -> None:
+    """Removes the logs of a job from the directories that it has made, and these where nothing else is in them.
+
+    Args:
+        made: the directory of the logs, and those above it; none where it was there.
+    """
+    for path in made[0].glob("rank_*") if made else ():
+        shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for path in made:
+            path.rmdir()
 
 
 def check_size(size: int, workers: int) -> None:

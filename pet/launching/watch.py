@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pet.launching.heartbeat import CALLING, LEAVING, PAUSING, SILENT, WAITING, WORKING
+from pet.launching.heartbeat import CALLING, JOINING, LEAVING, PAUSING, SILENT, WAITING, WORKING
 from pet.launching.stacks import QUESTION, Stack, file_of
 
 IDLE_SHARE = 0.002
@@ -47,7 +47,7 @@ BARE = 2.0
 other code with two thirds."""
 
 
-WAITS = (WAITING, LEAVING)
+WAITS = (WAITING, JOINING, LEAVING)
 """States of a worker that waits for its peers."""
 
 
@@ -232,7 +232,7 @@ class Watch:
     def asleep(self) -> bool:
         """Whether it says that it waits for a peer, but sleeps elsewhere: twice, since what returns from C++ answers
         late."""
-        return self.state == WAITING and self.idle and self.outside > 1
+        return self.state in (WAITING, JOINING) and self.idle and self.outside > 1
 
     @property
     def stopped(self) -> bool:

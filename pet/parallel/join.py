@@ -22,7 +22,7 @@ from datetime import timedelta
 from model_zoo.errors import InputError
 from pet.launching.addresses import only_here
 from pet.launching.environment import Job, read_job
-from pet.launching.heartbeat import leaving, waiting
+from pet.launching.heartbeat import joining, leaving, waiting
 from pet.launching.msrun import SCHEDULER, end_scheduler, start_guard
 from pet.parallel.meeting import meet
 
@@ -83,7 +83,7 @@ def join(limit: int | None = None) -> Job:
             if os.environ.get(name) in (None, MINDSPORES_LIMITS.get(name)):
                 os.environ[name] = seconds
         show = sys.excepthook  # which MindSpore puts back to what it was when it was imported itself
-        with waiting():
+        with joining():
             job = _connect(job, limit)
         _print_failures(show)
         atexit.register(leave)

@@ -3,7 +3,7 @@
     checkpoints/step-000020/
         weights.safetensors     every trainable parameter, by name
         optimizer.safetensors   ``<slot>.<parameter name>``
-        state.json              step, position in the data, loss scale, history; and the digest of every file
+        state.json              step, position in the data, loss scale, history; and the digest of every other file
         *-00001-of-00004.safetensors    of several processes each writes what it has; state.json says where parts of
                                 divided tensors belong, so that they open on any layout
         adapter/                the adapter in PEFT's format, for use without this trainer
@@ -18,13 +18,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import functools
-import hashlib
-import json
 import logging
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -33,25 +29,31 @@ from typing import Any
 import numpy as np
 
 from model_zoo.arguments import check_argument
-from model_zoo.atomic import open_file, read_json
+from model_zoo.atomic import files_below
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
-from model_zoo.errors import InputError, first_line
+from model_zoo.errors import InputError
 from pet.files import UNFINISHED, atomic_directory, sweep, write_json
 from pet.train.copies import bring
+from pet.train.digests import (
+    FORMAT,
+    NAME,
+    STATE,
+    Damaged,
+    Unclear,
+    check_file,
+    check_name,
+    digest_file,
+    digest_of,
+    files_of,
+    read_state,
+    step_of,
+)
 from pet.train.distributed import DistributedContext
 
 log = logging.getLogger("pet")
 
-NAME = re.compile(r"(?:[\w.-]+-)?step-(\d{6,})")
 ALONE = DistributedContext()
-WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
-# 1: all weights in weights.safetensors. 2: state.json says in which files they are. 3: several processes' files, with
-# parts of tensors.
-FORMAT = 3
-
-
-class Damaged(Exception):
-    """A checkpoint that is not what was written."""
+WEIGHTS, OPTIMIZER = "weights.safetensors", "optimizer.safetensors"
 
 
 class Tensors(Mapping[str, np.ndarray]):
@@ -103,11 +105,6 @@ def path_of(directory: str | os.PathLike, step: int, prefix: str = "") -> Path:
     return next(there, Path(directory) / f"{prefix}{'-' if prefix else ''}step-{step:06d}")
 
 
-def step_of(path: Path) -> int:
-    """The step of a checkpoint directory."""
-    return int(NAME.fullmatch(path.name).group(1))
-
-
 def checkpoints(directory: str | os.PathLike) -> list[Path]:
     """The checkpoints in a directory, oldest first."""
     directory = Path(directory)
@@ -147,11 +144,13 @@ def save(
     """
     path = path_of(directory, step, prefix)
     with atomic_directory(path) if distributed.is_main else contextlib.nullcontext() as stage:
-        holders: list[str] = []
+        holders, beside = [], []
         place = extra(stage) if distributed.is_main and extra is not None else None
         check_argument("what save_extra returns", "str | os.PathLike | None", place)
         if place is not None:
             holders = [file.relative_to(stage).as_posix() for file in sorted((stage / place).glob("*.safetensors"))]
+        if stage is not None:
+            beside = [file.relative_to(stage).as_posix() for file in files_below(stage)]
         held = {name for holder in holders for name in SafetensorsFile(stage / holder).tensors}
         stage, held = distributed.objects((stage, held))[0]
         if not shared(stage, distributed):
@@ -171,15 +170,17 @@ def save(
             if any(failed for *_, failed in everybody):
                 distributed.objects(None)  # which the one that failed never reaches: its end ends the job
         if distributed.is_main:
-            files = {holder: {"digest": _digest(stage / holder)} for holder in holders}
+            digests = {name: {"digest": digest_file(stage / name)} for name in beside}
+            files = {name: digests.pop(name) for name in holders}
             files |= {name: note for _, notes, _ in everybody for name, note in notes.items()}
             content = {"format": FORMAT if len(everybody) > 1 else FORMAT - 1, "step": step, "state": state}
             content["files"] = {name: note["digest"] for name, note in files.items()}
             content["optimizer"] = {"files": [name for name in files if name.startswith(Path(OPTIMIZER).stem)]}
             content["weights"] = {"files": [name for name in files if name not in content["optimizer"]["files"]]}
             content["weights"]["names"] = sorted({name for names, *_ in everybody for name in names})
+            content["beside"] = {name: note["digest"] for name, note in digests.items()}
             content["cuts"] = {name: note["cuts"] for name, note in files.items() if note.get("cuts")}
-            write_json(stage / STATE, {"digest": _digest_of(content), **content})
+            write_json(stage / STATE, {"digest": digest_of(content), **content})
     return path
 
 
@@ -206,7 +207,7 @@ def _write(stage: Path, weights, optimizer, held: set[str], distributed: Distrib
         if mine or (needed and distributed.size == 1):
             file = name.replace(".", mark + ".")
             write_file(stage / file, mine)
-            written[file] = {"digest": _digest(stage / file), "cuts": cuts}
+            written[file] = {"digest": digest_file(stage / file), "cuts": cuts}
     return written
 
 
@@ -220,17 +221,18 @@ def load(path: str | os.PathLike, distributed: DistributedContext = ALONE) -> Ch
     Raises:
         Damaged: a file is missing, cut off or changed; the message says which.
     """
-    path, content, problem = Path(path), None, None
+    path, content, problem = Path(path), {}, None
     place = bring(path, STATE, files_of(path), distributed)
     try:
-        content = _content(place)
+        content = read_state(place)
+        check_name(path, content)
         for name in list(content["files"])[distributed.rank :: distributed.size]:
-            _check(place, name, content["files"][name])
+            check_file(place, name, content["files"][name])
     except Damaged as error:
-        problem = str(error)
+        problem = error
     for found in distributed.objects(problem):
         if found is not None:
-            raise Damaged(found)
+            raise found
     where = content.get("weights") or {"files": [WEIGHTS], "names": None}
     states, cuts = content.get("optimizer", {"files": [OPTIMIZER]})["files"], content.get("cuts", {})
     weights = _stored(place, where["files"], cuts)
@@ -245,37 +247,6 @@ def no_checkpoint(path: str | os.PathLike) -> str | None:
         return f"{path}: no checkpoint is there; its directory was expected, such as checkpoints/step-000100"
     inner = [*checkpoints(path), *checkpoints(Path(path) / "checkpoints")]
     return f"{path}: is no checkpoint; the last one in it is {inner[-1]}" if inner else None
-
-
-def files_of(path: Path) -> list[str]:
-    """The files that state.json names; none where it cannot be read."""
-    try:
-        return list(_content(path)["files"])
-    except (Damaged, InputError, KeyError):
-        return []
-
-
-def _content(path: Path) -> dict[str, Any]:
-    """What state.json says."""
-    try:
-        content = read_json(path / STATE)
-        digest = content.pop("digest")
-    except (InputError, KeyError) as error:
-        raise Damaged(f"{STATE} cannot be read ({error})") from error
-    if digest != _digest_of(content):
-        raise Damaged(f"{STATE} has changed since it was written")
-    if content["format"] > FORMAT:
-        raise InputError(f"{path}: written by a newer version (format {content['format']}, this one knows {FORMAT})")
-    return content
-
-
-def _check(path: Path, name: str, expected: str) -> None:
-    try:
-        found = _digest(path / name)
-    except (OSError, InputError) as error:
-        raise Damaged(f"{name} cannot be read ({first_line(error)})") from error
-    if found != expected:
-        raise Damaged(f"{name} has changed since it was written")
 
 
 def _stored(path: Path, files: Iterable[str], cuts: dict[str, dict[str, Any]]) -> Tensors:
@@ -323,9 +294,9 @@ def load_last(directory: str | os.PathLike, distributed: DistributedContext = AL
     for path in [Path(directory, name) for name in reversed(names[0])]:
         try:
             return load(path, distributed)
+        except Unclear as error:
+            raise InputError(f"checkpoint {path}: {error}") from error
         except Damaged as error:
-            if os.strerror(errno.EACCES) in str(error):  # it may be whole, and would be deleted as a later one
-                raise InputError(f"checkpoint {path}: {error}") from error
             problems.append(f"checkpoint {path}: damaged: {error}")
             log.warning("checkpoint %s is damaged: %s; using the one before it", path, error)
     if problems:
@@ -359,15 +330,3 @@ def _remove(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.rename(path, aside)
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open_file(path) as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _digest_of(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode("utf-8")).hexdigest()

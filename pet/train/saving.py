@@ -88,7 +88,7 @@ class Saving:
             try:
                 found = files.load(source, self.distributed)
             except files.Damaged as error:
-                raise InputError(files.no_checkpoint(source) or f"checkpoint {source}: damaged: {error}") from error
+                raise InputError(files.no_checkpoint(source) or f"checkpoint {source}: {error.word}{error}") from error
         state.restore(self, found)
         if last:
             lines = read_metrics(self.directory / "metrics.jsonl")
@@ -123,7 +123,7 @@ class Saving:
         try:
             found = files.load(path, self.distributed)
         except files.Damaged as error:
-            log.warning("the best checkpoint, %s, is damaged: %s; the last step's weights stay", path, error)
+            log.warning("the best checkpoint, %s, cannot be used: %s; the last step's weights stay", path, error)
             return
         state.restore_weights(self, found)
         self.weights_step, self.last_measured = step, None

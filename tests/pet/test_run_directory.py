@@ -1,6 +1,8 @@
 """Whose directory it is: nothing of another run is overwritten, and nothing of a user's is deleted."""
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
 
@@ -52,6 +54,46 @@ def test_resume_and_force(recipe):
     assert (directory / "checkpoints" / "x").exists()
     run_directory.open_for(recipe(output__force=True))
     assert sorted(entry.name for entry in directory.iterdir()) == ["notes.txt", "recipe.yaml"]
+
+
+@pytest.fixture
+def left(recipe):
+    """A directory with what a run has left, and a user's file."""
+    directory = run_directory.open_for(recipe(train__steps=7))
+    for name in ("checkpoints/step-000001/state.json", "adapter/adapter_config.json", "metrics.jsonl", "notes.txt"):
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(name)
+    return directory
+
+
+def test_what_force_cannot_take_away_ends_it_before_anything_is_deleted(recipe, left, monkeypatch):
+    def refuse(source, target):
+        if "checkpoints" in str(source):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(source))
+        rename(source, target)
+
+    before, rename = sorted(left.rglob("*")), os.rename
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(InputError, match=r"run/checkpoints cannot be deleted \(.*busy\); nothing was"):
+        run_directory.open_for(recipe(output__force=True))
+    assert sorted(left.rglob("*")) == before and load(left / "recipe.yaml").train.steps == 7
+
+
+def test_what_force_cannot_delete_is_no_part_of_the_new_run(recipe, left, monkeypatch, caplog):
+    """A directory that may not be entered, say."""
+    remove = shutil.rmtree
+    monkeypatch.setattr(
+        shutil, "rmtree", lambda path, **how: None if "checkpoints" in str(path) else remove(path, **how)
+    )
+    run_directory.open_for(recipe(output__force=True))
+    kept, *others = sorted(entry.name for entry in left.iterdir())
+    assert kept.startswith(".checkpoints.unfinished-") and others == ["notes.txt", "recipe.yaml"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{left / kept}: not all of it can be deleted; delete it yourself"
+    ]
+    monkeypatch.undo()
+    run_directory.open_for(recipe(train__resume=True))
+    assert not (left / kept).exists()
 
 
 def test_a_users_own_files_are_no_run(recipe, tmp_path):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from model_zoo.errors import first_line
 from pet.files import atomic_file
 from pet.train.callbacks.base import Callback
 
@@ -163,12 +164,13 @@ def draw_rewards(axis, lines: list[dict[str, Any]], memory: float):
 
 class LossPlot(Callback):
     """Draws loss.png after every evaluation, and at the end if a line came since. Without matplotlib it says so once,
-    and draws nothing."""
+    and draws nothing. Nor does a run end because of a picture that cannot be drawn or written (a full disk): that is
+    said once, and the next one tried."""
 
     needs_directory = True
 
     def __init__(self) -> None:
-        self.able = True
+        self.able, self.failed = True, False
         self.drawn: dict[str, Any] | None = None  # the last line of the picture
 
     def _draw(self, trainer) -> None:
@@ -181,7 +183,13 @@ class LossPlot(Callback):
             log.warning("no loss.png: it needs matplotlib (pip install 'mindspore-pet[report]')")
             return
         before = (trainer.before or {}).get("loss")
-        draw(trainer.history, Path(trainer.directory) / "loss.png", trainer.title, before)
+        try:
+            draw(trainer.history, Path(trainer.directory) / "loss.png", trainer.title, before)
+        except Exception as error:
+            if not self.failed:
+                log.warning("loss.png is not drawn: %s; the run goes on", first_line(error))
+            self.failed = True
+            return
         self.drawn = trainer.history[-1]
 
     def step(self, trainer, record) -> None:

@@ -7,24 +7,36 @@ import csv
 import dataclasses
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from pet.files import append_text, write_text
 from pet.train.callbacks.base import Callback
+from pet.train.checkpoint import say_once
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl or samples.jsonl, up to one that is damaged: a kill may have cut off the last."""
-    lines = []
-    path = Path(path)
-    if path.exists():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                lines.append(json.loads(line))
-            except (ValueError, RecursionError):
-                break
-    return lines
+    """The lines of a metrics.jsonl or samples.jsonl. What is no record of a step is left out, with a warning; without
+    one the last where it has no end: a kill may have cut it off."""
+    path, found = Path(path), []
+    # not splitlines: a text may hold what that takes for the end of a line, and JSON leaves as it is
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict) and type(record.get("step")) is int:
+            found.append(record)
+        elif line.strip() and number < len(lines):
+            warn_of(path, number)
+    return found
+
+
+def warn_of(path: Path, number: int) -> None:
+    """Says once that a line is left out."""
+    say_once(f"{path}, line {number}: no record of a step; the line is left out")
 
 
 class MetricsFile(Callback):
@@ -97,9 +109,14 @@ class CsvFile(MetricsFile):
     def read(self) -> list[dict[str, Any]]:
         if not self.path.exists():
             return []
-        with open(self.path, encoding="utf-8", newline="") as stream:
-            rows = [row for row in csv.DictReader(stream) if (row.get("step") or "").isdigit()]
-        return [{**row, "step": int(row["step"])} for row in rows]
+        lines = self.path.read_text(encoding="utf-8", errors="replace").replace("\0", "\ufffd").split("\n")
+        rows, found = csv.DictReader(lines, quoting=csv.QUOTE_NONE), []
+        for row in rows:
+            if re.fullmatch("[0-9]{1,18}", row.get("step") or ""):
+                found.append({**row, "step": int(row["step"])})
+            elif rows.line_num < len(lines):
+                warn_of(self.path, rows.line_num)
+        return found
 
     def text(self, lines: list[dict[str, Any]]) -> str:
         stream = io.StringIO()

@@ -368,6 +368,20 @@ def test_export(here, capsys):
     assert not (here / "other").exists()
 
 
+@pytest.mark.parametrize("how", [["--best"], ["--step", "3"], ["--step", "3", "--merged"], None], ids=str)
+def test_a_damaged_adapter_of_a_checkpoint_is_not_exported(copied, capsys, how):
+    adapter = copied / "output/job/checkpoints/step-000003/adapter"
+    weights = adapter / "adapter_model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1  # its header and its size are right
+    weights.write_bytes(content)
+    source, options = (adapter, ["--base", "base"]) if how is None else ("output/job", how)
+    assert main(["export", str(source), "--output", "other", *options]) == 2
+    said = capsys.readouterr().err
+    assert "step-000003: damaged: adapter/adapter_model.safetensors has changed since it was written" in said
+    assert not (copied / "other").exists()
+
+
 def test_an_export_carries_the_text_of_its_prompts(copied):
     """As a chat template, which other programs take, too."""
     from model_zoo.tokenizers import AutoTokenizer

@@ -1,18 +1,22 @@
 """Rows to samples, the cache that keeps them, held-out parts, and the way back from a sample to its question."""
 
+import errno
+import io
 import json
 import logging
 import os
 import random
 import subprocess
 import sys
+import tempfile
 import tracemalloc
 from collections import Counter
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import numpy as np
 import pytest
 
+from model_zoo import atomic
 from model_zoo.errors import InputError
 from model_zoo.tokenizers import AutoTokenizer, pieces
 from pet.data import (
@@ -495,6 +499,39 @@ def test_a_cache_directory_that_cannot_be_written(write, letters, caplog, tmp_pa
     with caplog.at_level(logging.WARNING):
         dataset = load_dataset(write("rows.jsonl", CHAT), letters, settings={"cache_dir": str(tmp_path / "file/cache")})
     assert len(dataset) == 1 and "cannot be written" in caplog.text
+
+
+class Full(io.BytesIO):
+    """A file on a disk that takes no more."""
+
+    def write(self, content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_a_full_cache_directory_is_as_one_that_cannot_be_written(
+    write, letters, settings, tmp_path, monkeypatch, caplog, meanwhile, streaming
+):
+    place, temporary = tmp_path / "cache", tempfile.TemporaryFile
+
+    def opened(path, mode="r", **options):
+        full = Path(path).is_relative_to(place) and mode == "wb"
+        return Full() if full else open(path, mode, **options)
+
+    if meanwhile:
+        for module in (cache_module, atomic):
+            monkeypatch.setattr(module, "open", opened, raising=False)
+    else:
+        monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: Full() if dir == place else temporary(dir=dir))
+    path = write("rows.jsonl", CHAT * 3)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            found = load_dataset(path, letters, settings=settings(streaming=streaming))
+            assert (found.rows if streaming else len(found)) == 3
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"{place}: cannot be written (the disk is full); tokenised data goes to ")
+    assert not [one for one in place.iterdir() if one.suffix != ".lock"]
 
 
 def test_the_users_cache_directory_is_private(tmp_path, monkeypatch):

@@ -116,6 +116,17 @@ def test_on_a_cpu_the_private_function_is_called(monkeypatch, calls, launcher):
     assert names(calls) == ["store", "private init", "create_group"]
 
 
+@pytest.mark.parametrize("launcher", ["pet", "msrun"])
+def test_the_launcher_knows_that_a_process_is_still_joining(monkeypatch, calls, beats, launcher):
+    """While MindSpore waits no signal is received, and nothing is there yet that could be saved."""
+    seen = []
+    for owner, *names in ((communication, "init"), (management, "_init_with_store", "_init_without_sched")):
+        for name in names:
+            monkeypatch.setattr(owner, name, lambda *_, **__: seen.append(beats()[1]), raising=False)
+    join_on(monkeypatch, "CPU", launcher)
+    assert seen == [heartbeat.JOINING] and beats()[1] != heartbeat.JOINING
+
+
 @pytest.mark.parametrize("connecting", [None, join.MINDSPORES_LIMITS["HCCL_CONNECT_TIMEOUT"]])
 def test_limits_are_set_before_joining_and_a_users_own_stay(monkeypatch, calls, connecting):
     if connecting:

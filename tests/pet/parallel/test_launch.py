@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import sysconfig
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -20,8 +22,8 @@ from model_zoo.errors import InputError
 from pet.data.workers import Workers
 from pet.launching import heartbeat, launcher
 from pet.launching.addresses import free_address
-from pet.launching.environment import Job, read_job, split_address
-from pet.launching.heartbeat import CALLING, LEAVING, PAUSING, SILENT, WAITING, WORKING
+from pet.launching.environment import Job, read_job, report_success, split_address
+from pet.launching.heartbeat import CALLING, JOINING, LEAVING, PAUSING, SILENT, WAITING, WORKING
 from pet.launching.launcher import launch, parse_devices
 from pet.launching.relaunch import relaunch
 from pet.launching.stacks import Stack
@@ -369,6 +371,53 @@ def test_success_is_what_rank_0_wrote(tmp_path, monkeypatch, capsys):
     assert (logs / "rank_1/worker.log").exists()
 
 
+def test_a_job_keeps_its_logs_when_another_one_is_refused(tmp_path, monkeypatch, until):
+    """Two that start at once in one new directory: the second neither starts workers nor removes anything."""
+    logs, refused = tmp_path / "run" / "log", []
+
+    def launch(*_, **__):
+        (logs / "rank_0").mkdir()
+        code = (
+            "import sys\nfrom model_zoo.errors import InputError\nfrom pet.launching import relaunch\n"
+            "relaunch.launcher.launch = None\n"
+            "try:\n    relaunch.relaunch(2, [], sys.argv[1])\nexcept InputError as error:\n    print(error)"
+        )
+        command = [sys.executable, "-c", code, str(logs)]
+        environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+        refused.append(subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout)
+        assert (logs / "rank_0").exists()
+        monkeypatch.setenv("RANK_ID", "0")
+        monkeypatch.setenv("RANK_SIZE", "2")
+        shutil.rmtree(logs)  # and whoever does so does not make a failure of it
+        report_success()
+        monkeypatch.undo()
+        return 0
+
+    monkeypatch.setattr(launcher, "launch", launch)
+    assert relaunch(2, [], logs) == 0
+    assert refused == [
+        f"another job is running, with its logs in {logs}; wait until it has ended, or give another output.dir\n"
+    ]
+
+
+def test_what_another_job_has_in_the_directory_of_the_logs_stays(tmp_path, monkeypatch):
+    logs = tmp_path / "run" / "log"
+
+    def launch(*_, **__):
+        for name in ("rank_0", "evaluate/rank_0"):
+            (logs / name).mkdir(parents=True)
+        return 2
+
+    monkeypatch.setattr(launcher, "launch", launch)
+    assert relaunch(2, [], logs) == 2
+    assert [str(path.relative_to(logs)) for path in sorted(logs.rglob("*"))] == ["evaluate", "evaluate/rank_0"]
+    refuse = Mock(side_effect=InputError("no"))
+    monkeypatch.setattr(launcher, "launch", refuse)
+    with pytest.raises(InputError):
+        relaunch(2, [], tmp_path / "other" / "log")
+    assert refuse.called and not (tmp_path / "other").exists()
+
+
 def stack(*frames):
     """An answer, from the innermost frame on."""
     return Stack([(str(file), name) for file, name in frames])
@@ -419,6 +468,9 @@ IDLE = {"active": 1.0}
         ([seen(WAITING), seen(WAITING, **IDLE, stack=IN_OURS, outside=1)], None),
         ([seen(WAITING), seen(WAITING, stack=IN_OURS, outside=2)], None),
         ([seen(WAITING), seen(LEAVING, **IDLE, stack=IN_OURS, outside=2)], None),
+        ([seen(JOINING), seen(JOINING, **IDLE, stack=IN_OURS, outside=2)], 1),
+        ([seen(JOINING, **IDLE), seen(WORKING, **NAP)], 1),
+        ([seen(JOINING, **IDLE), seen(CALLING)], None),
         # what is through waits for the others, and ends by itself where they have ended already
         ([seen(LEAVING, heard=0.5, **IDLE), seen(WAITING, **IDLE)], 1),
         ([seen(LEAVING, **IDLE), seen(WORKING, **NAP)], 1),
@@ -445,6 +497,28 @@ def test_the_worker_that_hangs_is_told_from_those_that_wait_for_it(workers, culp
     found = find_hanging(workers)
     index = find_awaited([worker.view() for worker in workers]) if found is None else workers.index(found)
     assert index == culprit
+
+
+@pytest.mark.parametrize(
+    ("states", "seconds"),
+    [
+        ([CALLING, WAITING], launcher.NOTICE),
+        ([WAITING, None], launcher.NOTICE),  # the last step's, of which the other one has its part
+        ([JOINING, WORKING], launcher.NOTICE),
+        ([JOINING, JOINING], launcher.GRACE),
+        ([JOINING, None], launcher.GRACE),  # MindSpore keeps it from receiving a signal
+        ([None, None], 0.0),
+    ],
+)
+def test_who_only_waits_for_others_to_join_has_little_time_when_the_job_is_to_end(monkeypatch, states, seconds):
+    monkeypatch.setattr(launcher, "exit_code", lambda process: process)
+    workers = object.__new__(launcher._Workers)
+    workers.watches = [seen(SILENT if state is None else state) for state in states]
+    workers.processes, workers.grace = [143 if state is None else None for state in states], launcher.NOTICE
+    assert not workers._may_go_on(seconds, launcher.NOTICE)
+    assert not seconds or workers._may_go_on(seconds - 0.1, launcher.NOTICE)
+    workers.grace = 0.0  # a second signal
+    assert not workers._may_go_on(0.0, launcher.NOTICE)
 
 
 REASONS = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import types
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 
 from model_zoo import progress
+from model_zoo.atomic import CannotWrite
 from model_zoo.errors import InputError
 from pet.data.wrap import CollateLoader, from_mindspore
 from pet.launching import heartbeat
+from pet.recipe.training import Eval
 from pet.train.callbacks import Callback, make_callback, make_callbacks
 from pet.train.callbacks.plot import draw, picture, smoothed
 from pet.train.callbacks.progress import short
@@ -258,6 +261,26 @@ def test_a_picture_of_one_step_and_of_a_constant_loss(tmp_path):
     same = [{"step": step, "loss": 0.0, "learning_rate": 1e-3, "eval_loss": 0.0} for step in range(1, 30)]
     draw(same, tmp_path / "same.png", "same", before=0.0)
     assert (tmp_path / "one.png").stat().st_size > 5000 and (tmp_path / "same.png").stat().st_size > 5000
+
+
+def test_a_picture_that_cannot_be_written_does_not_end_the_run(toy, batch, tmp_path, monkeypatch, pictures, caplog):
+    """It is said once, and the next one is tried."""
+    drawn = []
+
+    def full(lines, path, *_):
+        drawn.append(len(lines))
+        if len(lines) < 4:
+            raise CannotWrite(errno.ENOSPC, f"{path}: cannot be written: the disk is full")
+        path.write_text("drawn")
+
+    monkeypatch.setattr("pet.train.callbacks.plot.draw", full)
+    settings = {"learning_rate": 0.01, "steps": 4, "batch_size": 4, "warmup": 0, "eval": Eval(every_steps=1)}
+    with pictures():
+        Trainer(toy(), [batch(4)], [batch(4)], directory=tmp_path, callbacks=["plot"], **settings).train()
+    assert drawn == [1, 2, 3, 4] and (tmp_path / "loss.png").read_text() == "drawn"
+    assert [record.getMessage() for record in caplog.records if "loss.png" in record.getMessage()] == [
+        f"loss.png is not drawn: {tmp_path}/loss.png: cannot be written: the disk is full; the run goes on"
+    ]
 
 
 def test_rewards_have_a_panel_of_their_own():

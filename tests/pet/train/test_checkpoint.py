@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+import re
 import threading
 import time
 
@@ -13,9 +14,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from members import Member
 
+from model_zoo import atomic
 from model_zoo.checkpoint.safetensors_io import read_file, write_file
 from model_zoo.errors import InputError
 from pet.train import checkpoint as files
+from pet.train.digests import check_beside
 
 WEIGHTS = {"a.weight": np.arange(12, dtype=np.float32).reshape(3, 4).T, "b": np.float16([1.5, -2.0])}
 OPTIMIZER = {"exp_avg.a.weight": np.full((4, 3), 1e-30, np.float32)}
@@ -72,7 +75,7 @@ def test_a_checkpoint_of_the_first_format_is_still_read(tmp_path):
     content = json.loads((path / files.STATE).read_text())
     del content["digest"], content["weights"]
     content["format"] = 1
-    (path / files.STATE).write_text(json.dumps({"digest": files._digest_of(content), **content}))
+    (path / files.STATE).write_text(json.dumps({"digest": files.digest_of(content), **content}))
     assert files.load(path).weights.keys() == WEIGHTS.keys()
 
 
@@ -109,18 +112,64 @@ def test_a_damaged_last_one_falls_back_to_the_one_before(tmp_path, caplog):
         files.load_last(tmp_path)
 
 
-def test_one_that_may_not_be_read_is_not_taken_for_damaged(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", [files.WEIGHTS, files.STATE])
+@pytest.mark.parametrize("number", ["EACCES", "EPERM", "EIO", "ESTALE", "EMFILE", "ENOMEM"])
+def test_one_that_cannot_be_read_is_not_taken_for_damaged(tmp_path, monkeypatch, number, name):
+    """The run would go on from the one before, and delete it."""
     write(tmp_path, 10)
-    last, read = write(tmp_path, 20), files._digest
+    last, number = write(tmp_path, 20), getattr(errno, number)
 
-    def digest(path):
-        if path == last / files.WEIGHTS:
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return read(path)
+    def refuse(path, *arguments, **settings):
+        if path == last / name:
+            raise OSError(number, os.strerror(number), str(path))
+        return open(path, *arguments, **settings)
 
-    monkeypatch.setattr(files, "_digest", digest)
-    with pytest.raises(InputError, match=r"step-000020: weights\.safetensors cannot be read .*Permission denied"):
+    monkeypatch.setattr(atomic, "open", refuse, raising=False)
+    reason = f"step-000020: {re.escape(name)} cannot be read .*{os.strerror(number)}"
+    with pytest.raises(InputError, match=reason):
         files.load_last(tmp_path)
+    for found in together(lambda member: files.load_last(tmp_path, member)):
+        assert isinstance(found, InputError) and re.search(reason, str(found))
+    number = errno.ENOENT
+    assert files.load_last(tmp_path).path.name == "step-000010"
+
+
+def test_one_with_the_name_of_another_step_is_neither_used_nor_passed_over(tmp_path):
+    write(tmp_path, 6)
+    os.rename(write(tmp_path, 9), tmp_path / "step-000012")
+    with pytest.raises(InputError, match=r"step-000012: is of step 9; give it the name of that step"):
+        files.load_last(tmp_path)
+    with pytest.raises(files.Damaged, match="is of step 9"):
+        files.load(tmp_path / "step-000012")
+    os.rename(tmp_path / "step-000012", tmp_path / "other-step-000009")
+    assert files.load_last(tmp_path).path.name == "other-step-000009"
+    os.rename(tmp_path / "other-step-000009", tmp_path / "the_one")  # a name without a step says nothing
+    assert files.load(tmp_path / "the_one").state["step"] == 9
+
+
+def test_what_lies_beside_the_weights_is_covered_by_the_digests(tmp_path):
+    def extra(stage):
+        write_file(stage / "notes.safetensors", {"c": WEIGHTS["b"]})
+        (stage / "adapter" / "more").mkdir(parents=True)
+        for name in ("adapter_config.json", "more/optimizer.txt"):
+            (stage / "adapter" / name).write_text("text")
+
+    path = files.save(tmp_path, 1, WEIGHTS, OPTIMIZER, STATE, extra)
+    check_beside(path / "adapter")
+    (path / "adapter" / "README.md").write_text("a user's own")
+    check_beside(path / "adapter")
+    for name in ("more/optimizer.txt", "adapter_config.json"):
+        (path / "adapter" / name).write_text("texT")
+        with pytest.raises(InputError, match=f"step-000001: damaged: adapter/{name} has changed"):
+            check_beside(path / "adapter")
+    # the trainer has no use for it
+    assert files.load(path).weights.keys() == WEIGHTS.keys()
+    content = json.loads((path / files.STATE).read_text())
+    del content["digest"], content["beside"]  # as earlier versions wrote it
+    (path / files.STATE).write_text(json.dumps({"digest": files.digest_of(content), **content}))
+    check_beside(path / "adapter")
+    assert files.load(path).weights.keys() == WEIGHTS.keys()
+    check_beside(tmp_path)  # no checkpoint's
 
 
 def test_nothing_there_is_no_error(tmp_path):
@@ -158,7 +207,7 @@ def test_a_newer_format_is_refused_and_not_called_damaged(tmp_path):
     content = json.loads((path / files.STATE).read_text())
     content["format"] = files.FORMAT + 1
     content.pop("digest")
-    content = {"digest": files._digest_of(content), **content}
+    content = {"digest": files.digest_of(content), **content}
     (path / files.STATE).write_text(json.dumps(content))
     with pytest.raises(InputError, match="newer version"):
         files.load(path)
