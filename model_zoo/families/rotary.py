@@ -185,10 +185,7 @@ class RotaryConfig(Config):
         }
 
     def to_dict(self) -> dict:
-        values = super().to_dict()
-        if "rope_theta" in (self.rope_parameters or {}):
-            values.pop("rope_theta")
-        return values
+        return said_once(super().to_dict(), "rope_theta", self.rope_parameters)
 
     def check(self) -> None:
         self.require("hidden_act", *self.acts)
@@ -206,6 +203,14 @@ class RotaryConfig(Config):
             raise InputError(
                 f"config.json: num_attention_heads {n.heads} is no multiple of num_key_value_heads {n.kv_heads}"
             )
+
+
+def said_once(values: dict, key: str, rope_parameters: dict | None) -> dict:
+    """A config.json's dictionary without this base of the rotations where ``rope_parameters`` has it; transformers may
+    write null there."""
+    if (rope_parameters or {}).get("rope_theta") is not None:
+        values.pop(key, None)
+    return values
 
 
 SIZES = (
