@@ -66,6 +66,7 @@ class CellSpec(NamedTuple):
         eps: of a norm.
         offset: of an RMS norm: what is added to its weight.
         scale: of an embedding: what its rows are multiplied by.
+        padding: of an embedding: `Config.padding_row`.
     """
 
     kind: str
@@ -74,6 +75,7 @@ class CellSpec(NamedTuple):
     eps: float = 0.0
     offset: float = 0.0
     scale: float = 1.0
+    padding: int = -1
 
     @property
     def transposed(self) -> bool:
@@ -87,9 +89,9 @@ class CellSpec(NamedTuple):
         return {"weight": self.weight, "bias": (out,)} if self.bias else {"weight": self.weight}
 
 
-def embedding(rows: int, width: int, scale: float = 1.0) -> CellSpec:
+def embedding(rows: int, width: int, scale: float = 1.0, padding: int = -1) -> CellSpec:
     """A table with a row per id."""
-    return CellSpec("embedding", (rows, width), scale=scale)
+    return CellSpec("embedding", (rows, width), scale=scale, padding=padding)
 
 
 def linear(out: int, width: int, bias: bool = False) -> CellSpec:
@@ -226,6 +228,12 @@ class Config:
     def windows(self) -> tuple[int, ...]:
         """The window of each layer: how many keys a query sees, itself among them; 0 for all."""
         return (0,) * self.dims.layers
+
+    @property
+    def padding_row(self) -> int:
+        """The row of the embedding that no lookup trains, whatever token it is: of ``pad_token_id`` where the family's
+        own implementation gives the table a ``padding_idx``; -1 for none. A tied head trains it."""
+        return -1
 
     @property
     def reads_window(self) -> bool:
