@@ -203,6 +203,9 @@ class Config:
         feed_forwards: how many of its own width a layer computes.
         logit_cap: logits become ``cap·tanh(logit/cap)``; 0 for as they are.
         left_out: what of the published models is not opened.
+        dropouts: {field of config.json: the place of ``train.base_dropout`` that it means, "" for none} of the shares
+            that the family's own implementation drops while training.
+        assumed_dropout: such a share where config.json leaves it out.
     """
 
     family: ClassVar[Family]
@@ -213,6 +216,8 @@ class Config:
     feed_forwards: ClassVar[int] = 1
     logit_cap: ClassVar[float] = 0.0
     left_out: ClassVar[str] = ""
+    dropouts: ClassVar[Mapping[str, str]] = {}
+    assumed_dropout: ClassVar[float] = 0.0
 
     if TYPE_CHECKING:
 
