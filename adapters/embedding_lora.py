@@ -15,6 +15,7 @@ from adapters.dora import Magnitude, rescaled, row_norms
 from adapters.factors import generator_for
 from adapters.method import AdapterModule
 from adapters.sites import weight_array
+from model_zoo.engine import unlearned
 
 
 class LoRAEmbedding(AdapterModule):
@@ -26,6 +27,7 @@ class LoRAEmbedding(AdapterModule):
         super().__init__()
         rank = config.rank_at(site.path)
         self.scale, self.output_scale = config.scale_at(site.path), site.output_scale
+        self.padding_row = site.padding_row
         b = generator_for(config.seed, site.path).standard_normal((site.out_features, rank)).astype(np.float32)
         self.lora_embedding_A = Parameter(Tensor(np.zeros((rank, site.in_features), np.float32)), name="A")
         self.lora_embedding_B = Parameter(Tensor(b), name="B")
@@ -35,8 +37,9 @@ class LoRAEmbedding(AdapterModule):
 
     def change(self, ids):
         """s·B·A's row of every id, as the cell scales rows: ``(N, width)`` in float32."""
-        rows = self.gather(self.lora_embedding_A, ids.reshape(-1), 1) * (self.scale * self.output_scale)  # (r, N)
-        return self.product(rows, self.lora_embedding_B)
+        ids = ids.reshape(-1)
+        rows = unlearned(self.gather(self.lora_embedding_A, ids, 1), ids, self.padding_row, 0)  # (r, N)
+        return self.product(rows * (self.scale * self.output_scale), self.lora_embedding_B)
 
     def construct(self, ids, y):
         return y + self.change(ids).reshape(y.shape).astype(y.dtype)

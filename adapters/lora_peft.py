@@ -11,7 +11,7 @@ import numpy as np
 
 from adapters.initial import START
 from adapters.matching import chosen_sites
-from adapters.patterns import as_list, in_any_order, is_glob, within
+from adapters.patterns import GROUPS, as_list, in_any_order, is_glob, within
 from adapters.peft_config import LORA_DEFAULTS
 from adapters.replacement import own_parameters
 from adapters.sites import plain_cells, weight_of
@@ -27,7 +27,7 @@ def targets_to_peft(entries, paths: list[str]):
     """Our targets as PEFT's: names stay, a single expression becomes its string, anything else the list of cells."""
     entries = as_list(entries)
     plain = all(not is_glob(entry) and not entry.startswith("re:") for entry in entries)
-    groups = {"attention", "mlp", "all-linear"} & set(entries)
+    groups = {*GROUPS} & set(entries)
     if entries and plain and not groups:
         return sorted(entries)
     if len(entries) == 1 and entries[0].startswith("re:"):

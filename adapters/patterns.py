@@ -16,6 +16,8 @@ from pydantic_core import SchemaError, SchemaValidator, core_schema
 from model_zoo.errors import InputError
 
 LONGEST = 10_000  # characters of an expression; the size of its automaton has a limit of its own
+GROUPS = ("all-linear", "attention", "mlp")
+"""Targets that mean cells of the model at hand."""
 
 
 def as_list(value) -> list:

@@ -19,7 +19,7 @@ import numpy as np
 
 from adapters.adalora import ADALORA, shown_as
 from adapters.initial import START
-from adapters.patterns import as_list, check_expression, full_match, in_linear_time, named, within
+from adapters.patterns import as_list, check_expression
 from adapters.peft_others import WAYS
 from adapters.schema import Settings, token_ids
 from adapters.settings import LoRA
@@ -378,23 +378,3 @@ def init_name(value) -> str:
 def lora_scale(alpha: float, rank: int, use_rslora: bool) -> float:
     """The factor in front of B·A: alpha / r, or alpha / √r for rsLoRA."""
     return alpha / (math.sqrt(rank) if use_rslora else rank)
-
-
-def adapts(settings: dict[str, Any], path: str) -> bool:
-    """Whether a file's settings say, as PEFT reads them, that the cell at this path is adapted.
-
-    False also where the tensors alone can say: without targets, or with an expression that cannot be matched in linear
-    time.
-    """
-    targets, excluded = as_list(settings["targets"]), as_list(settings.get("exclude"))
-    expressions = [entry[3:] for entry in targets + excluded if entry.startswith("re:")]
-    if targets == ["all-linear"] or any(in_linear_time(expression) is None for expression in expressions):
-        return False
-
-    def listed(entries: list[str]) -> bool:
-        return any(full_match(entry[3:], path) if entry.startswith("re:") else named(path, entry) for entry in entries)
-
-    layers, number = as_list(settings.get("layers")), re.match(r".*?\.[^.]*\.(\d+)\.", path)
-    in_layers = not layers or (number is not None and int(number[1]) in layers)
-    saved = any(within(path, entry) for entry in settings.get("modules_to_save") or [])
-    return (path in targets or (listed(targets) and in_layers)) and not listed(excluded) and not saved

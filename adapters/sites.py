@@ -59,6 +59,11 @@ class Site:
         return getattr(self.cell, "output_scale", 1.0)
 
     @property
+    def padding_row(self) -> int:
+        """The id whose row of an embedding no lookup trains, or -1."""
+        return getattr(self.cell, "padding_row", -1)
+
+    @property
     def published_transposed(self) -> bool:
         """Whether checkpoints have the weight as ``(in, out)``, which a packed one no longer is."""
         return self.transposed or getattr(self.cell, "published_transposed", False)

@@ -9,14 +9,16 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from adapters.deltas import dora_delta, ia3_delta, low_rank_product, wide
 from adapters.initial import START
-from adapters.patterns import named, pattern_value, within
+from adapters.meant import left_out, missing, with_targets
+from adapters.patterns import named, pattern_value
 from adapters.peft_config import (
     CONFIG,
     FINGERPRINT,
@@ -26,7 +28,6 @@ from adapters.peft_config import (
     STARTED_BY,
     TASK_SCORE,
     TOKENS_KEYS,
-    adapts,
     ia3_settings,
     known_keys,
     lora_scale,
@@ -113,6 +114,7 @@ class StoredAdapter:
         if values.get("task_type") == TASK_SCORE:
             raise InputError(f"{self.directory}: cannot be merged: {NO_PLACE}")
         self.settings = read_settings(values, self.directory / CONFIG, *MERGEABLE[kind])
+        self.peft_type, self.ties = kind, bool(values.get("ensure_weight_tying"))
         if self.settings.get("init") in START:
             raise InputError(
                 f"{self.directory / CONFIG}: init_lora_weights is {values['init_lora_weights']!r}: its start is "
@@ -158,6 +160,7 @@ class StoredAdapter:
         shapes: Mapping[str, tuple[int, ...]],
         transposed: Callable[[str], bool],
         head: tuple[str, str] | None = None,
+        family: Any = None,
     ) -> list[Change]:
         """The changes to a base of these tensors, checked name by name and shape by shape.
 
@@ -166,9 +169,10 @@ class StoredAdapter:
             transposed: whether the weight of a name is stored (in, out). The base knows; ``fan_in_fan_out`` in the
                 JSON is not asked, as PEFT corrects it likewise.
             head: (name, embedding) of a tied head: a change to it counts as one to a weight of its own.
+            family: the base's table, whose own targets count where the configuration names none.
 
         Raises:
-            InputError: lists everything that does not fit.
+            InputError: lists everything that does not fit, and what the configuration leaves out.
         """
         shapes = dict(shapes)
         if head is not None:
@@ -222,30 +226,15 @@ class StoredAdapter:
             problems += [f"{key}: the base has no {name}{nearest(name, shapes)}" for name, key in absent]
         if not grouped:
             problems.append("holds no tensors")
+        settings = with_targets(self.settings, self.peft_type, family)
+        there = {pair: tensors for pair, tensors in grouped.items() if pair[0] in shapes}
+        extra = left_out(settings, there, family, head if self.ties else None)
+        problems += [f"{whole_name(key)} belongs to no cell of this model's adapter" for key in extra]
         problems += [
-            f"holds nothing for {name}, which {setting} names" for name, setting in self._missing(shapes, grouped)
+            f"holds nothing for {name}, which {setting} names" for name, setting in missing(settings, shapes, grouped)
         ]
         InputError.raise_any([f"{self.file.path}: {problem}" for problem in problems])
         return found
-
-    def _missing(
-        self, shapes: Mapping[str, tuple[int, ...]], found: Collection[tuple[str, str]]
-    ) -> Iterator[tuple[str, str]]:
-        """(tensor name, setting) of what the configuration says is changed and no tensor changes."""
-        settings, changed = self.settings, {name for name, kind in found if kind != "whole"}
-        whole = {name for name, kind in found if kind == "whole"}
-        bias = settings.get("bias")
-        for name, shape in shapes.items():
-            module, _, last = name.rpartition(".")
-            adapted = adapts(settings, module)
-            if last == "weight" and len(shape) == 2 and adapted and name not in changed:
-                yield name, "target_modules"
-            elif name not in whole and any(within(module, entry) for entry in settings.get("modules_to_save") or []):
-                yield name, "modules_to_save"
-            elif name not in whole and last == "bias" and (bias == "all" or (bias == "lora_only" and adapted)):
-                yield name, "bias"
-        if settings.get("trainable_tokens") and not any(kind == "rows" for _, kind in found):
-            yield "any embedding", "trainable_token_indices"
 
     def _checked(
         self, name: str, kind: str, tensors: dict[str, str], shape: tuple[int, ...], transposed: bool

@@ -22,7 +22,7 @@ from adapters.patterns import as_list, named
 from adapters.peft_config import LORA_DEFAULTS, TOKENS_KEYS, tokens_settings
 from adapters.schema import token_ids
 from adapters.sites import sites, weight_array, weight_of
-from model_zoo.engine import stored_rows
+from model_zoo.engine import stored_rows, unlearned
 from model_zoo.errors import InputError, nearest
 from model_zoo.settings import setting
 
@@ -92,6 +92,7 @@ class TokenRows(AdapterModule):
     def __init__(self, site, ids: list[int]):
         super().__init__()
         self.ids, self.output_scale = np.array(ids, np.int64), site.output_scale
+        self.padding_row = site.padding_row if site.padding_row in ids else -1
         place = np.full(site.shape[0], -1, np.int32)
         place[self.ids] = np.arange(len(ids))
         self.place = Tensor(place)
@@ -99,8 +100,10 @@ class TokenRows(AdapterModule):
         self.gather = ops.Gather()
 
     def on_base(self, ids, y, base, weight, bias):
-        place = self.gather(self.place, ids.reshape(-1), 0)  # (N,)
-        rows = self.gather(self.trained, ops.maximum(place, 0), 0) * self.output_scale  # (N, width)
+        ids = ids.reshape(-1)
+        place = self.gather(self.place, ids, 0)  # (N,)
+        rows = unlearned(self.gather(self.trained, ops.maximum(place, 0), 0), ids, self.padding_row)
+        rows = rows * self.output_scale  # (N, width)
         change = rows - base.astype(ms.float32).reshape(rows.shape)
         hit = ops.broadcast_to((place >= 0).expand_dims(1), rows.shape)
         change = ops.select(hit, change, ops.zeros_like(change))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from model_zoo.atomic import check_name
+from model_zoo.elsewhere import refuse_others
 from model_zoo.errors import InputError, shown
 
 Function = TypeVar("Function", bound=Callable)
@@ -79,7 +80,8 @@ def checked(function: Function) -> Function:
     def checking(*arguments: Any, **settings: Any) -> Any:
         try:
             given = signature.bind(*arguments, **settings).arguments
-        except TypeError:  # which Python itself says better
+        except TypeError:  # which Python itself says better, but for other libraries' names
+            refuse_others(function.__qualname__, signature.parameters, settings)
             given = {}
         known = ((name, *kinds[name], value) for name, value in given.items() if name in kinds)
         InputError.raise_any(
@@ -90,6 +92,18 @@ def checked(function: Function) -> Function:
         return function(*arguments, **settings)
 
     return checking  # type: ignore[return-value]
+
+
+def asked_as_elsewhere(function: Function) -> Function:
+    """The function, which says what is here in the place of another library's arguments (`model_zoo.elsewhere`)."""
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def asking(*arguments: Any, **settings: Any) -> Any:
+        refuse_others(function.__qualname__, known, settings)
+        return function(*arguments, **settings)
+
+    return asking  # type: ignore[return-value]
 
 
 def check_argument(name: str, annotation: str, value: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mindspore as ms
 
-from model_zoo.arguments import checked
+from model_zoo.arguments import asked_as_elsewhere, checked
 from model_zoo.atomic import check_name
 from model_zoo.causal_lm import CausalLM
 from model_zoo.checkpoint.dtypes import float_name
@@ -73,6 +73,7 @@ class AutoModel:
     """Models by directory, preset or configuration."""
 
     @staticmethod
+    @asked_as_elsewhere
     def from_pretrained(
         directory: str | Path, dtype: str = "float32", quantization: Quantization | None = None
     ) -> CausalLM:

@@ -9,6 +9,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from model_zoo.arguments import asked_as_elsewhere
 from model_zoo.configs import Config, Family
 from model_zoo.ends import listed_ends
 from model_zoo.engine import set_kernels
@@ -130,6 +131,7 @@ class CausalLM(nn.Cell):
             "again by pet.AutoModel.from_pretrained, and its adapters by pet.load_adapter"
         )
 
+    @asked_as_elsewhere
     @in_turn
     def __call__(self, input_ids, attention_mask=None, position_ids=None):
         """Logits ``(B, S, V)``, float32.

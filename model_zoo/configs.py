@@ -66,6 +66,7 @@ class CellSpec(NamedTuple):
         eps: of a norm.
         offset: of an RMS norm: what is added to its weight.
         scale: of an embedding: what its rows are multiplied by.
+        padding: of an embedding: `Config.padding_row`.
     """
 
     kind: str
@@ -74,6 +75,7 @@ class CellSpec(NamedTuple):
     eps: float = 0.0
     offset: float = 0.0
     scale: float = 1.0
+    padding: int = -1
 
     @property
     def transposed(self) -> bool:
@@ -87,9 +89,9 @@ class CellSpec(NamedTuple):
         return {"weight": self.weight, "bias": (out,)} if self.bias else {"weight": self.weight}
 
 
-def embedding(rows: int, width: int, scale: float = 1.0) -> CellSpec:
+def embedding(rows: int, width: int, scale: float = 1.0, padding: int = -1) -> CellSpec:
     """A table with a row per id."""
-    return CellSpec("embedding", (rows, width), scale=scale)
+    return CellSpec("embedding", (rows, width), scale=scale, padding=padding)
 
 
 def linear(out: int, width: int, bias: bool = False) -> CellSpec:
@@ -201,6 +203,9 @@ class Config:
         feed_forwards: how many of its own width a layer computes.
         logit_cap: logits become ``cap·tanh(logit/cap)``; 0 for as they are.
         left_out: what of the published models is not opened.
+        dropouts: {field of config.json: the place of ``train.base_dropout`` that it means, "" for none} of the shares
+            that the family's own implementation drops while training.
+        assumed_dropout: such a share where config.json leaves it out.
     """
 
     family: ClassVar[Family]
@@ -211,6 +216,8 @@ class Config:
     feed_forwards: ClassVar[int] = 1
     logit_cap: ClassVar[float] = 0.0
     left_out: ClassVar[str] = ""
+    dropouts: ClassVar[Mapping[str, str]] = {}
+    assumed_dropout: ClassVar[float] = 0.0
 
     if TYPE_CHECKING:
 
@@ -226,6 +233,12 @@ class Config:
     def windows(self) -> tuple[int, ...]:
         """The window of each layer: how many keys a query sees, itself among them; 0 for all."""
         return (0,) * self.dims.layers
+
+    @property
+    def padding_row(self) -> int:
+        """The row of the embedding that no lookup trains, whatever token it is: of ``pad_token_id`` where the family's
+        own implementation gives the table a ``padding_idx``; -1 for none. A tied head trains it."""
+        return -1
 
     @property
     def reads_window(self) -> bool:

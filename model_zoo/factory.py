@@ -12,7 +12,7 @@ from model_zoo.layers import Conv1D, Embedding, Linear
 from model_zoo.norms import LayerNorm, RMSNorm
 
 KINDS: dict[str, Callable[[CellSpec, ms.Type], nn.Cell]] = {
-    "embedding": lambda spec, dtype: Embedding(*spec.weight, dtype, spec.scale),
+    "embedding": lambda spec, dtype: Embedding(*spec.weight, dtype, spec.scale, spec.padding),
     "linear": lambda spec, dtype: Linear(spec.weight[1], spec.weight[0], spec.bias, dtype),
     "conv1d": lambda spec, dtype: Conv1D(*spec.weight, dtype),
     "rms_norm": lambda spec, dtype: RMSNorm(*spec.weight, spec.eps, dtype, spec.offset),

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, shown
 from model_zoo.settings import faults, setting
 
 MOST = 1 << 31
@@ -108,6 +108,8 @@ OF_BEAMS = tuple(name for name, field in FIELDS.items() if field.metadata.get("b
 """Those that count with several beams alone."""
 TOKENS = ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id")
 """Those that hold ids of the vocabulary."""
+LIMITS = ("max_new_tokens", "max_length")
+"""How long answers are at most; the first one counts before the second."""
 
 
 def is_asked(name: str, value: Any) -> bool:
@@ -138,3 +140,32 @@ def settled(given: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, An
     faulty = (fault for name, value in own.items() for fault in faults(name, HINTS[name], FIELDS[name].metadata, value))
     InputError.raise_any(f"generation_config.json: {fault}" for fault in faulty)
     return own | found
+
+
+def says_limit(config: Mapping[str, Any]) -> bool:
+    """Whether a generation_config.json says how long answers are at most."""
+    return any(config.get(name) is not None for name in LIMITS)
+
+
+def own_limit(config: Mapping[str, Any], prompt: int, room: int) -> int | None:
+    """How many tokens an answer has at most by generation_config.json: ``max_new_tokens``, or else what ``max_length``
+    leaves behind the prompt. None where it says neither.
+
+    Args:
+        config: generation_config.json.
+        prompt: tokens of the prompt.
+        room: those that the context has room for behind it; an answer ends there in any case.
+
+    Raises:
+        InputError: a value that makes no sense, or leaves nothing.
+    """
+    for name, before in zip(LIMITS, (0, prompt), strict=True):
+        if (limit := config.get(name)) is None:
+            continue
+        if type(limit) is not int or limit < 1:
+            raise InputError(f"generation_config.json: {name} is {shown(limit)}; a whole number above 0 was expected")
+        if limit <= before:
+            filled = f"{name} is {limit}, which a prompt of {prompt} tokens fills"
+            raise InputError(f"generation_config.json: {filled}; give max_new_tokens")
+        return min(limit - before, room)
+    return None

@@ -23,7 +23,7 @@ from mindspore.common.initializer import Constant, initializer
 
 from model_zoo.ascend import on_ascend
 from model_zoo.ascend.attention import attention_by_documents, has_fused_attention, masked_attention, triangle
-from model_zoo.engine import precision_suffix, uses_kernel
+from model_zoo.engine import precision_suffix, unlearned, uses_kernel
 from model_zoo.rotary import Rotary
 
 HALVES = (ms.float16, ms.bfloat16)
@@ -123,17 +123,19 @@ class Embedding(nn.Cell):
     Args:
         vocabulary, width, dtype: of the weight.
         output_scale: what rows are multiplied by, rounded to their type. A tied head is not.
+        padding_row: the id whose row no lookup trains, or -1 (`model_zoo.configs.Config.padding_row`).
 
     Attributes:
         rows: what gives float32 rows of a weight that is stored in fewer bits (`model_zoo.storage`); None for others.
     """
 
-    def __init__(self, vocabulary: int, width: int, dtype=ms.float32, output_scale: float = 1.0):
+    def __init__(self, vocabulary: int, width: int, dtype=ms.float32, output_scale: float = 1.0, padding_row: int = -1):
         super().__init__()
         self.weight, self.output_scale = parameter((vocabulary, width), dtype), output_scale
+        self.padding_row = padding_row
         self.gather = ops.Gather()
         self.rows = None
-        uses_kernel(self, "rows_of")
+        uses_kernel(self, "rows_of", padding=padding_row)
 
     def construct(self, ids):
         if self.rows is not None and self.weight.dtype != ms.float32:  # a copy that is trained is float32
@@ -141,11 +143,11 @@ class Embedding(nn.Cell):
         elif self.fast and self.weight.dtype == ms.float32:
             found = self.kernel(self.weight, ids)
         else:
-            found = self.gather(self.weight, ids, 0)
+            found = unlearned(self.gather(self.weight, ids, 0), ids, self.padding_row)
         return found if self.output_scale == 1.0 else found * self.output_scale  # ids.shape + (width,)
 
     def trace(self, tracer, ids):
-        found = tracer.emit("rows_of", self.weight, ids)
+        found = tracer.emit("rows_of", self.weight, ids, padding=self.padding_row)
         return found if self.output_scale == 1.0 else tracer.emit("scale", found, factor=self.output_scale)
 
 

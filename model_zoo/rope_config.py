@@ -30,7 +30,7 @@ NEEDED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
 }
-"""What each supported type cannot do without."""
+"""What each supported type cannot do without, beside what all have."""
 
 
 def rope_settings(config, local: bool = False) -> dict:
@@ -66,7 +66,7 @@ def rope_settings(config, local: bool = False) -> dict:
     if kind not in NEEDED:
         choices = ", ".join(NEEDED) + similar(kind, NEEDED)
         raise InputError(f"config.json: rotary rope_type is {shown(kind)}; supported: {choices}")
-    missing = [key for key in NEEDED[kind] if merged.get(key) is None]
+    missing = [key for key in ("rope_theta", "partial_rotary_factor", *NEEDED[kind]) if merged.get(key) is None]
     if missing:
         raise InputError(f"config.json: rotary rope_type {kind!r} needs {', '.join(missing)}")
     if kind == "llama3" and merged["high_freq_factor"] <= merged["low_freq_factor"]:

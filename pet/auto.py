@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from model_zoo import auto, tokenizers
-from model_zoo.arguments import check_argument
+from model_zoo.arguments import asked_as_elsewhere, check_argument
 from model_zoo.causal_lm import CausalLM
 from model_zoo.configs import Config
 from model_zoo.quantization import Quantization
@@ -37,6 +37,7 @@ class AutoModel(auto.AutoModel):
     """Models by directory or bundled name; with random weights from a preset or configuration."""
 
     @staticmethod
+    @asked_as_elsewhere
     def from_pretrained(
         name_or_directory: str | os.PathLike,
         dtype: object = "float32",
@@ -67,6 +68,7 @@ class AutoTokenizer(tokenizers.AutoTokenizer):
     """Tokenizers by directory, file or bundled name."""
 
     @staticmethod
+    @asked_as_elsewhere
     def from_pretrained(name_or_path: str | os.PathLike) -> tokenizers.Tokenizer:
         """The tokenizer of a checkpoint directory, a tokenizer file or a bundled tiny base.
 

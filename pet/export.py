@@ -240,7 +240,7 @@ class _Merge:
     def add(self, adapter: StoredAdapter, factor: float) -> None:
         """Takes an adapter's changes in; InputError when two adapters replace the same tensor."""
         adapter.given.update(without_effect(adapter.file, self.base.family, self.base.left_out))
-        for change in adapter.changes(self.shapes, self.turned.__contains__, self.tied):
+        for change in adapter.changes(self.shapes, self.turned.__contains__, self.tied, self.base.family):
             replaced = (change.name, *((self.tied or ())[:1] if change.shared else ()))
             for name in replaced if change.kind in ("whole", "rows") else ():
                 other = self.whole.setdefault(name, adapter)

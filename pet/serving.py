@@ -56,7 +56,7 @@ def lora_of(adapter: str | Path, config: Config, taker: str) -> Iterator[tuple[S
                 f"{adapter}: was started by LoftQ from what packing left out of the base, and fits no other; "
                 "pet merge --dequantize makes a model of it"
             )
-        changes = stored.changes(config.shapes(), config.turned().__contains__, config.tied_head())
+        changes = stored.changes(config.shapes(), config.turned().__contains__, config.tied_head(), config.family)
         problems = [
             f"{adapter}: {change.name}: {taker} cannot take it as an adapter: {why}; {MERGE}"
             for change in changes

@@ -13,7 +13,7 @@ import numpy as np
 from adapters.stored import check_loadable
 from model_zoo.arguments import check_argument
 from model_zoo.errors import InputError, similar
-from model_zoo.generation_settings import DRAWN
+from model_zoo.generation_settings import DRAWN, LIMITS, says_limit
 from pet.names import own_tokenizer
 
 log = logging.getLogger("pet")
@@ -65,7 +65,8 @@ class TextGeneration:
             text: one text or several.
             settings: of `generate`. ``top_k`` above 1, ``top_p``, ``temperature`` and the like sample, unless
                 ``do_sample`` says otherwise; with none of them decoding is greedy. Without ``max_new_tokens`` and
-                ``max_length`` an answer goes on to its end-of-sequence token, or until the context is full.
+                ``max_length``, in generation_config.json too, an answer goes on to its end-of-sequence token, or until
+                the context is full.
 
         Returns:
             ``[{"text_generation_text": [text]}, …]``, one entry per text, with ``num_return_sequences`` answers.
@@ -80,7 +81,7 @@ class TextGeneration:
             options = completed(defaults, options, self.model.room)
         options.setdefault("do_sample", draws)
         options.setdefault("eos_token_id", ends_of(self.model, self.tokenizer))
-        if "max_length" not in options:
+        if "max_length" not in options and not says_limit(getattr(self.model, "generation_config", {})):
             options.setdefault("max_new_tokens", None)  # 16 tokens would end most answers within a sentence
         prompts = [self.prompt(one) for one in texts]
         answers: list[str] = []
@@ -110,8 +111,10 @@ class TextGeneration:
         mask = [[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         options.setdefault("tokenizer", self.tokenizer)
         ends = np.atleast_1d([] if options["eos_token_id"] is None else options["eos_token_id"]).tolist()
-        answers = self.model.generate(ids, mask, **options)[:, length:].tolist()
-        if options.get("max_new_tokens", 0) is None and ends and not options.get("stop_strings"):
+        written = self.model.generate(ids, mask, **options)
+        answers = written[:, length:].tolist()
+        limited = any(options.get(name) is not None for name in LIMITS)
+        if not limited and written.shape[1] == self.model.room and ends and not options.get("stop_strings"):
             warn_of_full_context(answers, ends, self.model.room)
         return [self.tokenizer.decode(until(answer, ends)) for answer in answers]
 
@@ -125,8 +128,8 @@ def completed(defaults: Mapping[str, Any], settings: Mapping[str, Any], room: in
         room: tokens that the model's context holds; a longer ``max_length`` among the defaults is cut to it.
     """
     left = dict(defaults)
-    if "max_length" in settings or "max_new_tokens" in settings:
-        for name in ("max_length", "max_new_tokens"):
+    if any(name in settings for name in LIMITS):
+        for name in LIMITS:
             left.pop(name, None)
     if "max_length" in left:
         left["max_length"] = min(left["max_length"], room)

@@ -66,7 +66,8 @@ def save_pretrained(
     """Writes config.json and model.safetensors, or shards and their index, as Hugging Face transformers reads them.
 
     Args:
-        model: a `CausalLM`. What adapters added is not written: merge them first, or save them apart.
+        model: a `CausalLM`. What adapters added is not written, which is said where any is active: merge them first, or
+            save them apart.
         directory: destination. The files take their places together, at the end; weights of an earlier checkpoint
             are removed.
         max_shard_size: bytes per weight file, as a number or as ``"5GB"``, ``"500MiB"``. A single tensor may exceed it.
@@ -125,6 +126,13 @@ def save_pretrained(
     limit = parse_size(max_shard_size)
     if own is not model.config:
         log.warning("%s: written as a model of type %s; pet merge keeps the rest", directory, own.model_type)
+    if active := [name for name, _ in (model.adapter_state or ((),))[0]]:
+        log.warning(
+            "%s: written without what the active adapters add (%s); pet.save_adapter writes these, and after pet.merge "
+            "or pet.merge_and_unload they are part of the weights",
+            directory,
+            ", ".join(active),
+        )
     with staged(directory, replaces=WEIGHTS) as stage:
         write_weights(stage, described, data, limit)
         write_json(stage / "config.json", config)

@@ -6,7 +6,7 @@ results up to rounding, slower. This module is the engine's door; nothing else o
 handed a `trace.Tracer`.
 
     ops.py          the table of operations             vjp.py          their gradient rules
-    plain.py, plain_attention.py   the plain column     cells.py        one operation as a cell
+    plain*.py       the plain column                    cells.py        one operation as a cell
     ir.py           values, buffers, instructions       trace.py        from cells to instructions
     gradients.py    the backward pass                   schedule.py     GEMM batching
     lowering.py     pieces, buffers, the program        run.py          all layers, forward and backward
@@ -39,6 +39,7 @@ from model_zoo.engine.ir import NotTraceable
 from model_zoo.engine.loss import cross_entropy, logit_bytes, ranked_cross_entropy, token_cross_entropy
 from model_zoo.engine.packing import packed_product, packed_words, packing_kernels, unpacking
 from model_zoo.engine.plain_products import Rounded, Widened
+from model_zoo.engine.plain_rows import unlearned
 from model_zoo.engine.run import LaunchLayers, MemoryProfile, fuse_layers, memory_profile
 from model_zoo.engine.speed import bf16_speedup, describe_bf16, no_bf16, product_rates
 from model_zoo.engine.updates import adamw_in_place, joined, sums_of_squares
@@ -78,6 +79,7 @@ __all__ = [
     "switched_off",
     "token_attention",
     "token_cross_entropy",
+    "unlearned",
     "unpacking",
     "uses_kernel",
 ]

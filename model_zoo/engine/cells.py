@@ -231,11 +231,12 @@ class StoredRows(nn.Cell):
 
     def __init__(self):
         super().__init__()
-        self.rows = operator(OPS["rows_of"]) if available() else OPS["rows_of"].plain()
+        op, self.padding = OPS["rows_of"], (Tensor(np.array([-1], np.int32)),) if available() else ()
+        self.rows = operator(op, padding=-1) if available() else op.plain(-1)
 
     def construct(self, table, ids):
         """Table ``(V, W)``, ids of any shape → ``ids.shape + (W,)``."""
-        return self.rows(table, ids)
+        return self.rows(table, ids, *self.padding)
 
     def bprop(self, table, ids, out, dout):
         return ops.zeros_like(table), ops.zeros_like(ids)

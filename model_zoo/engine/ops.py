@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import mindspore as ms
 import numpy as np
 
-from model_zoo.engine import plain, plain_attention, plain_products, vjp
+from model_zoo.engine import plain, plain_attention, plain_products, plain_rows, vjp
 
 STORED = (ms.bfloat16, ms.float16)
 """What a frozen weight may be stored in beside float32."""
@@ -180,8 +180,8 @@ ROWS = (
     Op("plain_product_bf16_added", "N K:low; K M:stored -> N M:low", product="adds"),
     Op("product_of_columns_bf16", "N K:low; N M:low -> K M"),
     Op("rotary_table", "b S:int; w; {scale} -> b 1 S w; b 1 S w", plain=plain.rotary_table),
-    Op("rows_of", "V H:stored; *:int -> * H", vjp.rows_of, plain=plain.rows_of),
-    Op("rows_of_gradient", "V H:stored; *:int; * H -> V H"),
+    Op("rows_of", "V H:stored; *:int; {padding:int} -> * H", vjp.rows_of, plain=plain_rows.rows_of),
+    Op("rows_of_gradient", "V H:stored; *:int; {padding:int}; * H -> V H"),
     Op("low_rank", "N M; N K; R K; M R; {scale} -> N M; N R", vjp.low_rank, plain=plain.low_rank),
     Op("low_rank_inner", "N K:low; R K; {scale} -> N R"),
     Op("low_rank_factors", "M R; {scale}; N K:low; N R; N M:low -> N R; R K; M R"),

@@ -323,10 +323,6 @@ def rotary_table(scale):
     return tables
 
 
-def rows_of():
-    return lambda table, ids: ops.gather(table, ids, 0).astype(ms.float32)
-
-
 def add_bias():
     return ops.BiasAdd()
 

@@ -46,9 +46,9 @@ def add_bias(to, instruction: Instruction, dy: Value) -> None:
 
 
 def rows_of(to, instruction: Instruction, dy: Value) -> None:
-    table, ids = instruction.inputs
+    table, ids, padding = instruction.inputs
     if to.wants(table):
-        to.emit("rows_of_gradient", table, ids, dy, outputs=[to.of_weight(table)])
+        to.emit("rows_of_gradient", table, ids, padding, dy, outputs=[to.of_weight(table)])
 
 
 def low_rank(to, instruction: Instruction, dy: Value) -> None:

@@ -19,6 +19,7 @@ class GemmaConfig(RotaryConfig):
     block = "gemma"
     acts = ("gelu_pytorch_tanh",)
     norm_offset = 1.0
+    assumed_padding = 0
 
     hidden_size: int = 2304
     intermediate_size: int = 9216

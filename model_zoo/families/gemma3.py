@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from model_zoo.configs import CellSpec
 from model_zoo.families.gemma import GemmaConfig, published_gemma
-from model_zoo.families.rotary import rotary_family
+from model_zoo.families.rotary import rotary_family, said_once
 from model_zoo.rope_config import LAYER_TYPES
 
 
@@ -36,8 +36,7 @@ class Gemma3Config(GemmaConfig):
     def to_dict(self) -> dict:
         values = super().to_dict()
         for key, kind in zip(("rope_theta", "rope_local_base_freq"), LAYER_TYPES, strict=True):
-            if "rope_theta" in ((self.rope_parameters or {}).get(kind) or {}):
-                values.pop(key)
+            said_once(values, key, (self.rope_parameters or {}).get(kind))
         return values
 
     def check(self) -> None:

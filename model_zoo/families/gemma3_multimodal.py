@@ -34,6 +34,10 @@ class Gemma3MultimodalConfig(Gemma3Config):
         return {**text, **values}
 
     @property
+    def padding_row(self) -> int:
+        return self.row_of_padding(self.extra["text_config"])
+
+    @property
     def alone(self) -> Config:
         values, text = self.to_dict(), self.extra["text_config"]
         fields = {field.name for field in dataclasses.fields(Gemma3Config)} - {"extra", "model_type"}

@@ -17,6 +17,7 @@ class GlmConfig(RotaryConfig):
     architectures: ClassVar[dict[str, str]] = {"glm": "GlmForCausalLM", "glm4": "Glm4ForCausalLM"}
     rotary = "interleaved"
     reads_window = False
+    assumed_padding = 151329
 
     vocab_size: int = 151552
     intermediate_size: int = 13696

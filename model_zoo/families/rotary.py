@@ -7,7 +7,7 @@ builds the model.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from model_zoo.configs import CellSpec, Config, Dims, Family, embedding, linear, rms_norm
@@ -65,6 +65,7 @@ class RotaryConfig(Config):
         experts: how many there are, how many a token goes through, and whether the shares of these are made to add up
             to 1; None for a feed-forward without experts.
         score_scale, score_cap: as ``scale`` and ``cap`` in `model_zoo.layers.AttentionCore`.
+        assumed_padding: the ``pad_token_id`` of a config.json that has none.
     """
 
     model = "model_zoo.rotary_decoder:RotaryCausalLM"
@@ -77,6 +78,8 @@ class RotaryConfig(Config):
     experts: ClassVar[tuple[int, int, bool] | None] = None
     score_scale: ClassVar[float | None] = None
     score_cap = 0.0
+    assumed_padding: ClassVar[int | None] = None
+    dropouts: ClassVar = {"attention_dropout": ""}
     sized_by = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
     vocab_size: int = 32000
@@ -109,6 +112,15 @@ class RotaryConfig(Config):
             self.vocab_size,
             self.context,
         )
+
+    @property
+    def padding_row(self) -> int:
+        return self.row_of_padding(self.extra)
+
+    def row_of_padding(self, values: Mapping[str, Any]) -> int:
+        """The same by a config.json's dictionary. torch counts -1 from the end, and takes no row beyond it."""
+        row = values.get("pad_token_id", self.assumed_padding)
+        return -1 if row is None or row >= self.vocab_size else row % self.vocab_size
 
     @property
     def root(self) -> str:
@@ -152,7 +164,7 @@ class RotaryConfig(Config):
     def tensors(self) -> dict[str, CellSpec]:
         n = self.dims
         return {
-            self.family.embedding: embedding(n.vocab, n.hidden, self.embedding_scale),
+            self.family.embedding: embedding(n.vocab, n.hidden, self.embedding_scale, self.padding_row),
             **{f"{self.family.layers}.*.{path}": cell for path, cell in self.layer().items()},
             f"{self.root}.norm": self.norm(),
             **({} if self.tie_word_embeddings else {"lm_head": linear(n.vocab, n.hidden)}),
@@ -185,10 +197,7 @@ class RotaryConfig(Config):
         }
 
     def to_dict(self) -> dict:
-        values = super().to_dict()
-        if "rope_theta" in (self.rope_parameters or {}):
-            values.pop("rope_theta")
-        return values
+        return said_once(super().to_dict(), "rope_theta", self.rope_parameters)
 
     def check(self) -> None:
         self.require("hidden_act", *self.acts)
@@ -206,6 +215,14 @@ class RotaryConfig(Config):
             raise InputError(
                 f"config.json: num_attention_heads {n.heads} is no multiple of num_key_value_heads {n.kv_heads}"
             )
+
+
+def said_once(values: dict, key: str, rope_parameters: dict | None) -> dict:
+    """A config.json's dictionary without this base of the rotations where ``rope_parameters`` has it; transformers may
+    write null there."""
+    if (rope_parameters or {}).get("rope_theta") is not None:
+        values.pop(key, None)
+    return values
 
 
 SIZES = (

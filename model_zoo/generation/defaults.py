@@ -1,4 +1,5 @@
-"""What is said of settings that take no effect: of a generation_config.json, or of a call."""
+"""What a generation_config.json says beside how tokens are chosen, and what is said of settings that take no effect: of
+its own, or of a call."""
 
 from __future__ import annotations
 
@@ -19,6 +20,14 @@ UNHEEDED = {
 """Settings of generation_config.json that change answers under transformers and not here -> their value where nothing
 is said there."""
 _said: set[str] = set()
+
+
+def own_padding(model, beams: int) -> int | None:
+    """The ``pad_token_id`` of generation_config.json, or of config.json where there is none, if it is an id of the
+    vocabulary. transformers takes 0 for none where there are several beams."""
+    token = (model.generation_config or model.config.to_dict()).get("pad_token_id")
+    there = type(token) is int and 0 <= token < model.config.dims.vocab and (token or beams == 1)
+    return token if there else None
 
 
 def say_window(source: Any, window: int, length: int) -> None:

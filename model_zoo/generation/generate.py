@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from model_zoo.arguments import checked
@@ -10,9 +13,9 @@ from model_zoo.errors import InputError
 from model_zoo.generation.beams import beam_search
 from model_zoo.generation.choose import Choice, check_left
 from model_zoo.generation.decoders import decoder_for
-from model_zoo.generation.defaults import say_unheeded, say_unused, say_window
+from model_zoo.generation.defaults import own_padding, say_unheeded, say_unused, say_window
 from model_zoo.generation.processors import Step
-from model_zoo.generation_settings import FIELDS, settled
+from model_zoo.generation_settings import FIELDS, own_limit, settled
 from model_zoo.graph import evaluating
 from model_zoo.inputs import as_array, as_int_tensor, as_mask
 from model_zoo.settings import require
@@ -29,7 +32,7 @@ class Default:
 
 
 SHORT_ANSWER = 16
-SHORT = Default(f"{SHORT_ANSWER}, or up to max_length")
+SHORT = Default(f"the model's own, or {SHORT_ANSWER}")
 OWN_ENDS = Default("the model's own")
 
 
@@ -79,8 +82,9 @@ def generate(
     Args:
         input_ids: ``(B, S)``, or one row ``(S,)``; left-padded where rows differ in length.
         attention_mask: 1 for real tokens; default all real.
-        max_new_tokens: how many tokens at most; 16 when `max_length` is not given either. None goes on until every row
-            has ended or the context is full.
+        max_new_tokens: how many tokens at most. Where `max_length` is not given either, one of these by
+            generation_config.json, within the context, or else 16. None goes on until every row has ended or the
+            context is full.
         do_sample: sample; otherwise decoding is greedy.
         eos_token_id: one or several ids that end a row; default the model's own, by generation_config.json or
             config.json. None never stops early.
@@ -91,7 +95,7 @@ def generate(
         streamer: gets the prompt and then every token (`put`), and `end`; for a single row without beams.
         max_length: length of prompt and answer together, instead of `max_new_tokens`.
         num_return_sequences: how many answers to each row: draws, or the best of so many beams at least.
-        pad_token_id: what follows a finished row; default the first end id, or 0.
+        pad_token_id: what follows a finished row; default the model's own, or else the first end id, or 0.
         stop_strings: texts that end a row once they appear in its answer; they need `tokenizer`.
 
     Returns:
@@ -105,13 +109,13 @@ def generate(
         raise InputError("the active adapter is a reward model's: it scores answers and writes none (pet.scores)")
     ids, mask = as_prompt(input_ids, attention_mask)
     model.check_ids(as_int_tensor("input_ids", ids, 2))
-    longest, context = int(mask.sum(1).max()), model.room
-    new_tokens = answer_length(ids.shape[1], context - longest, max_new_tokens, max_length)
+    longest, context, config = int(mask.sum(1).max()), model.room, model.generation_config
+    new_tokens = answer_length(ids.shape[1], context - longest, max_new_tokens, max_length, config)
     if longest + new_tokens > context:
         raise InputError(
             f"{longest} tokens and {new_tokens} new ones are beyond the context of {context}; lower max_new_tokens"
         )
-    vocabulary, config = model.config.dims.vocab, model.generation_config
+    vocabulary = model.config.dims.vocab
     source = getattr(model, "loaded_from", "the model")
     eos = end_ids(model.eos_token_ids if eos_token_id is OWN_ENDS else eos_token_id, vocabulary)
     choice = Choice(vocabulary, **settled(given, config))
@@ -132,9 +136,8 @@ def generate(
         stop_strings = config.get("stop_strings")
     say_unheeded(source, config, ["stop_strings"] if stop_strings is not None else [])
     say_unused(given, sampled, beams)
-    if pad_token_id is not None:
-        end_ids([pad_token_id], vocabulary, "pad_token_id")
-    pad = pad_token_id if pad_token_id is not None else (eos[0] if eos else 0)
+    pad = own_padding(model, beams) if pad_token_id is None else end_ids([pad_token_id], vocabulary, "pad_token_id")[0]
+    pad = (eos[0] if eos else 0) if pad is None else pad
     stops = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings or [])
     if stops and tokenizer is None:
         raise InputError("stop_strings need the tokenizer that the answer is read with")
@@ -214,16 +217,25 @@ def broken_weight(model) -> str:
     return ": the weights are finite, so a product overflows; load the model with dtype='float32'"
 
 
-def answer_length(prompt: int, room: int, max_new_tokens: int | Default | None, max_length: int | None) -> int:
+def answer_length(
+    prompt: int,
+    room: int,
+    max_new_tokens: int | Default | None,
+    max_length: int | None,
+    config: Mapping[str, Any],
+) -> int:
     """How many new tokens at most, after a prompt of so many columns that leaves this room in the context."""
     if max_length is not None:
         if max_new_tokens is not SHORT and max_new_tokens is not None:
             raise InputError("max_new_tokens and max_length: give one of them")
         name, new = "max_length", max_length - prompt
+    elif max_new_tokens is None:
+        name, new = "the context", room
+    elif max_new_tokens is not SHORT:
+        name, new = "max_new_tokens", max_new_tokens
     else:
-        name, new = "max_new_tokens", SHORT_ANSWER if max_new_tokens is SHORT else max_new_tokens
-        if new is None:
-            name, new = "the context", room
+        own = own_limit(config, prompt, room)
+        name, new = ("the context", own) if own is not None else ("max_new_tokens", SHORT_ANSWER)
     if not isinstance(new, (int, np.integer)) or new < 1:
         raise InputError(f"{name} leaves {new!r} new tokens; at least 1 was expected (the prompt has {prompt})")
     return int(new)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model_zoo.errors import InputError, nearest, similar
-from model_zoo.generation_settings import settled
+from model_zoo.generation_settings import own_limit, settled
 from pet import interrupts
 from pet.cli.chat_session import ChatSession, add_chat_session, make_chat_session, not_text
 from pet.cli.parser import Parser, wrapped
@@ -87,7 +87,8 @@ class Conversation:
                 super().on_text(text)
 
         ids, ends = self.prompt(messages), ends_of(session.model, session.tokenizer)
-        streamed = settled({"num_beams": settings.num_beams}, session.model.generation_config).get("num_beams", 1) == 1
+        own = session.model.generation_config
+        streamed = settled({"num_beams": settings.num_beams}, own).get("num_beams", 1) == 1
 
         def receive(number: int) -> None:
             if signals or not streamed:  # beams are written in one piece
@@ -98,7 +99,7 @@ class Conversation:
             with interrupts.handled_by(receive, [signal.SIGINT]):
                 written = session.model.generate(
                     [ids],
-                    max_new_tokens=settings.max_new_tokens,
+                    max_new_tokens=settings.max_new_tokens or own_limit(own, len(ids), session.model.room - len(ids)),
                     eos_token_id=ends,
                     seed=settings.seed,
                     streamer=Streamer(session.tokenizer) if streamed else None,

@@ -14,7 +14,7 @@ from pet.cli.parser import Parser
 
 # option → meaning; names of the generation section, whose values are written as in a recipe
 GENERATION = {
-    "max_new_tokens": "tokens of an answer, at most; default: up to its end or the end of the context",
+    "max_new_tokens": "tokens of an answer, at most; default: the base's own, or up to its end or that of the context",
     "seed": "random seed of sampling",
     **{name: field.metadata["description"] for name, field in FIELDS.items() if name != "do_sample"},
 }

@@ -99,8 +99,12 @@ class Counts:
             f"{empty}"
         )
 
-    def findings(self, max_length: int) -> list[str]:
-        """What a user should know of rows that were cut or left out, a sentence each."""
+    def findings(self, max_length: int, longer: str = "raise it") -> list[str]:
+        """What a user should know of rows that were cut or left out, a sentence each.
+
+        Args:
+            max_length, longer: of `DataSettings`.
+        """
         rows, found = f"of {self.rows} rows are", []
         if self.cut or self.dropped_long:
             long = f"{self.cut} {rows} cut" if self.cut else f"{self.dropped_long} {rows} left out"
@@ -110,14 +114,14 @@ class Counts:
                 else ""
             )
             found.append(
-                f"{long} at data.max_length={max_length}{lost}; raise it (the longest has {self.longest} tokens)"
+                f"{long} at data.max_length={max_length}{lost}; {longer} (the longest has {self.longest} tokens)"
             )
         elif self.dropped_unlabelled:
             found.append(f"{self.dropped_unlabelled} {rows} left out: none of their tokens is a label")
         if self.dropped_equal:
             found.append(
                 f"{self.dropped_equal} {rows} left out: cut at data.max_length={max_length} their answers are the "
-                "same; raise it"
+                f"same; {longer}"
             )
         if self.dropped_empty:
             found.append(

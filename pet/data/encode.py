@@ -353,13 +353,13 @@ def shown(items: Iterable[T], what: str, rows: Callable[[T], int]) -> Iterator[T
         bar.close()
 
 
-def tell(counts: Counts, max_length: int, source: str) -> None:
+def tell(counts: Counts, settings: DataSettings, source: str) -> None:
     """Warns of rows that were cut or left out.
 
     Raises:
         InputError: less than half of the rows remain.
     """
-    findings = counts.findings(max_length)
+    findings = counts.findings(settings.max_length, settings.longer)
     if 2 * counts.dropped > counts.rows:
         raise InputError(
             f"{source}: {counts.rows - counts.dropped} of {counts.rows} rows remain, at least half is expected; "

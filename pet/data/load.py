@@ -89,7 +89,7 @@ def load_dataset(
     source = ", ".join(map(str, files[:3]))
     if len(dataset) == 0:
         raise InputError(f"{source}: no sample is left: {dataset.counts}")
-    tell(dataset.counts, settings.max_length, source)
+    tell(dataset.counts, settings, source)
     return dataset
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from model_zoo.errors import InputError, nearest
 
+FULL = "the model's context has room for no more"
+
 
 @dataclass(frozen=True)
 class DataSettings:
@@ -19,6 +21,7 @@ class DataSettings:
         compares: whether it reads rows itself; no setting of a recipe either.
         share_question: whether two documents of a sample stand in a row with what they begin with together once
             (:mod:`pet.data.packing`); no setting of a recipe either.
+        longer: what a user is told of rows that are longer than `max_length`; no setting of a recipe either.
 
     Raises:
         InputError: a value that a recipe could not have.
@@ -49,6 +52,7 @@ class DataSettings:
     documents: int = 1
     compares: bool = False
     share_question: bool = False
+    longer: str = "raise it"
 
     def __post_init__(self) -> None:
         from pet.recipe.data import Data

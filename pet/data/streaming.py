@@ -157,7 +157,7 @@ class StreamDataset:
         dataset.counts = counts
         if not self._told and counts.findings(self.settings.max_length):
             self._told = True
-            tell(counts, self.settings.max_length, ", ".join(self.files[:3]))
+            tell(counts, self.settings, ", ".join(self.files[:3]))
         return dataset
 
     def known_steps(self, key: str) -> dict[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, WrapValidator, model_serializer
+from pydantic import BeforeValidator, Field, PrivateAttr, SerializeAsAny, WrapValidator, model_serializer
 
 from model_zoo.errors import shown
 from pet.recipe.fields import HerePath, Parts, PathKind, RecipePath, Section, StepsOrShare, TemplatePath, TextsToo
@@ -112,6 +112,7 @@ DataPaths = Annotated[
 class Data(Reading):
     """Files, their format, and the way to batches."""
 
+    _room: int | None = PrivateAttr(None)  # tokens that the model has room for, as far as its config.json says it
     train: DataPaths | None = Field(
         None,
         description="Files, or directories of files, to train on: JSON, JSONL, CSV, plain text, MindRecord, Parquet "

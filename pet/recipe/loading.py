@@ -245,7 +245,7 @@ def _check_model(recipe: Recipe, report: Report) -> None:
     except InputError as error:
         report.add(at, str(error))
         return
-    room = rules.room(recipe, config)
+    room = recipe.data._room = rules.room(recipe, config)
     if room is not None and "max_length" not in recipe.data.model_fields_set and not recipe.data.buckets:
         recipe.data.max_length = max(2, min(room, recipe.data.max_length))
     _report(report, rules.context(recipe, config))

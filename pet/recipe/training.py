@@ -251,7 +251,8 @@ class Answering(Section):
         ge=1,
         le=1 << 20,
         description=f"Tokens of an answer, at most. Left out: {EVALUATED_TOKENS} in evaluations, while pet predict and "
-        "pet chat go on to the end-of-sequence token or the end of the context.",
+        "pet chat take max_new_tokens or max_length of the base's generation_config.json, or go on to the "
+        "end-of-sequence token or the end of the context.",
     )
     stop: list[str] = Field(
         default_factory=list, description="Stop sequences. Left out: stop_strings of the base's generation_config.json."

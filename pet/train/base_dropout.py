@@ -6,6 +6,7 @@ those of `adapters.dropout`: functions of the step and of the place in the whole
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from mindspore import nn
@@ -13,6 +14,9 @@ from mindspore import nn
 from adapters.dropout import KEY_NAME, Dropout
 from model_zoo.errors import InputError
 from model_zoo.layers import AttentionCore, int_range
+
+log = logging.getLogger("pet")
+_said: set[str] = set()
 
 
 class HeadDropout(Dropout):
@@ -31,6 +35,23 @@ class HeadDropout(Dropout):
         own = x.size // x.shape[0]  # of a row of the batch
         before = (int_range(x.shape[0]) * (self.parts - 1) + self.part) * own
         return int_range(x.size).reshape(x.shape) + before.reshape(-1, 1, 1, 1), x.size * self.parts
+
+
+def say_unapplied(model: nn.Cell) -> None:
+    """Warns, once for each base, of dropout in its config.json, which nothing applies where nobody asks for it."""
+    config, source = getattr(model, "config", None), getattr(model, "loaded_from", None)
+    if source is None or any(getattr(cell, "drop", None) is not None for _, cell in model.cells_and_names()):
+        return
+    values = config.to_dict()
+    rates = {name: values.get(name, config.assumed_dropout) for name in config.dropouts}
+    rates = {name: rate for name, rate in rates.items() if isinstance(rate, (int, float)) and rate > 0}
+    left = ", ".join(f"{name}={rate}" for name, rate in rates.items())
+    if not left or (key := f"{source} {left}") in _said:
+        return
+    _said.add(key)
+    asked = {place: rates[name] for name, place in config.dropouts.items() if place and name in rates}
+    way = f"train.base_dropout={asked} does" if asked else "the base has none here"
+    log.warning("%s: config.json says %s, which training does not apply; %s", source, left, way)
 
 
 def attach_dropout(model: nn.Cell, rates: Mapping[str, float], part: int = 0) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from model_zoo.errors import InputError
+from model_zoo.generation_settings import own_limit
 from model_zoo.graph import evaluating
 from model_zoo.turns import in_turn
 from pet.recipe.training import METRICS
@@ -102,8 +103,9 @@ class Answers:
         batch_size: batch size (default 16).
         seed: of sampling, where the section gives none.
 
-    Without ``generation.max_new_tokens`` an answer goes on to its end token or the end of the context. With it, it is
-    shorter where the model's context is full before; a warning says so once.
+    Without ``generation.max_new_tokens`` an answer is at most as long as generation_config.json says, or else goes on
+    to its end token or the end of the context. With it, it is shorter where the model's context is full before; a
+    warning says so once.
     """
 
     def __init__(self, model, tokenizer, questions: Sequence[Any], generation, batch_size: int = 16, seed: int = 0):
@@ -111,8 +113,8 @@ class Answers:
         self.questions, self.batch_size = list(questions), batch_size
         self.seed = seed if generation.seed is None else generation.seed
         self.ends = ends_of(model, tokenizer)
-        own = getattr(model, "generation_config", {}).get("stop_strings")
-        self.stops = np.ravel(generation.stop or own or []).tolist()
+        self.own = getattr(model, "generation_config", {})
+        self.stops = np.ravel(generation.stop or self.own.get("stop_strings") or []).tolist()
         self.told = False
 
     def __call__(self, limit: int | None = None) -> list[Answer]:
@@ -156,7 +158,8 @@ class Answers:
             **settings.choosing(),
         )
         answers = np.asarray(written)[: len(prompts), length:].tolist()
-        if settings.max_new_tokens is None and self.ends and not self.stops:
+        full = longest + new_tokens == context_of(self.model)
+        if full and settings.max_new_tokens is None and self.ends and not self.stops:
             warn_of_full_context(answers, self.ends, context_of(self.model))
         return [self.text(answer) for answer in answers]
 
@@ -171,18 +174,19 @@ class Answers:
             raise InputError(
                 f"a question of {longest} tokens leaves no room for an answer in the model's context of {context}"
             )
-        wanted = self.generation.max_new_tokens or context - longest
+        room = context - longest
+        wanted = self.generation.max_new_tokens or own_limit(self.own, longest, room) or room
         if longest + wanted > context and not self.told:
             self.told = True
             log.warning(
                 "the model's context of %d tokens has room for %d after a question of %d: answers end there, before "
                 "generation.max_new_tokens (%d)",
                 context,
-                context - longest,
+                room,
                 longest,
                 wanted,
             )
-        return min(wanted, context - longest)
+        return min(wanted, room)
 
     def text(self, ids: list[int]) -> str:
         """What was written, up to the first end token or stop text."""

@@ -24,6 +24,7 @@ from pet.auto import AutoTokenizer
 from pet.data import DataSettings, load_dataset, make_loader
 from pet.data.dataset import IGNORED
 from pet.data.packing import causal_layout, placed
+from pet.data.settings import FULL
 from pet.recipe.classes import rows_of
 from pet.recipe.training import Train
 from pet.train.distributed import DistributedContext
@@ -255,7 +256,7 @@ def file_feed(path: str | os.PathLike, model, accumulation: int, settings: Train
     """Packed rows of a file or a directory of files, in any of the forms that a recipe's ``data.train`` takes.
 
     The objective says how rows are read, and ``seed`` their order. The tokenizer is the one beside the model's
-    checkpoint; a row has at most 512 tokens, or the model's context.
+    checkpoint; a row has at most 512 tokens, or as many as the model has room for.
 
     Raises:
         InputError: what is wrong with the files; no tokenizer; a batch that the processes cannot share evenly.
@@ -270,8 +271,10 @@ def file_feed(path: str | os.PathLike, model, accumulation: int, settings: Train
     if settings.batch_size % distributed.data_size:
         raise InputError(f"batch_size: {settings.batch_size} rows cannot be shared by {distributed.data_size} replicas")
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    length = min(DataSettings.max_length, dims.context)
-    how = DataSettings(max_length=length, seed=settings.seed, **rows_of(settings.objective))
+    room = getattr(model, "room", dims.context)
+    length = max(2, min(DataSettings.max_length, room))
+    longer = FULL if length == room else "pet.data.load_dataset (max_length) and make_loader make longer ones"
+    how = DataSettings(max_length=length, longer=longer, seed=settings.seed, **rows_of(settings.objective))
     dataset = load_dataset(path, tokenizer, settings=how)
     return shared_loader(dataset, settings.batch_size, how, model, tokenizer, distributed, accumulation)
 

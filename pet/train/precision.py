@@ -15,7 +15,7 @@ from model_zoo.inputs import check_runs
 from model_zoo.layers import AttentionCore, Conv1D, Linear, is_product
 from model_zoo.quantization.cells import PackedProduct
 from model_zoo.storage import widen_trained
-from pet.train.base_dropout import attach_dropout
+from pet.train.base_dropout import attach_dropout, say_unapplied
 
 log = logging.getLogger("pet")
 
@@ -102,6 +102,8 @@ def prepare_model(model: nn.Cell, settings, distributed) -> Precision:
     set_precision(model, precision.name)
     if settings.recompute:
         set_recompute(model, int(settings.recompute))
+    if not settings.base_dropout:
+        say_unapplied(model)
     attach_dropout(model, settings.base_dropout, distributed.tensor_rank)
     return precision
 

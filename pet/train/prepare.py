@@ -174,10 +174,14 @@ def check_loaded(model, recipe, config) -> None:
 def data_settings(recipe, **changes):
     """The recipe's data section as the loader takes it; the order follows ``train.seed`` unless it has its own."""
     from pet.data import DataSettings
+    from pet.data.settings import FULL
     from pet.recipe.classes import rows_of
 
-    seed = recipe.data.seed if recipe.data.seed is not None else recipe.train.seed
-    return DataSettings.of(recipe.data, **{"seed": seed, **rows_of(recipe.train.objective), **changes})
+    data = recipe.data
+    own: dict[str, Any] = {"seed": data.seed if data.seed is not None else recipe.train.seed}
+    if data._room is not None and data.max_length >= data._room:
+        own["longer"] = FULL
+    return DataSettings.of(data, **{**own, **rows_of(recipe.train.objective), **changes})
 
 
 def load_data(recipe, tokenizer) -> tuple[Any, Any]:

@@ -341,16 +341,19 @@ def storage(kernels):
         assert np.array_equal(*[kernels("dora", (y, weight, *rest), y.shape) for weight in both]), kind
         for vocabulary, width, ids in ((1, 1, [[0]]), (9, 7, [8, 0, 8]), (40, 130, [[3, 39], [0, 3]])):
             stored, wide = narrow(numbers(vocabulary, width), kind)
-            ids = np.array(ids, np.int32)
-            for table in (stored, wide):
-                assert np.array_equal(kernels("rows_of", (table, ids), (*ids.shape, width)), wide[ids]), (kind, width)
-            more, gradient = numbers(*ids.shape, width, seed=2), np.zeros_like(wide)
-            np.add.at(gradient, ids, more)
-            assert np.array_equal(kernels("rows_of_gradient", (wide, ids, more), wide.shape), gradient), width
+            ids, shape = np.array(ids, np.int32), (np.shape(ids) + (width,))
+            for padding in (-1, vocabulary - 1):
+                given = ids, np.array([padding], np.int32)
+                for table in (stored, wide):
+                    assert np.array_equal(kernels("rows_of", (table, *given), shape), wide[ids]), (kind, width)
+                more, gradient = numbers(*shape, seed=2), np.zeros_like(wide)
+                np.add.at(gradient, ids[ids != padding], more[ids != padding])
+                assert np.array_equal(kernels("rows_of_gradient", (wide, *given, more), wide.shape), gradient), width
     for width in (1, 16, EDGES.size):  # one by one, a vector, and with some behind it
         table = EDGES[: EDGES.size // width * width].reshape(-1, width)
-        ids = np.arange(len(table), dtype=np.int32)
-        assert np.array_equal(kernels("rows_of", (table, ids), table.shape), table.astype(np.float32), equal_nan=True)
+        given = np.arange(len(table), dtype=np.int32), np.array([-1], np.int32)
+        found = kernels("rows_of", (table, *given), table.shape)
+        assert np.array_equal(found, table.astype(np.float32), equal_nan=True)
 
 
 def matrix_of(arrays, form, shape):

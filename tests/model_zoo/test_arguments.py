@@ -1,10 +1,13 @@
 import functools
+import inspect
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from model_zoo.arguments import checked, misfit
+from model_zoo.elsewhere import ELSEWHERE
 from model_zoo.errors import InputError
 
 FITTING = {
@@ -102,3 +105,48 @@ def test_public_functions_are_checked():
         with pytest.raises(InputError) as caught:
             call()
         assert words in str(caught.value)
+
+
+def test_arguments_of_other_libraries_are_named_here(tmp_path):
+    import pet
+
+    model = pet.apply_lora(pet.AutoModel.from_pretrained("llama_tiny"), rank=2)
+    calls = {
+        "AutoModel.from_pretrained: torch_dtype is dtype": (pet.AutoModel.from_pretrained, "x", "torch_dtype"),
+        'load_in_4bit is quantization={"type": "nf4"}': (pet.AutoModel.from_pretrained, "x", "load_in_4bit"),
+        "quantization_config is quantization, as": (pet.AutoModel.from_pretrained, "x", "quantization_config"),
+        "device_map has no counterpart: a model is on": (pet.AutoModel.from_pretrained, "x", "device_map"),
+        "AutoTokenizer.from_pretrained: use_fast has no": (pet.AutoTokenizer.from_pretrained, "x", "use_fast"),
+        "from_config: torch_dtype is dtype": (pet.AutoModel.from_config, "llama_7b", "torch_dtype"),
+        "generate: generation_config is its settings": (model.generate, [[5]], "generation_config"),
+        "generate: penalty_alpha has no counterpart": (model.generate, [[5]], "penalty_alpha"),
+        "model: labels has no counterpart: logits are given; pet.Trainer computes": (model, [[5]], "labels"),
+        "load_adapter: adapter_name is name": (functools.partial(pet.load_adapter, model), "x", "adapter_name"),
+        "load_adapter: is_trainable has no": (functools.partial(pet.load_adapter, model), "x", "is_trainable"),
+        "save_adapter: selected_adapters is name": (pet.save_adapter, model, "selected_adapters"),
+        "save_pretrained: safe_serialization has no": (model.save_pretrained, tmp_path, "safe_serialization"),
+        "merge_and_unload: safe_merge is safe": (pet.merge_and_unload, model, "safe_merge"),
+    }
+    for words, (call, first, name) in calls.items():
+        with pytest.raises(InputError) as caught:
+            call(first, **{name: True})
+        assert words in str(caught.value) and "\n" not in str(caught.value)
+    for call in (pet.AutoModel.from_pretrained, functools.partial(pet.load_adapter, model), model.generate, model):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'nothing_of_this_name'"):
+            call([[5]], nothing_of_this_name=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_said_of_other_libraries_arguments_is_true():
+    """No function has an argument that the table says it has not, and every one has those that the table names."""
+    import pet
+    from model_zoo.causal_lm import CausalLM
+    from model_zoo.generation import generate
+
+    own = {"CausalLM.__call__": CausalLM.__call__, "generate": generate}
+    for name, others in ELSEWHERE.items():
+        function = own.get(name) or functools.reduce(getattr, name.split("."), pet)
+        known = inspect.signature(function).parameters
+        assert not others.keys() & known.keys(), name
+        here = [said.removeprefix("is ") for said in others.values() if re.fullmatch(r"is \w+", said)]
+        assert set(here) <= known.keys(), name

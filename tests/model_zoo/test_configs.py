@@ -132,6 +132,26 @@ def test_what_stands_beside_the_rotary_settings_is_written_again(values):
     ]
 
 
+@pytest.mark.parametrize("beside", (None, 5e3))
+def test_a_base_beside_those_of_each_kind_of_layer(beside):
+    """transformers writes a null there where all layers of a Gemma 3 are of one kind."""
+    by_kind = {"full_attention": {**DEFAULT, "rope_theta": 1e6}, "sliding_attention": DEFAULT}
+    values = {**preset("gemma3_1b"), "rope_parameters": {**by_kind, "rope_type": "default", "rope_theta": beside}}
+    config = config_class(values).from_dict(values)
+    written = config.for_file(config.to_dict())
+    assert written["rope_parameters"] == values["rope_parameters"]
+    assert "rope_theta" not in written and "rope_local_base_freq" not in written
+    again = config_class(written).from_dict(written)
+    assert [rope_settings(again, local)["rope_theta"] for local in (False, True)] == [1e6, 5e4]
+
+
+@pytest.mark.parametrize("key", ("rope_theta", "partial_rotary_factor"))
+def test_rotary_settings_without_what_all_need(key):
+    values = {"model_type": "glm", "rope_parameters": {**DEFAULT, key: None}}
+    with pytest.raises(InputError, match=f"rope_type 'default' needs {key}"):
+        config_class(values).from_dict(values)
+
+
 @pytest.mark.parametrize("kind", ("qwen2", "mistral"))
 def test_biases_that_are_llamas_alone(kind):
     plain, said = ({"model_type": kind, **flags} for flags in ({}, {"attention_bias": True, "mlp_bias": True}))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor
 
-from adapters.apply import apply, disable_adapters, trainable_parameters
+from adapters.apply import apply, delete_adapter, disable_adapters, set_adapter, trainable_parameters
 from adapters.bitfit import BitFitConfig
 from adapters.lora import LoRAConfig
 from adapters.merge import merge, unmerge
@@ -95,6 +95,31 @@ def test_the_base_is_saved_without_its_adapter_and_with_it_when_merged(name, fix
         assert not any("lora" in tensor for tensor in plain)
         for tensor in plain:
             np.testing.assert_array_equal(plain.read(tensor), base.read(tensor))
+
+
+def test_an_adapter_that_is_not_written_is_named(fixtures, tmp_path, caplog):
+    model = AutoModel.from_pretrained(fixtures / "gpt2")
+    for name in ("first", "second", "idle"):
+        apply(model, LoRAConfig(rank=2), name=name)
+    set_adapter(model, ["first", "second"])
+
+    def said():
+        caplog.clear()
+        model.save_pretrained(tmp_path / "out")
+        return [record.message for record in caplog.records if record.levelname == "WARNING"]
+
+    (line,) = said()
+    assert "without what the active adapters add (first, second)" in line
+    assert "pet.save_adapter" in line and "pet.merge" in line
+    with disable_adapters(model):
+        assert said() == []
+    merge(model)
+    assert said() == []
+    unmerge(model)
+    assert len(said()) == 1
+    for name in ("first", "second"):
+        delete_adapter(model, name)
+    assert said() == []
 
 
 def test_fingerprint_sees_the_base_alone(fixtures):

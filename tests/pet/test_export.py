@@ -417,6 +417,58 @@ def test_an_adapter_of_which_nothing_fits_is_one_line(fixtures, tmp_path):
     assert len(message.splitlines()) == 1 and len(message) < 400
 
 
+def edit(directory, **changes) -> None:
+    path = directory / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+LEFT_OUT = {
+    "excluded": {"exclude_modules": ["q_proj"]},
+    "other layers": {"layers_to_transform": [0]},
+    "a layer by its number": {"layers_to_transform": 0},
+    "other targets": {"target_modules": ["q_proj", "up_proj"]},
+    "the family's targets": {"target_modules": None},
+    "an expression": {"target_modules": r".*\.1\..*q_proj"},
+    "saved whole": {"modules_to_save": ["mlp"]},
+    "other biases": {"bias": "none"},
+    "no magnitudes": {"use_dora": False},
+}
+
+
+@pytest.mark.parametrize("case", LEFT_OUT)
+def test_what_the_configuration_leaves_out_is_refused_as_loading_refuses_it(case, fixtures, tmp_path):
+    """PEFT passes over such tensors, so that the merge would be another model."""
+    import pet
+
+    name = "gpt2" if case == "other biases" else "llama_gqa"
+    settings = {"bias": "all"} if name == "gpt2" else {"use_dora": True} if case == "no magnitudes" else {}
+    settings["targets"] = ["c_attn", "c_fc"] if name == "gpt2" else ["q_proj", "v_proj", "up_proj"]
+    model = pet.apply_lora(pet.AutoModel.from_pretrained(fixtures / name), rank=2, **settings)
+    pet.save_adapter(model, tmp_path / "adapter")
+    merge_checkpoint(fixtures / name, tmp_path / "adapter", tmp_path / "whole")
+    edit(tmp_path / "adapter", **LEFT_OUT[case])
+    said = refused(
+        fixtures / name, tmp_path / "adapter", tmp_path / "out", "belongs to no cell of this model's adapter"
+    )
+    with pytest.raises(InputError) as caught:
+        pet.load_adapter(pet.AutoModel.from_pretrained(fixtures / name), tmp_path / "adapter")
+
+    def odd(text):
+        return {line.partition(" belongs")[0].rpartition(" ")[2] for line in text.splitlines() if "belongs" in line}
+
+    assert odd(said) == odd(str(caught.value)) != set()
+
+
+@pytest.mark.parametrize("given", [None, ["q_proj", "v_proj"], "all-linear", r"(?=.).*\.[qv]_proj"])
+def test_targets_that_mean_what_the_file_holds(given, fixtures, tmp_path):
+    import pet
+
+    model = pet.apply_lora(pet.AutoModel.from_pretrained(fixtures / "llama_gqa"), rank=2, targets=["q_proj", "v_proj"])
+    pet.save_adapter(model, tmp_path / "adapter")
+    edit(tmp_path / "adapter", target_modules=given)
+    merge_checkpoint(fixtures / "llama_gqa", tmp_path / "adapter", tmp_path / "out")
+
+
 def test_wrong_shapes(fixtures, tmp_path):
     adapter = lora_directory(tmp_path / "a", ["q_proj"], random_lora(LAYER, 65, 64))
     refused(fixtures / "llama_mha", adapter, tmp_path / "out", "lora_B.weight has shape (65, 2), expected (64, 2)")
@@ -577,7 +629,7 @@ def test_peak_memory(kept, dtype, layers, marked, tmp_path):
     if marked:
         with open_checkpoint(tmp_path / "base") as checkpoint:
             metadata["base_fingerprint"] = fingerprint(config, checkpoint)
-    adapter = lora_directory(tmp_path / "adapter", ["some"], {}, r=8)
+    adapter = lora_directory(tmp_path / "adapter", ["q_proj", "down_proj", "lm_head"], {}, r=8)
     prefixed = {f"base_model.model.{key}": value for key, value in parts.items()}
     write_file(adapter / "adapter_model.safetensors", prefixed, metadata)
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "base"), str(adapter), str(tmp_path / "out"), dtype]

@@ -232,7 +232,7 @@ struct rows {
     struct matrix table;
     const int32_t *ids;
     float *out, *gradient;
-    int64_t width, rows, count;
+    int64_t width, rows, count, padding;
     _Atomic int failed;
 };
 
@@ -255,9 +255,9 @@ static void take_rows(void *arguments, int64_t first, int64_t last) {
     BY_STORAGE(of->table.storage, copy_rows, of, first, last)
 }
 
-/* table (V, W), ids (…) → their rows (…, W) */
+/* table (V, W), ids (…), the padding's row or -1, which counts for the gradient alone → their rows (…, W) */
 PET_KERNEL(rows_of) {
-    struct rows of = {.table = matrix_of(params, shapes, dtypes, 0), .ids = params[1], .out = params[2], .rows = shapes[0][0],
+    struct rows of = {.table = matrix_of(params, shapes, dtypes, 0), .ids = params[1], .out = params[3], .rows = shapes[0][0],
                       .width = shapes[0][1]};
     pet_parallel(take_rows, &of, size_of(ndims[1], shapes[1]), rows_at_once(of.width));
     return of.failed;
@@ -272,7 +272,7 @@ static void add_rows(void *arguments, int64_t first, int64_t last) {
     for (int64_t i = 0; i < of->count; i++) {
         int64_t row = of->ids[i];
         if (row < 0 || row >= of->rows) of->failed = 1;
-        if (row < first || row >= last) continue;
+        if (row < first || row >= last || row == of->padding) continue;
         float *sum = of->gradient + row * of->width;
         const float *more = of->out + i * of->width;
 #pragma omp simd
@@ -280,10 +280,11 @@ static void add_rows(void *arguments, int64_t first, int64_t last) {
     }
 }
 
-/* table (V, W), ids (…), the gradient of their rows (…, W) → the table's (V, W) */
+/* table (V, W), ids (…), the padding's row or -1, the gradient of their rows (…, W) → the table's (V, W), nothing in
+ * the padding's row */
 PET_KERNEL(rows_of_gradient) {
-    struct rows of = {.ids = params[1], .out = params[2], .gradient = params[3], .rows = shapes[0][0], .width = shapes[0][1],
-                      .count = size_of(ndims[1], shapes[1])};
+    struct rows of = {.ids = params[1], .padding = *(int32_t *)params[2], .out = params[3], .gradient = params[4],
+                      .rows = shapes[0][0], .width = shapes[0][1], .count = size_of(ndims[1], shapes[1])};
     pet_parallel(add_rows, &of, of.rows, of.rows / ROW_PIECES + 1);
     return of.failed;
 }

@@ -128,6 +128,7 @@ def test_data_settings():
     }
     for name in ("conversations", "documents", "compares", "share_question"):  # an objective's
         assert name not in Data.model_fields and fields.pop(name) in (None, 1, False)
+    assert fields.pop("longer") == "raise it"  # what is said where the model has room for no more
     assert fields.keys() <= Data.model_fields.keys()
     for name, default in fields.items():
         assert (Data.model_fields[name].get_default(call_default_factory=True) or None) == (default or None), name

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 from first_layers import first_layers
@@ -100,3 +103,29 @@ def test_other_families_have_none():
     with pytest.raises(InputError, match="only models of the GPT family"):
         attach_dropout(pet.AutoModel.from_pretrained("llama_tiny"), {"hidden": 0.1})
     attach_dropout(pet.AutoModel.from_pretrained("llama_tiny"), {"hidden": 0.0})
+
+
+def test_dropout_that_nobody_applies_is_said_once(tmp_path, caplog):
+    """transformers applies what config.json says, of GPT-2 also what it leaves out."""
+
+    def said(name, base, config, **settings):
+        directory = shutil.copytree(bundled_models()[base], tmp_path / name)
+        values = json.loads((directory / "config.json").read_text())
+        values = {key: value for key, value in (values | config).items() if value != "left out"}
+        (directory / "config.json").write_text(json.dumps(values))
+        caplog.clear()
+        for _ in range(2):
+            model = pet.apply_lora(pet.AutoModel.from_pretrained(directory), rank=2)
+            Trainer(model, [{"input_ids": IDS.astype(np.int32)}], steps=1, **settings)
+        return [record.message for record in caplog.records if "does not apply" in record.message]
+
+    (line,) = said("some", "gpt_tiny", {"resid_pdrop": 0.1, "attn_pdrop": 0.2})
+    assert "resid_pdrop=0.1, attn_pdrop=0.2" in line
+    assert "train.base_dropout={'hidden': 0.1, 'attention': 0.2}" in line
+    (line,) = said("all", "gpt_tiny", dict.fromkeys(("embd_pdrop", "resid_pdrop", "attn_pdrop"), "left out"))
+    assert "embd_pdrop=0.1, resid_pdrop=0.1, attn_pdrop=0.1" in line
+    assert said("asked", "gpt_tiny", {"resid_pdrop": 0.1}, base_dropout={"hidden": 0.1}) == []
+    assert said("refused", "gpt_tiny", {"resid_pdrop": 0.1}, base_dropout={"hidden": 0.0}) == []
+    (line,) = said("llama", "llama_tiny", {"attention_dropout": 0.5})
+    assert "attention_dropout=0.5" in line and "base_dropout" not in line
+    assert said("none", "llama_tiny", {}) == []

@@ -8,6 +8,8 @@ import types
 import numpy as np
 import pytest
 
+import pet
+from model_zoo.checkpoint.reading import read_config
 from model_zoo.errors import InputError
 from pet.names import bundled_models
 from pet.recipe.loading import from_dict
@@ -82,6 +84,40 @@ def test_rows_of_ids_padded_to_the_longest_of_a_step(tmp_path):
     write(tmp_path / "ids.jsonl", rows)
     with pytest.raises(InputError, match=r"ids.jsonl:3: token id 1216 is beyond the model's vocabulary of 1216"):
         prepare(tmp_path, data)
+
+
+@pytest.mark.parametrize("streaming", (False, True))
+def test_rows_beyond_the_models_context(streaming, tmp_path, caplog):
+    """A row length that cannot be raised is not to be raised."""
+    full = "the model's context has room for no more (the longest has "
+    rows = write(tmp_path / "rows.jsonl", [{"input_ids": [5] * length} for length in (300, 100, 90)])
+    data = {"train": rows, "format": "tokens", "streaming": streaming}
+
+    def said(adapter=None, **more):
+        caplog.clear()
+        _, prepared = prepare(tmp_path, {**data, **more}, **({"adapter": adapter} if adapter else {}))
+        if streaming:
+            prepared.train.window(0)
+        return [record.message for record in caplog.records if "data.max_length" in record.message]
+
+    (line,) = said()
+    assert f"at data.max_length=256; {full}" in line
+    (line,) = said(max_length=128)
+    assert "at data.max_length=128; raise it (the longest has " in line
+    (line,) = said({"method": "prompt", "length": 16})
+    assert f"at data.max_length=240; {full}" in line
+
+
+def test_rows_of_a_trainer_beyond_the_models_context(tmp_path, caplog):
+    rows = write(tmp_path / "rows.jsonl", [{"prompt": "a", "completion": "word " * count} for count in (400, 9, 9)])
+    pet.Trainer(pet.apply_lora(pet.AutoModel.from_pretrained("gpt_tiny"), rank=2), rows, steps=1)
+    assert "at data.max_length=256; the model's context has room for no more" in caplog.text
+    caplog.clear()
+    rows = write(tmp_path / "rows.jsonl", [{"prompt": "a", "completion": "word " * count} for count in (800, 9, 9)])
+    model = pet.AutoModel.from_config({**read_config(bundled_models()["gpt_tiny"]), "n_positions": 1024})
+    model.loaded_from = str(bundled_models()["gpt_tiny"])
+    pet.Trainer(pet.apply_lora(model, rank=2), rows, steps=1)
+    assert "at data.max_length=512; pet.data.load_dataset (max_length) and make_loader make longer" in caplog.text
 
 
 def test_evaluation_data_of_another_format(tmp_path):

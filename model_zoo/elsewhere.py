@@ -1,0 +1,85 @@
+"""Arguments that transformers and PEFT have at the places of this library's functions, and what is here in their place.
+
+Whoever comes from there reads it in one line. What no table has stays Python's own TypeError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from model_zoo.errors import InputError
+
+NONE = "has no counterpart: "
+OPENED = {
+    "torch_dtype": "is dtype",
+    "load_in_4bit": 'is quantization={"type": "nf4"}',
+    "load_in_8bit": 'is quantization={"type": "int8"}',
+    "quantization_config": 'is quantization, as {"type": "nf4", "double": True}',
+    "device_map": f"{NONE}a model is on MindSpore's device (mindspore.set_device)",
+    "revision": "is part of the name: NAME@REVISION",
+    "config": "is pet.AutoModel.from_config, which makes random weights",
+    "attn_implementation": f"{NONE}the fastest attention there is runs",
+    "low_cpu_mem_usage": f"{NONE}weights are read one by one",
+    "trust_remote_code": f"{NONE}a checkpoint's own code never runs",
+}
+ANSWERED = {
+    "generation_config": "is its settings, by their names",
+    "inputs": "is input_ids",
+    "logits_processor": f"{NONE}settings choose tokens",
+    "stopping_criteria": "is stop_strings or max_new_tokens",
+    "return_dict_in_generate": f"{NONE}ids are given",
+    "output_scores": f"{NONE}ids are given; the model itself gives logits",
+    "adapter_names": "is a block: with pet.adapter_names(model, names)",
+    **dict.fromkeys(("assistant_model", "prompt_lookup_num_tokens"), f"{NONE}answers are the same without it"),
+    **dict.fromkeys(("penalty_alpha", "dola_layers", "guidance_scale", "sequence_bias"), f"{NONE}nothing computes it"),
+    **dict.fromkeys(("num_beam_groups", "diversity_penalty", "constraints"), f"{NONE}beams are plain ones"),
+}
+CALLED = {
+    "labels": f"{NONE}logits are given; pet.Trainer computes losses",
+    "inputs_embeds": f"{NONE}ids are taken",
+    **dict.fromkeys(("past_key_values", "use_cache"), f"{NONE}generate keeps keys and values"),
+    **dict.fromkeys(("return_dict", "output_hidden_states", "output_attentions"), f"{NONE}logits are given"),
+}
+SAVED = {
+    "safe_serialization": f"{NONE}files are always safetensors",
+    "push_to_hub": f"{NONE}upload the directory",
+    "save_embedding_layers": "is modules_to_save of the adapter",
+}
+MERGED = {"safe_merge": "is safe", "adapter_names": "is names", "progressbar": NONE + "nothing is shown"}
+ELSEWHERE = {
+    "AutoModel.from_pretrained": OPENED,
+    "AutoModel.from_config": {"torch_dtype": "is dtype"},
+    "AutoTokenizer.from_pretrained": {
+        "use_fast": f"{NONE}there is one tokenizer for each file",
+        "trust_remote_code": OPENED["trust_remote_code"],
+        "padding_side": "is an argument of the tokenizer's call",
+        "revision": OPENED["revision"],
+    },
+    "CausalLM.__call__": CALLED,
+    "generate": ANSWERED,
+    "load_adapter": {
+        "adapter_name": "is name",
+        "is_trainable": f"{NONE}an active adapter is trained, and pet.freeze_modules freezes",
+        "torch_device": OPENED["device_map"],
+    },
+    "save_adapter": {**SAVED, "adapter_name": "is name", "selected_adapters": "is name, one at a time"},
+    "save_pretrained": {**SAVED, "selected_adapters": "is pet.save_adapter(model, directory, name)"},
+    "set_adapter": {"adapter_name": "is names"},
+    "delete_adapter": {"adapter_name": "is name"},
+    "merge": MERGED,
+    "merge_and_unload": MERGED,
+    "combine_adapters": {"adapters": "is names", "adapter_name": "is new_name", "combination_type": "is method"},
+}
+"""{function: {argument there: what is said of it}}."""
+
+
+def refuse_others(function: str, known: Iterable[str], given: Iterable[str]) -> None:
+    """Raises InputError for arguments of another library that a function does not have.
+
+    Args:
+        function: its qualified name.
+        known: its arguments.
+        given: those of a call.
+    """
+    others, shown = ELSEWHERE.get(function, {}), function.replace("CausalLM.__call__", "model")
+    InputError.raise_any(f"{shown}: {name} {others[name]}" for name in given if name in others and name not in known)
