@@ -81,8 +81,8 @@ def test_names_with_lora():
     from pet.compat.mindformers import AutoConfig, AutoModel, AutoTokenizer, GPT2LMHeadModel
 
     config = AutoConfig.from_pretrained("glm_6b_lora")
-    assert (config.model_type, config.lora["rank"]) == ("chatglm", 8)
-    assert "lora" not in config.to_dict()
+    assert (config.model_type, config.pet_config.lora_rank) == ("chatglm", 8)
+    assert "pet_config" not in config.to_dict()
     model = AutoModel.from_pretrained("gpt_tiny_lora")
     assert list_adapters(model) == ["default"]
     assert list_adapters(GPT2LMHeadModel.from_pretrained("gpt_tiny_lora")) == ["default"]
