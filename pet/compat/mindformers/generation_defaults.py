@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Mapping
@@ -10,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from model_zoo.counting import layout_of
-from model_zoo.errors import InputError
 from model_zoo.generation_settings import FIELDS
+from pet.compat.mindformers.padding import pad_of
 from pet.text_generation import completed
 
 # MindFormers' names -> those of `generate`
@@ -32,24 +30,6 @@ def defaults_in(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-PADS = {"gpt2": "eos_token_id", "llama": 0, "chatglm2": 0}
-"""What MindFormers' configurations pad with where nothing says it."""
-
-
-def _pad_of(model, checkpoint: Any) -> int | None:
-    """What prompts for a model are padded with: as its config.json says, or else the tokenizer beside its weights."""
-    from pet.auto import AutoTokenizer
-
-    pad = getattr(model.config, "pad_token_id", None)
-    if pad is None and checkpoint:
-        with contextlib.suppress(InputError):  # of a .ckpt, or weights without their tokenizer
-            pad = AutoTokenizer.from_pretrained(checkpoint).pad_token_id
-    if pad is None:
-        pad = PADS.get(layout_of(model.config.to_dict()))
-        pad = getattr(model.config, pad, None) if isinstance(pad, str) else pad
-    return pad if isinstance(pad, int) else None
-
-
 def give_defaults(model, given: Mapping[str, Any], checkpoint: Any = None) -> None:
     """Makes a configuration's settings those of ``model.generate`` and of pipelines over the model.
 
@@ -60,7 +40,7 @@ def give_defaults(model, given: Mapping[str, Any], checkpoint: Any = None) -> No
     from model_zoo.generation import generate
 
     defaults, bos = defaults_in(given), getattr(model.config, "bos_token_id", None)
-    pad = functools.cache(lambda: _pad_of(model, checkpoint))
+    pad = functools.cache(lambda: pad_of(model.config.to_dict(), checkpoint))
     model.generation_defaults = defaults
     signature = inspect.signature(generate)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterable, Mapping
@@ -12,6 +13,7 @@ from adapters.settings import named
 from model_zoo.errors import InputError
 from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import is_ckpt
+from pet.compat.mindformers.padding import put_padding
 from pet.compat.mindformers.parallel import TABLE as LAYOUT, rows_of, translate_parallel
 from pet.compat.mindformers.presets import split_name
 from pet.compat.mindformers.script_config import MindFormerConfig
@@ -140,6 +142,7 @@ class Request:
         if "output.dir" not in translation.settings and self.base_recipe is None:
             translation.put("output.dir", output_directory("output"))
         self._put_model(translation, mode, model)
+        self._put_padding(translation)
         for name, data in (("train", self.train_dataset), ("eval", self.eval_dataset)):
             if is_path(data):
                 paths = data if isinstance(data, (list, tuple)) else [data]
@@ -199,6 +202,19 @@ class Request:
                 translation.put("adapter", dict(self.method_settings))
             else:
                 translation.put("adapter", {"method": method})
+
+    def _put_padding(self, translation: Translation) -> None:
+        """See `put_padding`; a file of the settings says it itself."""
+        from pet.names import model_config
+
+        if self.base_recipe is not None:
+            return
+        config, path = getattr(self.model, "config", None), translation.get("model.path")
+        if config is not None:
+            put_padding(translation, config.to_dict(), getattr(self.model, "loaded_from", None))
+        elif is_path(self.model):
+            with contextlib.suppress(InputError):  # loading the recipe says it better
+                put_padding(translation, model_config(path), path)
 
     def _put_length(self, translation: Translation) -> None:
         """Rows as long as a small model's context; a larger one has the recipe's default length."""

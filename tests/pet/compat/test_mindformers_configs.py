@@ -24,7 +24,7 @@ def changed(config, **settings):
     ("preset", "settings", "dims"),
     [
         ("gpt2", {"num_layers": 2, "hidden_size": 64, "num_heads": 4}, (2, 64, 4, 4, 16, 256, 50257, 1024)),
-        ("gpt2", {"n_layer": 1, "hidden_size": 64, "n_head": 4, "expand_ratio": 2}, (1, 64, 4, 4, 16, 128, 50257, 1024)),
+        ("gpt2", {"n_layer": 1, "n_embd": 64, "n_head": 4, "expand_ratio": 2}, (1, 64, 4, 4, 16, 128, 50257, 1024)),
         # without a word about the others they are what MindFormers makes of the changed ones
         ("llama_7b", {"num_layers": 1, "hidden_size": 64, "num_heads": 4}, (1, 64, 4, 4, 16, 256, 32000, 2048)),
         ("llama_7b", {"hidden_size": 64, "num_heads": 4, "multiple_of": 32}, (32, 64, 4, 4, 16, 192, 32000, 2048)),
