@@ -9,7 +9,7 @@ _CLASSES, _CONFIG, _CONTEXT, _HIGH_LEVEL, _ARGUMENTS, _PET, _CALLBACKS = (
 )
 _SCRIPT, _SCRIPT_CONFIG = f"{__name__}.script", f"{__name__}.script_config"
 _STREAMERS = {"model_zoo.generation.streamers": ("TextIteratorStreamer", "TextStreamer")}
-_PIPELINE = {"pet.text_generation": ("pipeline",), _CLASSES: ("TextGenerationPipeline",)}
+_PIPELINE = {f"{__name__}.asking": ("TextGenerationPipeline", "pipeline")}
 _PARALLEL = {_CONFIG: ("TransformerOpParallelConfig",)}
 _TRAINER = {_HIGH_LEVEL: ("Trainer",), _ARGUMENTS: ("TrainingArguments",)}
 _INIT = {_CONTEXT: ("ContextConfig", "ParallelContextConfig", "init_context")}

@@ -28,7 +28,6 @@ from pet.compat.mindformers.pet_config import PetConfig, get_pet_model, pet_conf
 from pet.compat.mindformers.presets import split_name
 from pet.compat.mindformers.sizes import file_config, model_section, name_of, read_file
 from pet.names import find_tokenizer, preset_names
-from pet.text_generation import TextGeneration
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -249,7 +248,6 @@ class Processor:
 
 GPT2Processor = GLMProcessor = LlamaProcessor = AutoProcessor = Processor
 """The tokenizer says what differs."""
-TextGenerationPipeline = TextGeneration
 WIDE = dict(zip(",!:;?", "，！：；？", strict=True))
 
 

@@ -121,15 +121,15 @@ class Trainer(Request):
         return found
 
     def predict(self, input_data=None, predict_checkpoint=None, **generation) -> list[dict[str, list[str]]]:
-        """The answers to one text or several, by `pet.pipeline`.
+        """One text or several with what the model continues them with, by MindFormers' ``pipeline``.
 
         Args:
             input_data: a text, a list of texts, or a file with one on each line.
             predict_checkpoint: a checkpoint, adapter or run directory; by default what this trainer has trained.
             generation: settings of ``generate``: ``max_length``, ``max_new_tokens``, ``top_k``, ``do_sample`` …;
-                and ``batch_size``, the number of texts that are continued together.
+                and ``batch_size``, the number of texts that are continued together and whose results stand together.
         """
-        from pet.text_generation import TextGeneration
+        from pet.compat.mindformers.asking import TextGenerationPipeline
 
         generation = self._change_by_call(generation)
         if input_data is None:
@@ -139,7 +139,7 @@ class Trainer(Request):
             input_data = [line for line in lines if line.strip()]
         model, tokenizer = self._model_and_tokenizer(predict_checkpoint)
         together = {"batch_size": generation.pop("batch_size")} if "batch_size" in generation else {}
-        answers = TextGeneration(model, tokenizer, **together)(input_data, **generation)
+        answers = TextGenerationPipeline(model, tokenizer, **together)(input_data, **generation)
         if isinstance(self.base_recipe, MindFormerConfig):
             report(answers, self.base_recipe.save_file or "text_generation_result.txt")
         return answers
