@@ -35,6 +35,13 @@ def is_path(value: Any) -> bool:
     return isinstance(value, (str, os.PathLike))
 
 
+def in_a_list(value: Any) -> list:
+    """Callbacks as a list: of one, or of those in an iterable."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, (str, Mapping)) else [value]
+
+
 class Request:
     """Names, paths, objects and settings; the arguments are those of `pet.Trainer`, and described there.
 
@@ -54,7 +61,7 @@ class Request:
         train_dataset=None,
         eval_dataset=None,
         tokenizer=None,
-        callbacks: Iterable = (),
+        callbacks: Iterable | Any = (),
         data_collator=None,
         do_eval: bool | None = None,
         load_checkpoint: str | os.PathLike | None = None,
@@ -74,7 +81,7 @@ class Request:
         # scripts hand on an argument that nobody gave as an empty text
         data = (None if isinstance(one, str) and not one else one for one in (train_dataset, eval_dataset))
         (self.train_dataset, self.eval_dataset), self.tokenizer = data, tokenizer
-        given = list(callbacks or ())
+        given = in_a_list(callbacks)
         self.named_callbacks = [one for one in given if is_named(one)]  # by MindFormers' names: settings of the recipe
         self.callbacks = [one for one in given if not is_named(one)]
         self.data_collator, self.forward_step = data_collator, forward_step

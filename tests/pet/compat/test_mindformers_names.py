@@ -218,6 +218,38 @@ def test_callbacks_as_objects(tmp_path):
     assert (recipe.train.log_every, recipe.train.save_every, recipe.train.keep_last) == (2, 5, 3)
 
 
+def test_arguments_of_mindformers_trainer(tmp_path, caplog):
+    """One callback is as good as a list; what has no meaning is noted, and what cannot be had is refused as such."""
+    from mindspore import nn
+
+    from pet.compat.mindformers import CheckpointMonitor, MFLossMonitor, Trainer
+
+    rows = tmp_path / "rows.txt"
+    rows.write_text("a\nb\n")
+    given = {"model": "gpt_tiny", "train_dataset": str(rows)}
+    callbacks = {
+        "callbacks": CheckpointMonitor(save_checkpoint_steps=5),
+        "eval_callbacks": MFLossMonitor(per_print_times=3),
+    }
+    theirs = {"model_name": "gpt2", "save_config": True, "optimizers": None, "compute_metrics": None, "wrapper": None}
+    recipe = Trainer(**given, **callbacks, **theirs).recipe()
+    assert (recipe.train.save_every, recipe.train.log_every) == (5, 3)
+    assert "Trainer: ignored: model_name: the model says" in caplog.text and "save_config" in caplog.text
+    assert Trainer(**given, eval_callbacks=None, callbacks=None).recipe().callbacks == []
+    assert Trainer(**given, callbacks="csv").callbacks == ["csv"]
+    network = nn.Dense(2, 2)
+    for name, value, why in (
+        ("optimizers", nn.SGD(network.trainable_params()), "optimizers: optimizers are chosen by args"),
+        ("compute_metrics", {"PerplexityMetric"}, "compute_metrics: loss and perplexity are measured"),
+        ("wrapper", network, "wrapper: the step is this library's own"),
+        ("eval_callbacks", [object()], "eval_callbacks: an evaluation has no callbacks of its own"),
+        ("max_steps", 3, "max_steps: settings of a trainer over batches"),
+    ):
+        with pytest.raises(InputError, match=rf"Trainer: {why}") as caught:
+            Trainer(**given, **{name: value})
+        assert "\n" not in str(caught.value)
+
+
 def test_no_file_stands_where_a_module_path_is_stated():
     front = importlib.import_module("pet.compat.mindformers")
     here = Path(front.__file__).parent
