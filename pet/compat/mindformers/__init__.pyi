@@ -46,6 +46,9 @@ from pet.compat.mindformers.context import (
     ParallelContextConfig as ParallelContextConfig,
     init_context as init_context,
 )
+from pet.compat.mindformers.generation_defaults import (
+    GenerationConfig as GenerationConfig,
+)
 from pet.compat.mindformers.high_level import (
     Trainer as Trainer,
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 from model_zoo.errors import InputError
 from pet.compat.mindformers.classes import AutoModel, AutoTokenizer
+from pet.compat.mindformers.presets import Listed
 from pet.text_generation import TextGeneration, check_task
 
 NAME = "text_generation_text"
@@ -16,7 +17,7 @@ BUILT = ("use_past", "seq_length")
 """Arguments of MindFormers that make its model."""
 
 
-class TextGenerationPipeline(TextGeneration):
+class TextGenerationPipeline(Listed, TextGeneration):
     """``pipeline("text_generation", model="llama_tiny")("I love Beijing, because")``.
 
     Args:

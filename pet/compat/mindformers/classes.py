@@ -5,7 +5,6 @@ Model classes take a configuration (`pet.compat.mindformers.config`) and give th
 
 from __future__ import annotations
 
-import functools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +24,10 @@ from pet import auto
 from pet.compat.mindformers.building import built, from_pretrained
 from pet.compat.mindformers.config import TransformerOpParallelConfig, give_names
 from pet.compat.mindformers.pet_config import PetConfig, get_pet_model, pet_config_of, with_adapter
-from pet.compat.mindformers.presets import split_name
+from pet.compat.mindformers.presets import Listed, split_name
+from pet.compat.mindformers.saving import place_of
 from pet.compat.mindformers.sizes import file_config, model_section, name_of, read_file
+from pet.compat.mindformers.tokenizing import Spoken, spoken
 from pet.names import find_tokenizer, preset_names
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def _values(name: Any) -> dict[str, Any] | None:
     return read_file(Path(name)) if str(name).endswith((".yaml", ".yml")) else None
 
 
-class AutoConfig(auto.AutoConfig):
+class AutoConfig(Listed, auto.AutoConfig):
     """Configurations by directory, name, also ``glm_6b_lora``: that of the model, which has LoRA as ``pet_config``, or
     MindFormers' YAML file."""
 
@@ -68,7 +69,7 @@ class AutoConfig(auto.AutoConfig):
         return config
 
 
-class AutoModel(auto.AutoModel):
+class AutoModel(Listed, auto.AutoModel):
     """Models by directory or name; ``X_lora`` with MindFormers' LoRA for X on it."""
 
     @staticmethod
@@ -96,20 +97,7 @@ class AutoModel(auto.AutoModel):
         return get_pet_model(built(name, loads), pet) if pet else built(name, loads)
 
 
-def _of_rows(decode):
-    """``decode`` that gives the texts of several rows as a list."""
-
-    @functools.wraps(decode)
-    def of_rows(ids, *arguments, **settings):
-        rows = ids.asnumpy() if hasattr(ids, "asnumpy") else ids
-        if not isinstance(rows, int) and len(rows) and np.ndim(rows[0]) == 1:
-            return [decode(row, *arguments, **settings) for row in rows]
-        return decode(ids, *arguments, **settings)
-
-    return of_rows
-
-
-class AutoTokenizer(auto.AutoTokenizer):
+class AutoTokenizer(Listed, auto.AutoTokenizer):
     """Tokenizers by directory, file or name, also ``X_lora``, or of MindFormers' YAML file."""
 
     @staticmethod
@@ -118,12 +106,10 @@ class AutoTokenizer(auto.AutoTokenizer):
         if (values := _values(name_or_path)) is not None:
             own = (values.get("processor") or {}).get("tokenizer") or {}
             name_or_path = own.get("vocab_file") or name_of(values)
-        tokenizer = auto.AutoTokenizer.from_pretrained(split_name(name_or_path)[0], *arguments, **settings)
-        tokenizer.decode = _of_rows(tokenizer.decode)
-        return tokenizer
+        return spoken(auto.AutoTokenizer.from_pretrained(split_name(name_or_path)[0], *arguments, **settings))
 
 
-class _Model(CausalLM if TYPE_CHECKING else object):
+class _Model(Listed, CausalLM if TYPE_CHECKING else object):
     """A model of one family: random weights, or those of the configuration's ``checkpoint_name_or_path``."""
 
     _preset = ""
@@ -165,15 +151,13 @@ class ChatGLM2ForConditionalGeneration(_Model):
     _preset = "glm2_6b"
 
 
-class _Named(own.Tokenizer if TYPE_CHECKING else object):
+class _Named(Listed, Spoken):
     """Tokenizers by the name of a bundled base as well."""
 
     @classmethod
     def from_pretrained(cls, path, prompt_style: str | None = None) -> Self:
         """The tokenizer of a directory, file or bundled base."""
-        tokenizer = super().from_pretrained(find_tokenizer(path), prompt_style)
-        tokenizer.decode = _of_rows(tokenizer.decode)
-        return tokenizer
+        return super().from_pretrained(find_tokenizer(path), prompt_style)
 
 
 class GPT2Tokenizer(_Named, OwnGPT2):
@@ -203,7 +187,7 @@ class ChatGLM4Tokenizer(_Named, GLM4Tokenizer):
 PROCESSOR = ("max_length", "padding", "return_tensors")
 
 
-class Processor:
+class Processor(Listed):
     """Texts to a model's input, padded to one length.
 
     Args:
@@ -237,9 +221,9 @@ class Processor:
         settings = {**{name: section[name] for name in PROCESSOR if name in section}, **settings}
         return cls(AutoTokenizer.from_pretrained(name_or_directory), **settings)
 
-    def save_pretrained(self, directory) -> None:
+    def save_pretrained(self, directory=None, save_name: str | None = None) -> None:
         """Writes the tokenizer's files, from which `AutoProcessor.from_pretrained` makes a processor again."""
-        self.tokenizer.save_pretrained(directory)
+        self.tokenizer.save_pretrained(place_of(directory, save_name))
 
     def decode(self, ids) -> list[str]:
         """The texts of a batch of ids."""

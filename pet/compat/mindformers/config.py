@@ -12,7 +12,7 @@ from model_zoo.configs import Config
 from model_zoo.errors import InputError
 from model_zoo.families import chatglm, chatglm2, gpt2, llama
 from pet.compat.mindformers.generation_defaults import NAMES as GENERATION
-from pet.compat.mindformers.presets import split_name
+from pet.compat.mindformers.presets import Listed, split_name
 from pet.compat.mindformers.scripted import Kind, Scripted, make_scripted
 from pet.compat.translation import elsewhere, flag, same
 from pet.recipe.translation import Ignored, Refused, Rule, Translation
@@ -178,7 +178,7 @@ def give_names(config: Config, given: Mapping[str, Any] | None = None) -> None:
     make_scripted(config, kind, given, stated)
 
 
-class _Config:
+class _Config(Listed):
     """A configuration by MindFormers' argument names; see `config_values`. They can be read and set on it."""
 
     _own: type[Config]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from model_zoo.errors import InputError, similar
 from model_zoo.generation_settings import FIELDS
 from pet.compat.mindformers.padding import pad_of
 from pet.text_generation import completed
@@ -16,6 +18,15 @@ from pet.text_generation import completed
 # MindFormers' names -> those of `generate`
 NAMES = {"max_decode_length": "max_length"}
 NAMES |= {name: name for name in ("max_length", "max_new_tokens", "eos_token_id", "pad_token_id", *FIELDS)}
+
+
+UNSAID = {
+    **{"max_length": 20, "num_beams": 1, "do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0},
+    **{"repetition_penalty": 1.0, "renormalize_logits": False, "use_past": False},
+    **dict.fromkeys(("max_new_tokens", "pad_token_id", "bos_token_id", "eos_token_id")),
+}
+"""MindFormers' defaults of a `GenerationConfig`."""
+FIXED = {"encoder_repetition_penalty": 1.0}
 
 
 def defaults_in(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,6 +39,49 @@ def defaults_in(given: Mapping[str, Any]) -> dict[str, Any]:
     if "max_new_tokens" in found:
         found.pop("max_length", None)
     return found
+
+
+class GenerationConfig(SimpleNamespace):
+    """``GenerationConfig(max_length=64, do_sample=True)``: settings for ``generate(generation_config=…)``, in the place
+    of those of the model's configuration. What is not said is as MindFormers has it.
+
+    Raises:
+        InputError: a setting that there is not.
+    """
+
+    def __init__(self, **settings):
+        known = {**dict.fromkeys(NAMES), **UNSAID, **FIXED}
+        InputError.raise_any(
+            f"GenerationConfig: {name}: is not known{similar(name, known)}" for name in settings if name not in known
+        )
+        InputError.raise_any(
+            f"GenerationConfig: {name}: {settings[name]!r}: only {value} is supported"
+            for name, value in FIXED.items()
+            if settings.get(name, value) != value
+        )
+        said = {{"max_decode_length": "max_length"}.get(name, name): value for name, value in settings.items()}
+        super().__init__(**{**UNSAID, **said})
+
+    @classmethod
+    def from_dict(cls, config_dict: Mapping[str, Any], **settings) -> GenerationConfig:
+        """Of a dictionary's settings, and others over them."""
+        return cls(**{**config_dict, **settings})
+
+    @classmethod
+    def from_model_config(cls, model_config: Any) -> GenerationConfig:
+        """Of what a model's configuration says."""
+        known = {**dict.fromkeys(NAMES), **UNSAID}
+        said = {name: getattr(model_config, name, None) for name in known}
+        return cls(**{name: value for name, value in said.items() if value is not None})
+
+    def update(self, **settings) -> dict[str, Any]:
+        """Takes settings that are known; gives back the others."""
+        vars(self).update({name: value for name, value in settings.items() if name in vars(self)})
+        return {name: value for name, value in settings.items() if name not in vars(self)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings."""
+        return dict(vars(self))
 
 
 def give_defaults(model, given: Mapping[str, Any], checkpoint: Any = None) -> None:
@@ -47,9 +101,12 @@ def give_defaults(model, given: Mapping[str, Any], checkpoint: Any = None) -> No
     def with_defaults(*arguments, **settings):
         """The model's own ``generate`` with the configuration's settings where the call has none. Padding around
         prompts without a mask is left out, as in MindFormers; the result is then a list of rows without it."""
+        own = settings.pop("generation_config", None)
+        if own is None and len(arguments) > 1 and isinstance(arguments[1], GenerationConfig):
+            own, arguments = arguments[1], (arguments[0], *arguments[2:])
         called = dict(signature.bind_partial(model, *arguments, **settings).arguments)
         del called["model"]
-        called = completed(defaults, called, model.room)
+        called = completed(defaults if own is None else defaults_in(own.to_dict()), called, model.room)
         prompts = None if "attention_mask" in called else without_padding(called.get("input_ids"), pad(), bos)
         if prompts is None:
             return type(model).generate(model, **called)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from model_zoo.configs import Config
 from model_zoo.errors import InputError, similar
+from pet.compat.mindformers.saving import place_of
 from pet.recipe.translation import Rule, entry_in
 
 log = logging.getLogger("pet")
@@ -109,6 +111,10 @@ class Scripted:
         return isinstance(other, type(self).kind.own) and self.to_dict() == other.to_dict()
 
     __hash__ = None
+
+    def save_pretrained(self, directory: str | os.PathLike | None = None, save_name: str | None = None) -> None:
+        """Writes config.json; see `Config.save_pretrained`."""
+        super().save_pretrained(place_of(directory, save_name))
 
     def plain(self) -> Config:
         """The family's own configuration, apart from this one.

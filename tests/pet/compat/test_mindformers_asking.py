@@ -6,7 +6,15 @@ import pytest
 
 import pet
 from model_zoo.errors import InputError
-from pet.compat.mindformers import AutoModel, AutoTokenizer, TextGenerationPipeline, Trainer, pipeline
+from pet.compat.mindformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    GenerationConfig,
+    TextGenerationPipeline,
+    Trainer,
+    pipeline,
+)
 
 NAME = "text_generation_text"
 
@@ -65,3 +73,24 @@ def test_arguments_of_the_model_and_of_files(tmp_path):
     assert pipeline(model="gpt_tiny", use_past=True, seq_length=64, max_new_tokens=1)("a")
     with pytest.raises(InputError, match="task 'translation' is not known"):
         pipeline("translation", model="llama_tiny")
+
+
+def test_settings_of_generation_as_an_object():
+    model, tokenizer = AutoModel.from_pretrained("llama_tiny"), AutoTokenizer.from_pretrained("llama_tiny")
+    ids = tokenizer("a red")["input_ids"]
+    expected = model.generate(ids, max_length=12, do_sample=False).tolist()
+    config = GenerationConfig(max_decode_length=12)
+    assert (config.max_length, config.do_sample, config.top_k, config.num_beams) == (12, False, 50, 1)
+    assert model.generate(ids, generation_config=config).tolist() == expected
+    assert model.generate(ids, config).tolist() == expected
+    assert model.generate(ids, config, max_length=8).tolist() == [expected[0][:8]]
+    assert config.update(max_length=8, other=1) == {"other": 1}
+    assert GenerationConfig.from_dict(config.to_dict()).max_length == 8
+    said = AutoConfig.from_pretrained("llama_tiny")
+    said.max_decode_length, said.top_k = 30, 3
+    found = GenerationConfig.from_model_config(said)
+    assert (found.max_length, found.top_k, found.top_p) == (30, 3, 1.0)
+    with pytest.raises(InputError, match=r"GenerationConfig: max_lenght: is not known \(did you mean 'max_length'"):
+        GenerationConfig(max_lenght=3)
+    with pytest.raises(InputError, match=r"encoder_repetition_penalty: 2: only 1\.0 is supported"):
+        GenerationConfig(encoder_repetition_penalty=2)

@@ -121,3 +121,38 @@ def test_settings_of_generation_and_dropout_count_as_said_last():
     model = AutoModel.from_config(config)
     assert model.generation_defaults["top_k"] == 5
     assert sum(isinstance(cell, Dropout) for _, cell in model.cells_and_names()) == 2  # of attention and feed-forward
+
+
+def test_models_and_configurations_are_saved_with_mindformers_arguments(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    config = changed(GPT2Config(hidden_size=64, num_layers=1, num_heads=2, vocab_size=300), num_layers=2)
+    model = AutoModel.from_config(config)
+    model.save_pretrained("here", save_name="gpt2")
+    assert "save_pretrained: save_name: ignored" in caplog.text
+    assert AutoModel.from_pretrained("here").config.dims == model.config.dims == config.dims
+    for one in (AutoModel.from_pretrained("gpt_tiny"), AutoConfig.from_pretrained("gpt_tiny")):
+        one.save_pretrained()
+        assert AutoConfig.from_pretrained("checkpoint_save") == AutoConfig.from_pretrained("gpt_tiny")
+    config.save_pretrained("there", save_name="gpt2")
+    assert AutoConfig.from_pretrained("there").num_layers == 2
+
+
+def test_names_that_are_taken_are_listed(caplog, monkeypatch):
+    from pet.compat.mindformers import AutoProcessor, GPT2Tokenizer, TextGenerationPipeline, logger
+
+    monkeypatch.setattr(logger, "propagate", True)
+    for cls in (
+        AutoConfig,
+        AutoModel,
+        AutoProcessor,
+        LlamaForCausalLM,
+        GPT2Tokenizer,
+        GPT2Config,
+        TextGenerationPipeline,
+    ):
+        names = cls.get_support_list()
+        assert {"gpt2", "gpt2_lora", "gpt_tiny"} <= {*names["gpt2"]} and "glm_6b" in names["glm"]
+        assert "glm3_6b" in names["glm2"] and "llama2_7b_lora" in names["llama"]
+    with caplog.at_level("INFO"):
+        AutoModel.show_support_list()
+    assert "support list of AutoModel" in caplog.text and "glm2_6b" in caplog.text

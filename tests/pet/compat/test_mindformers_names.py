@@ -31,6 +31,9 @@ from mindformers.pet import get_pet_model, LoraConfig
 from mindformers.pet.pet_config import LoraConfig
 from mindformers.pipeline import pipeline
 from mindformers.generation.streamers import TextIteratorStreamer
+from mindformers.generation import GenerationConfig, TextStreamer
+from mindformers.generation.generation_config import GenerationConfig
+from mindformers import GenerationConfig
 from mindformers.auto_class import AutoModel
 from mindformers.tools.logger import logger
 from mindformers.tools.utils import str2bool, get_real_rank
