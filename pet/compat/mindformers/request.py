@@ -47,6 +47,7 @@ class Request:
 
     Attributes:
         arguments: settings of the run by MindFormers' names.
+        by_class: whether they are those of a `TrainingArguments`.
         layout: of processes, by MindFormers' names.
         recompute: whether activations are computed again; None leaves it to the recipe.
     """
@@ -75,7 +76,7 @@ class Request:
         if isinstance(args, MindFormerConfig) or not (args is None or isinstance(args, (TrainingArguments, Mapping))):
             args, recipe = None, args
         self.arguments: dict[str, Any] = dict(args.given if isinstance(args, TrainingArguments) else args or {})
-        self.base_recipe = recipe
+        self.base_recipe, self.by_class = recipe, isinstance(args, TrainingArguments)
         self.model, self.method_settings = split_name(model)
         self.pet_method = method_of(pet_method) if pet_method else ""
         # scripts hand on an argument that nobody gave as an empty text
@@ -139,7 +140,8 @@ class Request:
 
         given = self._layout()
         layout = translate_parallel(given or {}, "set_parallel_config")
-        translation = translate_arguments(self.arguments, copies=rows_of(layout))
+        whole = self.by_class and self.base_recipe is None
+        translation = translate_arguments(self.arguments, copies=rows_of(layout), whole=whole)
         translation.settings.update(layout.settings)
         if self.layout:  # what a file says, its own translation reports
             translation.ignored.update(layout.ignored)

@@ -16,7 +16,7 @@ from pet.compat.mindformers.parallel import rows_of, translate_parallel
 from pet.compat.mindformers.pet_config import put_method
 from pet.compat.mindformers.presets import split_name
 from pet.compat.mindformers.sizes import CLASSES, config_of, contradictions, dropouts, model_section, says_sizes
-from pet.compat.mindformers.training_arguments import LIKE, TABLE as ARGUMENTS
+from pet.compat.mindformers.training_arguments import LIKE, TABLE as ARGUMENTS, put_of_schedule
 from pet.compat.modelarts import output_directory
 from pet.compat.translation import ANY_LAYOUT, EVALUATIONS, OWN_STEP, SCHEDULES, elsewhere, per_process, picked, same
 from pet.recipe.callback_names import translate_callbacks
@@ -98,7 +98,7 @@ DEFAULTS = {
     "optimizer": {"eps": 1e-6},
     "lr_schedule": {"warmup_steps": 0},
 }
-POLYNOMIAL = {"power": 1.0, "lr_end": 1e-7}
+POLYNOMIAL = {"lr_end": 1e-7}
 
 
 def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ()) -> Translation:
@@ -119,6 +119,7 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
             section = {**(POLYNOMIAL if polynomial else {}), **section}
         t.apply({**(DEFAULTS.get(name, {}) if section else {}), **section}, table, f"{name}.")
     t.put("train.warmup_like", LIKE if "train.warmup" in t.settings else None)
+    put_of_schedule(t)
     _model(t, values, "load_checkpoint" in changes)
     chosen = t.get("train.optimizer") or "adamw"
     t.drop(*(f"train.{name}" for name in ("betas", "eps") if chosen not in USERS[name][0]))

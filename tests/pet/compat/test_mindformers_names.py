@@ -221,6 +221,36 @@ def test_callbacks_as_objects(tmp_path):
     assert (recipe.train.log_every, recipe.train.save_every, recipe.train.keep_last) == (2, 5, 3)
 
 
+def test_training_arguments_that_say_nothing(tmp_path):
+    """They are as in MindFormers, but what a recipe or a file says counts before it."""
+    from pet.compat.mindformers import Trainer, TrainingArguments
+
+    rows = tmp_path / "rows.txt"
+    rows.write_text("a\nb\n")
+
+    def train(arguments, **more):
+        return Trainer(model="gpt_tiny", args=arguments, train_dataset=str(rows), **more).recipe("train").train
+
+    bare = train(TrainingArguments(output_dir="out"))
+    rates = (bare.learning_rate, bare.final_ratio, bare.warmup, bare.schedule)
+    assert rates == (5e-5, pytest.approx(0.02), 0, "cosine")
+    others = (bare.optimizer, bare.weight_decay, bare.betas, bare.eps, bare.clip_norm, bare.seed, bare.batch_size)
+    assert others == ("adamw", 0.0, [0.9, 0.999], 1e-8, 1.0, 42, 8)
+    assert (bare.epochs or 3) == 3 and TrainingArguments().learning_rate == 5e-5
+    assert train(TrainingArguments(learning_rate=1e-3)).final_ratio == pytest.approx(1e-3)
+    assert train(TrainingArguments(warmup_ratio=0.1)).warmup == 0.1
+    assert train(TrainingArguments(lr_end=0)).final_ratio == 0
+    for name, wanted in (("linear", (0, 2, 2.0)), ("constant", (0, 2, 2.0)), ("polynomial", (0.02, 2, 1.0))):
+        found = train(TrainingArguments(lr_scheduler_type=name))
+        assert (found.final_ratio, found.cycles, found.power) == pytest.approx(wanted)
+    assert train(TrainingArguments(lr_scheduler_type="cosine_with_restarts")).cycles == 1
+    own = train({"output_dir": "out"})
+    assert (own.learning_rate, own.warmup, own.final_ratio) == (2e-4, 0.03, 0)
+    (tmp_path / "recipe.yaml").write_text("model: {path: gpt_tiny}\ntrain: {learning_rate: 1e-2}\n")
+    said = train(TrainingArguments(seed=3), recipe=str(tmp_path / "recipe.yaml"))
+    assert (said.learning_rate, said.warmup, said.seed) == (1e-2, 0.03, 3)
+
+
 def test_arguments_of_mindformers_trainer(tmp_path, caplog):
     """One callback is as good as a list; what has no meaning is noted, and what cannot be had is refused as such."""
     from mindspore import nn
