@@ -156,3 +156,32 @@ def test_names_that_are_taken_are_listed(caplog, monkeypatch):
     with caplog.at_level("INFO"):
         AutoModel.show_support_list()
     assert "support list of AutoModel" in caplog.text and "glm2_6b" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["llama_tiny", "gpt_tiny", "glm_tiny", "glm4_tiny"])
+def test_a_file_that_mindspore_saved_of_a_model_is_a_checkpoint_of_it(name, tmp_path):
+    import mindspore as ms
+
+    from pet.compat.ckpt.doors import to_directory
+
+    model, file = AutoModel.from_pretrained(name), str(tmp_path / "m.ckpt")
+    for parameter in model.get_parameters():
+        parameter.set_data(parameter + 1)
+    ms.save_checkpoint(model, file)
+    expected = {name: one.asnumpy() for name, one in model.parameters_dict().items()}
+    config = changed(AutoConfig.from_pretrained(name), checkpoint_name_or_path=file)
+    found = AutoModel.from_config(config).parameters_dict()
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name].asnumpy(), one) for name, one in expected.items())
+    to_directory(file, tmp_path / "hf", name)
+    found = pet.AutoModel.from_pretrained(tmp_path / "hf").parameters_dict()
+    assert all(np.array_equal(found[name].asnumpy(), one) for name, one in expected.items())
+    if name != "llama_tiny":
+        return
+    fewer = [{"name": name, "data": one} for name, one in model.parameters_dict().items() if "layers.3.mlp" not in name]
+    ms.save_checkpoint([*fewer, {"name": "model.other.weight", "data": ms.Tensor([1.0])}], file)
+    with pytest.raises(InputError) as caught:
+        AutoModel.from_config(config)
+    text = str(caught.value)
+    assert "4 problems" in text and "model.layers.3.mlp.up_proj.weight is missing" in text
+    assert "model.other.weight is no parameter of this model" in text
