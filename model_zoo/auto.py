@@ -125,7 +125,7 @@ class AutoModel:
             say_left_out(checkpoint.directory, config.left_out)
         sources, _ = assignment(checkpoint, shapes, family.tied, family.ignored_tensors)
         forms = storages(config, checkpoint, quantization)
-        model = MODEL_OF[type(config)](config, dtype=compute_type(dtype))
+        model = model_class(type(config))(config, dtype=compute_type(dtype))
         pack_model(model, forms)
         if str(dtype) == "auto":
             set_storage(model, kept_types(config, stored_types(checkpoint, sources)))
@@ -145,7 +145,7 @@ class AutoModel:
             config = AutoConfig.from_pretrained(config)
         elif isinstance(config, dict):
             config = classes_for(config)[0].from_dict(config)
-        return initialise(MODEL_OF[type(config)](config, dtype=compute_type(dtype)), seed)
+        return initialise(model_class(type(config))(config, dtype=compute_type(dtype)), seed)
 
 
 def compute_type(dtype: str):

@@ -61,6 +61,15 @@ class TrainSettings(TypedDict, total=False):
     do_eval: Any
     load_checkpoint: Any
     options: Any
+    model_name: Any
+    save_config: Any
+    eval_callbacks: Any
+    optimizers: Any
+    wrapper: Any
+    compute_metrics: Any
+    image_processor: Any
+    audio_processor: Any
+    reset_model: Any
 
 class RequestSettings(TypedDict, total=False):
     task: Any
@@ -76,6 +85,15 @@ class RequestSettings(TypedDict, total=False):
     load_checkpoint: Any
     forward_step: Any
     options: Any
+    model_name: Any
+    save_config: Any
+    eval_callbacks: Any
+    optimizers: Any
+    wrapper: Any
+    compute_metrics: Any
+    image_processor: Any
+    audio_processor: Any
+    reset_model: Any
 
 class TrainingArgumentSettings(TypedDict, total=False):
     run_name: Any

@@ -84,12 +84,12 @@ class TextGeneration:
         if "max_length" not in options and not says_limit(getattr(self.model, "generation_config", {})):
             options.setdefault("max_new_tokens", None)  # 16 tokens would end most answers within a sentence
         prompts = [self.prompt(one) for one in texts]
-        answers: list[str] = []
+        answers: list[list[int]] = []
         for first in range(0, len(prompts), self.batch_size):
             answers += self.continued(prompts[first : first + self.batch_size], dict(options))
         count = options.get("num_return_sequences", 1)
-        begun = ["" if self.chat else one for one in texts for _ in range(count)]
-        whole = [one + answer for one, answer in zip(begun, answers, strict=True)]
+        asked = [pair for pair in zip(texts, prompts, strict=True) for _ in range(count)]
+        whole = [self.written(*pair, answer) for pair, answer in zip(asked, answers, strict=True)]
         return [{"text_generation_text": whole[first : first + count]} for first in range(0, len(whole), count)]
 
     def prompt(self, text: str) -> list[int]:
@@ -103,7 +103,11 @@ class TextGeneration:
             raise InputError("pipeline: an empty text cannot be continued")
         return ids
 
-    def continued(self, prompts: list[list[int]], options: dict[str, Any]) -> list[str]:
+    def written(self, text: str, prompt: list[int], answer: list[int]) -> str:
+        """What is given for a text with its prompt: the answer, behind the text where this was no question."""
+        return ("" if self.chat else text) + self.tokenizer.decode(answer)
+
+    def continued(self, prompts: list[list[int]], options: dict[str, Any]) -> list[list[int]]:
         """The answers to one batch of prompts."""
         length = max(map(len, prompts))
         pad = self.tokenizer.pad_token_id or 0
@@ -116,7 +120,7 @@ class TextGeneration:
         limited = any(options.get(name) is not None for name in LIMITS)
         if not limited and written.shape[1] == self.model.room and ends and not options.get("stop_strings"):
             warn_of_full_context(answers, ends, self.model.room)
-        return [self.tokenizer.decode(until(answer, ends)) for answer in answers]
+        return [until(answer, ends) for answer in answers]
 
 
 def completed(defaults: Mapping[str, Any], settings: Mapping[str, Any], room: int) -> dict[str, Any]:
@@ -153,6 +157,15 @@ def until(ids: list[int], ends: Collection[int]) -> list[int]:
     return list(itertools.takewhile(lambda token: token not in ends, ids))
 
 
+def check_task(task: str, model: Any) -> None:
+    """Raises InputError for an unknown task, or where there is no model."""
+    name = str(task).replace("-", "_")
+    if name not in TASKS:
+        raise InputError(f"pipeline: task {task!r} is not known; supported: {', '.join(TASKS)}{similar(name, TASKS)}")
+    if model is None:
+        raise InputError("pipeline: model is missing; give a checkpoint directory, a bundled base's name, or a model")
+
+
 def pipeline(task: str = "text_generation", model=None, tokenizer=None, adapter=None, **settings) -> TextGeneration:
     """A callable for a task.
 
@@ -163,9 +176,5 @@ def pipeline(task: str = "text_generation", model=None, tokenizer=None, adapter=
     Raises:
         InputError: an unknown task, no model, or one that cannot be loaded.
     """
-    name = str(task).replace("-", "_")
-    if name not in TASKS:
-        raise InputError(f"pipeline: task {task!r} is not known; supported: {', '.join(TASKS)}{similar(name, TASKS)}")
-    if model is None:
-        raise InputError("pipeline: model is missing; give a checkpoint directory, a bundled base's name, or a model")
+    check_task(task, model)
     return TextGeneration(model, tokenizer, adapter, **settings)

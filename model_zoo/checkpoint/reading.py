@@ -140,6 +140,13 @@ class Checkpoint:
         other._where = {**self._where, **made}
         return other
 
+    def without(self, left_out: Callable[[str], bool]) -> Checkpoint:
+        """The same files as if they had no tensors of some names."""
+        other = copy.copy(self)
+        other._where = {name: file for name, file in self._where.items() if not left_out(name)}
+        other.packed = {name: one for name, one in self.packed.items() if not left_out(name)}
+        return other
+
     def stored(self, name: str, slices: Slices | None = None, dtype: str | None = None) -> np.ndarray:
         """A stored tensor as it is, the parts of packed matrices among them; bfloat16 as bits."""
         return next(file for file in self.files.values() if name in file.tensors).read(name, slices, dtype)

@@ -131,6 +131,16 @@ class FastTokenizer(Tokenizer):
     def encode_following(self, text: str) -> list[int]:
         return self._following.encode(text, add_special_tokens=False).ids
 
+    @property
+    def unk_token_id(self) -> int | None:
+        """The id of what stands for pieces that the vocabulary has not; None where it has all."""
+        return self.special_tokens.get(named_token(self._settings, "unk_token"))
+
+    def piece(self, token_id: int) -> str | None:
+        """A token as the vocabulary writes it; None where there is none."""
+        own = self._engine.id_to_token(token_id) if token_id >= 0 else None
+        return own or self.control_text(token_id)
+
     def token_bytes(self, token_id: int) -> tuple[bytes, int]:
         if token_id in self._plain_added:
             return self._plain_added[token_id].encode("utf-8"), 0

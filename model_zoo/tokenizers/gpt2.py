@@ -66,6 +66,11 @@ class GPT2Tokenizer(FastTokenizer):
             names = (files.path("tokenizer.json"), None)
         return cls(*names, prompt_style=prompt_style, settings=files.settings, files=files)
 
+    @property
+    def unk_token_id(self) -> int | None:
+        named = super().unk_token_id
+        return self.eos_token_id if named is None else named
+
     def call_tokens(self) -> tuple[list[int], list[int]]:
         return [self.bos_token_id], [self.eos_token_id]
 

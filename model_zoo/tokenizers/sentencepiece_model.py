@@ -72,6 +72,17 @@ class SentencePieceTokenizer(Tokenizer):
             found = self._pieces[token_id] = self._read_piece(token_id - self.offset)
         return found
 
+    def piece(self, token_id: int) -> str | None:
+        """A token as the vocabulary writes it; None where there is none."""
+        index = token_id - self.offset
+        own = self.processor.id_to_piece(index) if 0 <= index < self.processor.get_piece_size() else None
+        return own or self.control_text(token_id)
+
+    @property
+    def unk_token_id(self) -> int:
+        """The id of what stands for pieces that the vocabulary has not."""
+        return self.processor.unk_id() + self.offset
+
     def _read_piece(self, index: int) -> tuple[bytes, int]:
         if not 0 <= index < self.processor.get_piece_size():
             return UNDECODABLE, 0  # padding of the model's vocabulary: an untrained model can sample it

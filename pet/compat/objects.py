@@ -11,6 +11,8 @@ import numpy as np
 
 from model_zoo.errors import InputError
 from model_zoo.turns import in_turn
+from pet.data.dataset import IGNORED
+from pet.data.token_rows import learnt_beside
 from pet.files import atomic_directory
 
 
@@ -83,14 +85,14 @@ def make_feed(data, recipe, model, tokenizer, distributed, objects: Objects, tra
     accumulation = recipe.train.accumulation if train else 1
     if not is_mindspore_dataset(data) and hasattr(data, "__len__") and not len(data):
         raise InputError(f"Trainer: the {'training' if train else 'evaluation'} data are empty")
-    if isinstance(data, (list, tuple)) and data and _is_batch(data[0]):
-        return as_feed(list(data), accumulation, model)
     settings = data_settings(recipe) if train else held_out_settings(recipe)
+    if isinstance(data, (list, tuple)) and data and _is_batch(data[0]):
+        return as_feed([_labelled(one, settings) for one in data], accumulation, model)
     rows = recipe.train.batch_size if train else recipe.eval.batch_size or recipe.train.batch_size
     collate_fn = None
     if is_mindspore_dataset(data):
         limit = settings.max_length if "max_length" in recipe.data.model_fields_set else _room(model)
-        dataset = from_mindspore(data, limit)
+        dataset = from_mindspore(data, limit, settings.padding, settings.padding_ends)
         longest = max(len(dataset[index][0]) for index in range(len(dataset)))
         settings = dataclasses.replace(settings, max_length=max(2, longest))
         if "batch_size" not in recipe.train.model_fields_set and train:
@@ -112,6 +114,15 @@ def make_feed(data, recipe, model, tokenizer, distributed, objects: Objects, tra
 def _is_batch(entry: Any) -> bool:
     ids = entry.get("input_ids") if isinstance(entry, dict) else None
     return ids is not None and np.ndim(ids.asnumpy() if hasattr(ids, "asnumpy") else ids) == 2
+
+
+def _labelled(batch: Mapping[str, Any], settings) -> Mapping[str, Any]:
+    """A batch with labels where it has neither these nor a mask, but is known to have padding."""
+    if settings.padding is None or "labels" in batch or "attention_mask" in batch:
+        return batch
+    ids = batch["input_ids"]
+    ids = np.asarray(ids.asnumpy() if hasattr(ids, "asnumpy") else ids)
+    return {**batch, "labels": np.where(learnt_beside(ids, settings.padding, settings.padding_ends), ids, IGNORED)}
 
 
 def _room(model) -> int | None:

@@ -86,6 +86,8 @@ def settings_digest(tokenizer: Any, settings: DataSettings) -> str:
     """A digest of the tokenizer and of the settings that decide which samples come out."""
     chosen = {name: getattr(settings, name) for name in DECIDING}
     chosen |= {name: dict(chosen[name] or {}) for name in ("columns", "roles")}
+    if settings.padding is not None:
+        chosen["padding"] = settings.padding, settings.padding_ends
     if settings.conversations is not None:
         chosen["conversations"] = source_of(settings.conversations)
     text = json.dumps([VERSION, chosen], sort_keys=True) + tokenizer_digest(tokenizer)

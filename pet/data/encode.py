@@ -25,6 +25,7 @@ from .formats import Row
 from .settings import DataSettings
 from .shorten import kept, kept_of_pairs, turns_of
 from .template import chat_template, fill_template
+from .token_rows import without_padding
 from .workers import Workers
 
 log = logging.getLogger("pet.data")
@@ -170,7 +171,8 @@ class Encoder:
         default the first."""
         messages = messages or row.messages
         if row.tokens is not None:
-            return row.tokens
+            pad, ends = self.settings.padding, self.settings.padding_ends
+            return without_padding(row.tokens[0], pad, ends) if row.bare and pad is not None else row.tokens
         if self.settings.template is None:
             with located(row.where):
                 ids, trained = self.tokenizer.example(messages, train_on=self.settings.train_on, **self.options(row))

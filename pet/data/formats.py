@@ -50,7 +50,7 @@ from .parts import part_of, with_parts
 from .preferences import SAYING_THE_SAME
 from .readers import read_records
 from .records import BEGINNING, Place, Problems, Record, type_name
-from .token_rows import TOKEN_COLUMNS, tokens_of
+from .token_rows import TOKEN_COLUMNS, is_bare, tokens_of
 
 # format -> role -> the names its column may have; required roles first
 COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -91,6 +91,7 @@ class Row:
         prompt: the question without that input; for templates.
         others: further documents of the same sample, messages each.
         place: where reading goes on after it.
+        bare: whether nothing in the row says which of its tokens are learnt.
         row: its number, where another row begins on its line; otherwise 0. With file and line it names the row.
         desirable: whether the answer is one to be learnt; for objectives that tell both kinds apart.
     """
@@ -105,6 +106,7 @@ class Row:
     others: list[list[dict[str, Any]]] = field(default_factory=list)
     place: Place = BEGINNING
     row: int = 0
+    bare: bool = False
     desirable: bool = True
     tools: list[dict[str, Any]] | None = None
     thinking: bool | None = None
@@ -348,7 +350,8 @@ def _build(
         if "text" in roles:
             row.text = text(record, "text")
         elif "input_ids" in roles:
-            row.tokens = tokens_of({role: value(record, role, role == "input_ids") for role in roles})
+            given = {role: value(record, role, role == "input_ids") for role in roles}
+            row.tokens, row.bare = tokens_of(given), is_bare(given)
         else:
             if "messages" in roles:
                 messages = messages_of(listed(value(record, "messages", True), roles["messages"][0]))

@@ -35,6 +35,8 @@ class DataSettings:
     enable_thinking: bool | None = None
     system: str | None = None
     train_on: str = "answers"
+    padding: int | None = None
+    padding_ends: bool = False
     max_length: int = 512
     too_long: str = "cut"
     packing: str = "pack"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,33 @@ LEARNT = ("completion_mask", "assistant_masks", "loss_mask")
 PACKED = ("position_ids", "seq_lengths")
 """What says that a row holds several documents, which would then be read as one."""
 TOKEN_COLUMNS = ("input_ids", "labels", "attention_mask", *LEARNT, *PACKED)
+
+
+def is_bare(columns: Mapping[str, Any]) -> bool:
+    """Whether nothing in a row says which of its tokens are learnt."""
+    return all(columns.get(name) is None for name in ("labels", "attention_mask", *LEARNT))
+
+
+def learnt_beside(ids: np.ndarray, pad: int, ends: bool) -> np.ndarray:
+    """Which tokens of rows ``(…, S)`` are learnt where nothing but their padding is known.
+
+    Args:
+        pad: the id of the padding.
+        ends: see `pet.recipe.data.Data.padding_ends`.
+    """
+    real = ids != pad
+    behind = np.zeros_like(real)
+    behind[..., 1:] = real[..., :-1]
+    return behind if ends else real & np.logical_or.accumulate(behind, axis=-1)
+
+
+def without_padding(tokens: Sequence[int], pad: int, ends: bool) -> tuple[list[int], list[bool]]:
+    """A row without the padding around its tokens, but for one that is learnt, and which tokens are learnt."""
+    ids = np.asarray(tokens)
+    marks, real = learnt_beside(ids, pad, ends), ids != pad
+    kept = np.flatnonzero(marks | real)
+    span = slice(kept[0], kept[-1] + 1) if real.any() else slice(0, 0)
+    return ids[span].tolist(), marks[span].tolist()
 
 
 def tokens_of(columns: Mapping[str, Any]) -> tuple[list[int], list[bool]]:

@@ -15,6 +15,7 @@ from .dataset import IGNORED, TokenDataset, learnt
 from .loader import Batch, check_division
 from .packing import LayoutFunction, causal_layout, placed
 from .settings import DataSettings
+from .token_rows import learnt_beside, without_padding
 
 
 def is_mindspore_dataset(data: Any) -> bool:
@@ -31,7 +32,9 @@ def _alone(data: Any) -> None:
         _alone(child)
 
 
-def from_mindspore(data: Any, max_length: int | None = None) -> TokenDataset:
+def from_mindspore(
+    data: Any, max_length: int | None = None, padding: int | None = None, padding_ends: bool = False
+) -> TokenDataset:
     """The samples of a MindSpore Dataset of token ids, read once into memory.
 
     Args:
@@ -41,6 +44,7 @@ def from_mindspore(data: Any, max_length: int | None = None) -> TokenDataset:
         max_length: longer rows are divided into pieces of this length. (Of a row of seq_len + 1 tokens, made for
             trainers that cut off the last one themselves, the first seq_len remain: a piece of one token teaches
             nothing.)
+        padding, padding_ends: of rows without labels and mask; see `pet.recipe.data.Data`.
 
     Raises:
         InputError: no such column, columns of different shapes, or nothing to learn.
@@ -69,7 +73,9 @@ def from_mindspore(data: Any, max_length: int | None = None) -> TokenDataset:
             ids = ids[kept]
             given = parts["labels"][row][kept] if "labels" in parts else ids
             trained = np.asarray(learnt(ids.tolist(), given.tolist()), bool)
-            piece = max_length or len(ids)
+            if padding is not None and len(parts) == 1:
+                ids, trained = map(np.asarray, without_padding(ids.tolist(), padding, padding_ends))
+            piece = max_length or max(len(ids), 1)
             for at in range(0, len(ids), piece):
                 if trained[at + 1 : at + piece].any():
                     samples.append((ids[at : at + piece], trained[at : at + piece]))
@@ -170,10 +176,13 @@ class CollateLoader:
         if real_tokens.shape != ids.shape:  # FlagAI's masks are (B, 1, S, S): which tokens are real is not told
             real_tokens = np.ones_like(ids)
         real_tokens = real_tokens != 0
-        given = values.get("labels")
+        given, pad = values.get("labels"), self.settings.padding
+        bare = given is None and "attention_mask" not in values and pad is not None
+        real_tokens = ids != pad if bare else real_tokens
         # what follows padding cannot be predicted from it
         after_real = np.pad(real_tokens[:, :-1], ((0, 0), (1, 0)))
         trained = real_tokens & after_real if given is None else given != IGNORED
+        trained = learnt_beside(ids, pad, self.settings.padding_ends) if bare else trained
         made = placed(ids, real_tokens, self.layout)
         labels = np.where(trained, ids if given is None else given, IGNORED).astype(np.int32)
         labels[len(real) :] = IGNORED

@@ -16,7 +16,7 @@ from adapters.dropout import dropouts
 from adapters.peft_config import SCORE
 from adapters.registry import Adapter, registry
 from adapters.score import add_cell
-from model_zoo.auto import MODEL_OF
+from model_zoo.auto import model_class
 from model_zoo.checkpoint.fingerprint import fingerprint
 from model_zoo.checkpoint.reading import Checkpoint
 from pet.train.objectives.reference import ADAPTER
@@ -66,7 +66,7 @@ def whole_model(model: nn.Cell, weights: dict[str, np.ndarray]) -> nn.Cell:
     Returns:
         A model with the same adapters and settings. The base beneath adapters is zero and takes no memory.
     """
-    whole = MODEL_OF[type(model.config)](model.config, dtype=model.dtype)
+    whole = model_class(type(model.config))(model.config, dtype=model.dtype)
     for name in ("loaded_from", "generation_config", "base_fingerprint", "base_form"):
         if hasattr(model, name):
             setattr(whole, name, getattr(model, name))

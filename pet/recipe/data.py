@@ -68,6 +68,16 @@ class Reading(Section):
         "answers",
         description="Which tokens are labels: all answers of a conversation, its last answer, or every token.",
     )
+    padding: int | None = Field(
+        None,
+        ge=0,
+        description="Id that fills up rows of token ids which have neither labels nor a mask. It is left out around "
+        "the tokens and not learnt. Default: such rows are learnt as a whole.",
+    )
+    padding_ends: bool = Field(
+        False,
+        description="Learn the padding behind a token, as the end of the text, and nothing else behind padding.",
+    )
     too_long: Literal["cut", "shorten", "drop"] = Field(
         "cut",
         description="A longer sample is truncated at max_length (cut), shortened in its questions and answers in "

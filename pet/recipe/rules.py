@@ -217,8 +217,10 @@ def generation(recipe: Recipe) -> Iterator[Finding]:
 
 
 def data(recipe: Recipe) -> Iterator[Finding]:
-    """Row lengths and templates."""
+    """Row lengths, padding and templates."""
     settings = recipe.data
+    if settings.padding_ends and settings.padding is None:
+        yield "data.padding_ends", "data.padding", "has no effect without data.padding"
     if settings.buckets is not None:
         if settings.packing != "buckets":
             yield "data.buckets", "data.packing", f"has no effect with data.packing: {settings.packing}"

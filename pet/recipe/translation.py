@@ -123,7 +123,7 @@ class Translation:
         Unknown ones are problems, but for those whose values say that they are not used.
         """
         place = {name: number for number, name in enumerate(table)}
-        entries = {name: _entry(table, name) for name in given}
+        entries = {name: entry_in(table, name) for name in given}
         for name in sorted(given, key=lambda name: place.get(entries[name], len(place))):
             shown, value, rule = prefix + str(name), given[name], table.get(entries[name])
             if rule is None:
@@ -189,6 +189,6 @@ class Translation:
         return [f"{', '.join(group)}: {why}" for why, group in names.items()]
 
 
-def _entry(table: Mapping[str, Rule], name: Any) -> str | None:
+def entry_in(table: Mapping[str, Rule], name: Any) -> str | None:
     """The name in a table, perhaps with a ``*``, that stands for a setting's."""
     return name if name in table else next((each for each in table if fnmatch(str(name), each)), None)

@@ -25,7 +25,11 @@ QUICK = (
     *(f"model_zoo/test_tokenizers_{name}" for name in ("pieces", "prompts")),
     "pet/cli/test_bad_recipes",
     "pet/cli/test_commands",
-    *(f"pet/compat/test_{name}" for name in ("ckpt", "mindpet", "modelarts", "names", "job_files")),
+    *(
+        f"pet/compat/test_{name}"
+        for name in ("ckpt", "mindformers_configs", "mindformers_tokenizers", "mindpet", "modelarts")
+    ),
+    *(f"pet/compat/test_{name}" for name in ("names", "job_files")),
     "pet/data",
     *(f"pet/parallel/test_{name}" for name in ("control", "fits", "transform")),
     "pet/recipe",

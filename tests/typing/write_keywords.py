@@ -54,13 +54,14 @@ def of_fields(kind: type, but: Iterable[str] = ()) -> dict[str, str]:
 
 def of_trainers() -> dict[str, Mapping[str, str]]:
     """What `pet.Trainer`, MindFormers' and its ``TrainingArguments`` take."""
+    from pet.compat.mindformers.high_level import THEIRS
     from pet.compat.mindformers.request import Request
     from pet.compat.mindformers.training_arguments import TABLE
     from pet.recipe.training import Train
     from pet.train.trainer import Trainer
 
     own = own_names(Trainer.__init__)
-    request = {name: "Any" for name in inspect.signature(Request).parameters if name != "model"}
+    request = {name: "Any" for name in (*inspect.signature(Request).parameters, *THEIRS) if name != "model"}
     return {
         "TrainSettings": of_fields(Train, own) | {name: kind for name, kind in request.items() if name not in own},
         "RequestSettings": request,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,8 @@ def _ordered(part: np.ndarray, width: int, back: bool) -> np.ndarray:
 
 
 class MindFormersCheckpoint(Checkpoint):
-    """The tensors of a ``.ckpt`` file by Hugging Face's names.
+    """The tensors of a ``.ckpt`` file by Hugging Face's names, which it may have itself: MindSpore saves this library's
+    models so.
 
     Args:
         path: the file.
@@ -90,8 +92,8 @@ class MindFormersCheckpoint(Checkpoint):
         self.file = CkptFile(path)
         weights = [name for name in self.file.tensors if is_weight(name)]
         self.left_out = [name for name in self.file.tensors if not is_weight(name)]
-        self.form = form_of(weights, form)
-        found, self._shapes = groups(config, self.form), shapes_of(config)
+        self.form, self._shapes = form_of(weights, form), shapes_of(config)
+        found = own_names(config, weights, self.form) or groups(config, self.form)
         self._check(found, weights)
         self._where = {}
         for group in found:
@@ -135,6 +137,15 @@ class MindFormersCheckpoint(Checkpoint):
             return array[slices or ...]
 
         self._where[name] = MadeTensor(TensorInfo(dtype, shape, 0, nbytes(dtype, shape)), make)
+
+
+def own_names(config: Mapping[str, Any], weights: Iterable[str], form: Form) -> list[Group]:
+    """The tensors of a model each by itself, where a file has more names of ours than of MindFormers'; else none."""
+    own, weights = parameter_shapes(config), set(weights)
+    with suppress(InputError):  # MindFormers has no such family
+        if len(weights & own.keys()) <= sum(name in weights for one in groups(config, form) for name in one.theirs):
+            return []
+    return [Group((name,), (name,), shape[:1]) for name, shape in own.items()] if weights & own.keys() else []
 
 
 def their_shapes(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -9,7 +9,8 @@ _CLASSES, _CONFIG, _CONTEXT, _HIGH_LEVEL, _ARGUMENTS, _PET, _CALLBACKS = (
 )
 _SCRIPT, _SCRIPT_CONFIG = f"{__name__}.script", f"{__name__}.script_config"
 _STREAMERS = {"model_zoo.generation.streamers": ("TextIteratorStreamer", "TextStreamer")}
-_PIPELINE = {"pet.text_generation": ("pipeline",), _CLASSES: ("TextGenerationPipeline",)}
+_GENERATION = {f"{__name__}.generation_defaults": ("GenerationConfig",)}
+_PIPELINE = {f"{__name__}.asking": ("TextGenerationPipeline", "pipeline")}
 _PARALLEL = {_CONFIG: ("TransformerOpParallelConfig",)}
 _TRAINER = {_HIGH_LEVEL: ("Trainer",), _ARGUMENTS: ("TrainingArguments",)}
 _INIT = {_CONTEXT: ("ContextConfig", "ParallelContextConfig", "init_context")}
@@ -78,7 +79,8 @@ __modules__ = modules_of(
         "core.callback": {_CALLBACKS: (*_MONITORS[_CALLBACKS], "CheckpointMointor", "EvalCallBack", "ProfileMonitor")},
         "core.context": _BUILD,
         "core.context.build_context": _BUILD,
-        "generation": _STREAMERS,
+        "generation": {**_STREAMERS, **_GENERATION},
+        "generation.generation_config": _GENERATION,
         "generation.streamers": _STREAMERS,
         "pet": _TUNING,
         "pet.pet_config": _TUNING,

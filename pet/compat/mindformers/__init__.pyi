@@ -4,6 +4,10 @@ from model_zoo.generation.streamers import (
     TextIteratorStreamer as TextIteratorStreamer,
     TextStreamer as TextStreamer,
 )
+from pet.compat.mindformers.asking import (
+    TextGenerationPipeline as TextGenerationPipeline,
+    pipeline as pipeline,
+)
 from pet.compat.mindformers.callbacks import (
     CheckpointMonitor as CheckpointMonitor,
     MFLossMonitor as MFLossMonitor,
@@ -29,7 +33,6 @@ from pet.compat.mindformers.classes import (
     LlamaForCausalLM as LlamaForCausalLM,
     LlamaProcessor as LlamaProcessor,
     LlamaTokenizer as LlamaTokenizer,
-    TextGenerationPipeline as TextGenerationPipeline,
 )
 from pet.compat.mindformers.config import (
     ChatGLM2Config as ChatGLM2Config,
@@ -42,6 +45,9 @@ from pet.compat.mindformers.context import (
     ContextConfig as ContextConfig,
     ParallelContextConfig as ParallelContextConfig,
     init_context as init_context,
+)
+from pet.compat.mindformers.generation_defaults import (
+    GenerationConfig as GenerationConfig,
 )
 from pet.compat.mindformers.high_level import (
     Trainer as Trainer,
@@ -62,7 +68,4 @@ from pet.compat.mindformers.script_config import (
 )
 from pet.compat.mindformers.training_arguments import (
     TrainingArguments as TrainingArguments,
-)
-from pet.text_generation import (
-    pipeline as pipeline,
 )

@@ -5,7 +5,6 @@ Model classes take a configuration (`pet.compat.mindformers.config`) and give th
 
 from __future__ import annotations
 
-import functools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,6 @@ import numpy as np
 
 from model_zoo import tokenizers as own
 from model_zoo.causal_lm import CausalLM
-from model_zoo.checkpoint.reading import load_into
 from model_zoo.configs import Config
 from model_zoo.errors import InputError
 from model_zoo.tokenizers.chatglm import ChatGLMTokenizer as OwnChatGLM
@@ -23,17 +21,14 @@ from model_zoo.tokenizers.glm4 import GLM4Tokenizer
 from model_zoo.tokenizers.gpt2 import GPT2Tokenizer as OwnGPT2
 from model_zoo.tokenizers.llama import LlamaTokenizer as OwnLlama
 from pet import auto
-from pet.compat.ckpt.beside import converted
-from pet.compat.ckpt.doors import find_ckpt, is_ckpt
-from pet.compat.ckpt.view import MindFormersCheckpoint
+from pet.compat.mindformers.building import built, from_pretrained
 from pet.compat.mindformers.config import TransformerOpParallelConfig, give_names
-from pet.compat.mindformers.generation_defaults import NAMES as GENERATION, give_defaults
-from pet.compat.mindformers.pet_config import get_pet_model, with_adapter
-from pet.compat.mindformers.presets import split_name
+from pet.compat.mindformers.pet_config import PetConfig, get_pet_model, pet_config_of, with_adapter
+from pet.compat.mindformers.presets import Listed, split_name
+from pet.compat.mindformers.saving import place_of
 from pet.compat.mindformers.sizes import file_config, model_section, name_of, read_file
+from pet.compat.mindformers.tokenizing import Spoken, spoken
 from pet.names import find_tokenizer, preset_names
-from pet.text_generation import TextGeneration
-from pet.train.base_dropout import attach_dropout
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -50,28 +45,31 @@ def _values(name: Any) -> dict[str, Any] | None:
     return read_file(Path(name)) if str(name).endswith((".yaml", ".yml")) else None
 
 
-class AutoConfig(auto.AutoConfig):
-    """Configurations by directory, name, also ``glm_6b_lora``: that of the model, which has LoRA as ``lora``, or
+class AutoConfig(Listed, auto.AutoConfig):
+    """Configurations by directory, name, also ``glm_6b_lora``: that of the model, which has LoRA as ``pet_config``, or
     MindFormers' YAML file."""
 
     @staticmethod
     def from_pretrained(name_or_directory) -> ScriptConfig:
-        """See `pet.AutoConfig`. Scripts set ``checkpoint_name_or_path``, ``do_sample`` and the like on it;
-        ``parallel_config`` is there to be set, too, and has no meaning: see ``set_parallel_config``.
+        """See `pet.AutoConfig`. Scripts read and set it by MindFormers' names, until a model is made of it: sizes,
+        ``checkpoint_name_or_path``, ``do_sample`` and the like. ``parallel_config`` is there to be set, too, and has
+        no meaning: see ``set_parallel_config``.
         """
         (name, lora), values = split_name(name_or_directory), _values(name_or_directory)
         if values is None:
             config = auto.AutoConfig.from_pretrained(name)
         else:
             config, name = file_config(values), model_section(values).get("checkpoint_name_or_path")
-            config.pet_config = model_section(values).get("pet_config")
-        config.lora, config.parallel_config = lora, TransformerOpParallelConfig()
+        give_names(config)
+        config.parallel_config = TransformerOpParallelConfig()
+        config.pet_config = pet_config_of(lora)
+        if section := values and model_section(values).get("pet_config"):
+            config.pet_config = PetConfig(**section)
         config.checkpoint_name_or_path = None if name in preset_names() else name
-        give_names(config, {"seq_length": config.dims.context})
         return config
 
 
-class AutoModel(auto.AutoModel):
+class AutoModel(Listed, auto.AutoModel):
     """Models by directory or name; ``X_lora`` with MindFormers' LoRA for X on it."""
 
     @staticmethod
@@ -82,38 +80,24 @@ class AutoModel(auto.AutoModel):
             config = AutoConfig.from_pretrained(name_or_directory)
             config.checkpoint_name_or_path = model_section(values).get("checkpoint_name_or_path")
             return AutoModel.from_config(config)
-        name, lora = split_name(name_or_directory)
-        model = auto.AutoModel.from_pretrained(name, **settings)
-        give_names(model.config, {"seq_length": model.config.dims.context})
-        give_defaults(model, {}, name)
-        return with_adapter(model, lora)
+        return from_pretrained(name_or_directory, **settings)
 
     @staticmethod
     def from_config(config, **settings) -> CausalLM:
-        """See `pet.AutoModel`; with the weights of a configuration's ``checkpoint_name_or_path``."""
+        """See `pet.AutoModel`; with the weights of a configuration's ``checkpoint_name_or_path``, unless
+        ``download_checkpoint`` is False."""
         config = AutoConfig.from_pretrained(config) if _values(config) is not None else config
         name, lora = split_name(config)
-        lora = lora or getattr(config, "lora", None)
-        model = auto.AutoModel.from_config(name, **settings) if isinstance(name, str) else built(name)
-        if pet := getattr(config, "pet_config", None):
-            return get_pet_model(model, pet)
-        return with_adapter(model, lora)
+        loads = settings.pop("download_checkpoint", True)
+        if isinstance(name, str):
+            return with_adapter(auto.AutoModel.from_config(name, **settings), lora)
+        if settings:
+            raise InputError(f"AutoModel.from_config: {', '.join(settings)}: set it on the configuration")
+        pet = getattr(name, "pet_config", None)
+        return get_pet_model(built(name, loads), pet) if pet else built(name, loads)
 
 
-def _of_rows(decode):
-    """``decode`` that gives the texts of several rows as a list."""
-
-    @functools.wraps(decode)
-    def of_rows(ids, *arguments, **settings):
-        rows = ids.asnumpy() if hasattr(ids, "asnumpy") else ids
-        if not isinstance(rows, int) and len(rows) and np.ndim(rows[0]) == 1:
-            return [decode(row, *arguments, **settings) for row in rows]
-        return decode(ids, *arguments, **settings)
-
-    return of_rows
-
-
-class AutoTokenizer(auto.AutoTokenizer):
+class AutoTokenizer(Listed, auto.AutoTokenizer):
     """Tokenizers by directory, file or name, also ``X_lora``, or of MindFormers' YAML file."""
 
     @staticmethod
@@ -122,31 +106,10 @@ class AutoTokenizer(auto.AutoTokenizer):
         if (values := _values(name_or_path)) is not None:
             own = (values.get("processor") or {}).get("tokenizer") or {}
             name_or_path = own.get("vocab_file") or name_of(values)
-        tokenizer = auto.AutoTokenizer.from_pretrained(split_name(name_or_path)[0], *arguments, **settings)
-        tokenizer.decode = _of_rows(tokenizer.decode)
-        return tokenizer
+        return spoken(auto.AutoTokenizer.from_pretrained(split_name(name_or_path)[0], *arguments, **settings))
 
 
-def built(config) -> CausalLM:
-    """The model of a configuration: random weights, or those of its ``checkpoint_name_or_path``."""
-    checkpoint = getattr(config, "checkpoint_name_or_path", None)
-    if checkpoint and not is_ckpt(checkpoint):
-        model = _Model.from_pretrained(checkpoint)
-    else:
-        model = auto.AutoModel.from_config(config)
-        model.random_weights = not checkpoint
-        if checkpoint:
-            form = getattr(config, "form", None)
-            with MindFormersCheckpoint(find_ckpt(checkpoint), model.config.to_dict(), form) as view:
-                load_into(model, view)
-    given = {name: value for name, value in vars(config).items() if name in GENERATION and not name.endswith("_id")}
-    give_defaults(model, {**given, **getattr(config, "generation", {})}, checkpoint)
-    attach_dropout(model, getattr(config, "dropout", {}))
-    model.prepare_inputs_for_predict_layout = lambda *inputs, **_: inputs  # for MindFormers' compilation
-    return model
-
-
-class _Model(CausalLM if TYPE_CHECKING else object):
+class _Model(Listed, CausalLM if TYPE_CHECKING else object):
     """A model of one family: random weights, or those of the configuration's ``checkpoint_name_or_path``."""
 
     _preset = ""
@@ -157,8 +120,6 @@ class _Model(CausalLM if TYPE_CHECKING else object):
     @staticmethod
     def from_pretrained(name_or_directory) -> CausalLM:
         """The model of a checkpoint directory, bundled base or MindFormers ``.ckpt`` file, with its weights."""
-        if is_ckpt(name_or_directory):
-            return AutoModel.from_pretrained(converted(name_or_directory))
         return AutoModel.from_pretrained(name_or_directory)
 
 
@@ -190,15 +151,13 @@ class ChatGLM2ForConditionalGeneration(_Model):
     _preset = "glm2_6b"
 
 
-class _Named(own.Tokenizer if TYPE_CHECKING else object):
+class _Named(Listed, Spoken):
     """Tokenizers by the name of a bundled base as well."""
 
     @classmethod
     def from_pretrained(cls, path, prompt_style: str | None = None) -> Self:
         """The tokenizer of a directory, file or bundled base."""
-        tokenizer = super().from_pretrained(find_tokenizer(path), prompt_style)
-        tokenizer.decode = _of_rows(tokenizer.decode)
-        return tokenizer
+        return super().from_pretrained(find_tokenizer(path), prompt_style)
 
 
 class GPT2Tokenizer(_Named, OwnGPT2):
@@ -228,7 +187,7 @@ class ChatGLM4Tokenizer(_Named, GLM4Tokenizer):
 PROCESSOR = ("max_length", "padding", "return_tensors")
 
 
-class Processor:
+class Processor(Listed):
     """Texts to a model's input, padded to one length.
 
     Args:
@@ -262,9 +221,9 @@ class Processor:
         settings = {**{name: section[name] for name in PROCESSOR if name in section}, **settings}
         return cls(AutoTokenizer.from_pretrained(name_or_directory), **settings)
 
-    def save_pretrained(self, directory) -> None:
+    def save_pretrained(self, directory=None, save_name: str | None = None) -> None:
         """Writes the tokenizer's files, from which `AutoProcessor.from_pretrained` makes a processor again."""
-        self.tokenizer.save_pretrained(directory)
+        self.tokenizer.save_pretrained(place_of(directory, save_name))
 
     def decode(self, ids) -> list[str]:
         """The texts of a batch of ids."""
@@ -273,7 +232,6 @@ class Processor:
 
 GPT2Processor = GLMProcessor = LlamaProcessor = AutoProcessor = Processor
 """The tokenizer says what differs."""
-TextGenerationPipeline = TextGeneration
 WIDE = dict(zip(",!:;?", "，！：；？", strict=True))
 
 

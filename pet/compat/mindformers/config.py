@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from model_zoo.configs import Config
 from model_zoo.errors import InputError
 from model_zoo.families import chatglm, chatglm2, gpt2, llama
-from pet.compat.ckpt.names import Form
 from pet.compat.mindformers.generation_defaults import NAMES as GENERATION
-from pet.compat.mindformers.presets import split_name
+from pet.compat.mindformers.presets import Listed, split_name
+from pet.compat.mindformers.scripted import Kind, Scripted, make_scripted
 from pet.compat.translation import elsewhere, flag, same
 from pet.recipe.translation import Ignored, Refused, Rule, Translation
 
@@ -85,17 +87,22 @@ def rope_scaling(given: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"rope_type": kind, **(factor if isinstance(factor, Mapping) else {"factor": factor})}
 
 
-def config_values(cls, names: Mapping[str, Rule], given: Mapping[str, Any]) -> dict[str, Any]:
+def rules_of(own: type[Config], names: Mapping[str, Rule]) -> dict[str, Rule]:
+    """All that may stand in a family's configuration, by MindFormers' names and by those of its config.json."""
+    fields = {field.name: field.name for field in dataclasses.fields(own) if field.name != "extra"}
+    refused = Refused("only GPT-2's own dropout is honoured; leave it 0", harmless=(0, 0.0))
+    dropout = elsewhere if own is gpt2.GPT2Config else refused
+    return {**TABLE, **fields, **names, **{f"*{ending}": dropout for ending in DROPOUT_ENDINGS}}
+
+
+def config_values(own: type[Config], rules: Mapping[str, Rule], given: Mapping[str, Any]) -> dict[str, Any]:
     """A config.json's dictionary for MindFormers' arguments.
 
     Raises:
         InputError: an argument that neither side knows.
     """
-    t = Translation(cls.__name__)
-    own = {field.name: field.name for field in dataclasses.fields(cls) if field.name != "extra"}
-    refused = Refused("only GPT-2's own dropout is honoured; leave it 0", harmless=(0, 0.0))
-    dropout = elsewhere if cls is gpt2.GPT2Config else refused
-    t.apply(given, {**TABLE, **own, **names, **{f"*{ending}": dropout for ending in DROPOUT_ENDINGS}})
+    t = Translation(own.__name__)
+    t.apply(given, rules)
     InputError.raise_any(t.problems)
     return t.settings
 
@@ -104,28 +111,89 @@ class TransformerOpParallelConfig(SimpleNamespace):
     """What scripts set as a configuration's ``parallel_config``, which has no meaning: see ``set_parallel_config``."""
 
 
-def give_names(config: Any, given: Mapping[str, Any]) -> None:
-    """Names that scripts read off any configuration, to hand them to ``generate`` or a tokenizer."""
-    for name in (*GENERATION, "seq_length"):
-        if not hasattr(config, name):
-            setattr(config, name, given.get(name))
+def feed_forward_width(of: Mapping[str, Any]) -> int:
+    """How wide MindFormers makes LLaMA's feed-forward: two thirds of 4 × hidden, times ``ffn_dim_multiplier``, rounded
+    up to ``multiple_of``."""
+    width = int(2 * 4 * of["hidden_size"] / 3)
+    if of["ffn_dim_multiplier"] is not None:
+        width = int((of["ffn_dim_multiplier"] + 0.01) * width)
+    return -(-width // of["multiple_of"]) * of["multiple_of"]
 
 
-class _Config:
-    """A configuration by MindFormers' argument names; see `config_values`."""
+WIDTH = ("hidden_size", "multiple_of", "ffn_dim_multiplier")
+"""What the width is made of."""
 
-    _own: type
-    _names: Mapping[str, Rule]
+
+def _rope_scaling(config: Any) -> dict[str, Any] | None:
+    if config.extend_method is None:
+        return config.rope_scaling
+    return rope_scaling({"extend_method": config.extend_method, "scaling_factor": config.scaling_factor or 1})
+
+
+ROTARY_FOLLOWS = {
+    "intermediate_size": lambda config: feed_forward_width({name: getattr(config, name) for name in WIDTH}),
+    "num_key_value_heads": lambda config: config.num_attention_heads,
+    "head_dim": lambda config: config.hidden_size // config.num_attention_heads,
+    "rope_scaling": _rope_scaling,
+}
+ROTARY_SOURCES = {
+    **same("intermediate_size", "multiple_of ffn_dim_multiplier"),
+    **same("rope_scaling", "extend_method scaling_factor"),
+}
+GPT2_FOLLOWS = {"n_inner": lambda config: config.expand_ratio and config.expand_ratio * config.n_embd}
+
+
+@functools.cache
+def kind_of(own: type[Config]) -> Kind:
+    """How scripts speak of a family's configuration: the families of LLaMA's layout as of LLaMA's."""
+    names, follows, sources = NAMES.get(own) or (LLAMA_NAMES, ROTARY_FOLLOWS, ROTARY_SOURCES)
+    if own is not llama.LlamaConfig:
+        names = {name: rule for name, rule in names.items() if name != "qkv_has_bias"}
+    rules = rules_of(own, names)
+    return Kind(own, rules, functools.partial(config_values, own, rules), follows, sources)
+
+
+NAMES: dict[type[Config], tuple[Mapping[str, Rule], Mapping, Mapping]] = {
+    gpt2.GPT2Config: (GPT2_NAMES, GPT2_FOLLOWS, {"expand_ratio": "n_inner"}),
+    chatglm.GLMConfig: (GLM_NAMES, {}, {}),
+    chatglm2.ChatGLM2Config: (GLM2_NAMES, {}, {}),
+}
+
+
+def give_names(config: Config, given: Mapping[str, Any] | None = None) -> None:
+    """Lets scripts read and set a configuration by MindFormers' names.
+
+    Args:
+        config: is changed in place.
+        given: what it was made of, by these names; None of one that was read.
+    """
+    if isinstance(config, Scripted):
+        return
+    kind, given = kind_of(type(config)), given or {}
+    said = {name: value for name, value in given.items() if value is not None and kind.rule(name) is not None}
+    stated = {field: name for name, value in said.items() for field in kind.translate({name: value})}
+    stated |= {field: name for name, field in kind.sources.items() if given.get(name) is not None}
+    if "intermediate_size" in kind.follows and said.get("hidden_size") is not None:
+        stated.setdefault("intermediate_size", "hidden_size")
+    make_scripted(config, kind, given, stated)
+
+
+class _Config(Listed):
+    """A configuration by MindFormers' argument names; see `config_values`. They can be read and set on it."""
+
+    _own: type[Config]
 
     def __new__(cls, **given):
-        config = cls._own.from_dict(config_values(cls._own, cls._names, given))
-        # no field: it must not be written to a config.json
-        config.checkpoint_name_or_path = given.get("checkpoint_name_or_path")
-        config.generation = {name: given[name] for name in GENERATION if name in given}
+        kind = kind_of(cls._own)
+        named = {name: value for name, value in given.items() if name not in kind.sources}
+        config = cls._own.from_dict(kind.translate({**named, **cls._made(given)}))
         give_names(config, given)
-        config.dropout = {place: given[name] for name, place in DROPOUTS.items() if given.get(name)}
-        config.form = Form(use_rearrange_rope=bool(given.get("use_rearrange_rope")))
         return config
+
+    @classmethod
+    def _made(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What MindFormers makes of the arguments."""
+        return {}
 
     @staticmethod
     def from_pretrained(name_or_directory):
@@ -135,7 +203,7 @@ class _Config:
         if str(name_or_directory).endswith((".yaml", ".yml")):
             raise InputError(f"{name_or_directory}: AutoConfig.from_pretrained reads MindFormers' YAML files")
         config = AutoConfig.from_pretrained(split_name(name_or_directory)[0])
-        give_names(config, {"seq_length": config.dims.context})
+        give_names(config)
         return config
 
 
@@ -145,40 +213,38 @@ class GPT2Config(_Config):
     The feed-forward is ``expand_ratio`` times as wide as the model.
     """
 
-    _own, _names = gpt2.GPT2Config, GPT2_NAMES
+    _own = gpt2.GPT2Config
 
-    def __new__(cls, expand_ratio: int | None = None, **given):
-        if expand_ratio is not None and given.get("intermediate_size") is None:
-            given["intermediate_size"] = expand_ratio * given.get("hidden_size", 768)
-        return super().__new__(cls, **given)
+    @classmethod
+    def _made(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        if given.get("expand_ratio") is None or given.get("intermediate_size") is not None:
+            return {}
+        return {"intermediate_size": given["expand_ratio"] * given.get("hidden_size", 768)}
 
 
 class LlamaConfig(_Config):
     """``LlamaConfig(hidden_size=4096, num_layers=32, num_heads=32, n_kv_heads=None, seq_length=2048)``.
 
-    Without ``intermediate_size`` the feed-forward is as wide as MindFormers makes it: two thirds of 4 × hidden, times
-    ``ffn_dim_multiplier``, rounded up to ``multiple_of``.
+    Without ``intermediate_size`` the feed-forward is as wide as MindFormers makes it: see `feed_forward_width`.
     """
 
-    _own, _names = llama.LlamaConfig, LLAMA_NAMES
+    _own = llama.LlamaConfig
 
-    def __new__(cls, multiple_of: int = 256, ffn_dim_multiplier: float | None = None, **given):
-        if given.get("intermediate_size") is None:
-            width = int(2 * 4 * given.get("hidden_size", 4096) / 3)
-            if ffn_dim_multiplier is not None:
-                width = int((ffn_dim_multiplier + 0.01) * width)
-            given["intermediate_size"] = -(-width // multiple_of) * multiple_of
-        given["rope_scaling"] = given.get("rope_scaling") or rope_scaling(given)
-        return super().__new__(cls, **given)
+    @classmethod
+    def _made(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        said = {name: value for name, value in given.items() if value is not None}
+        width = feed_forward_width({"hidden_size": 4096, "multiple_of": 256, "ffn_dim_multiplier": None, **said})
+        made = {"intermediate_size": width, "rope_scaling": rope_scaling(given), "rms_norm_eps": 1e-5}
+        return {name: value for name, value in made.items() if name not in said}
 
 
 class GLMConfig(_Config):
     """``GLMConfig(hidden_size=4096, num_layers=28, num_heads=32, seq_length=2048)``: ChatGLM-6B."""
 
-    _own, _names = chatglm.GLMConfig, GLM_NAMES
+    _own = chatglm.GLMConfig
 
 
 class ChatGLM2Config(_Config):
     """``ChatGLM2Config(hidden_size=4096, num_layers=28, multi_query_group_num=2)``: ChatGLM2, ChatGLM3, GLM-4."""
 
-    _own, _names = chatglm2.ChatGLM2Config, GLM2_NAMES
+    _own = chatglm2.ChatGLM2Config

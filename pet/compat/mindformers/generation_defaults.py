@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from model_zoo.counting import layout_of
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, similar
 from model_zoo.generation_settings import FIELDS
+from pet.compat.mindformers.padding import pad_of
 from pet.text_generation import completed
 
 # MindFormers' names -> those of `generate`
 NAMES = {"max_decode_length": "max_length"}
 NAMES |= {name: name for name in ("max_length", "max_new_tokens", "eos_token_id", "pad_token_id", *FIELDS)}
+
+
+UNSAID = {
+    **{"max_length": 20, "num_beams": 1, "do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0},
+    **{"repetition_penalty": 1.0, "renormalize_logits": False, "use_past": False},
+    **dict.fromkeys(("max_new_tokens", "pad_token_id", "bos_token_id", "eos_token_id")),
+}
+"""MindFormers' defaults of a `GenerationConfig`."""
+FIXED = {"encoder_repetition_penalty": 1.0}
 
 
 def defaults_in(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,22 +41,47 @@ def defaults_in(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-PADS = {"gpt2": "eos_token_id", "llama": 0, "chatglm2": 0}
-"""What MindFormers' configurations pad with where nothing says it."""
+class GenerationConfig(SimpleNamespace):
+    """``GenerationConfig(max_length=64, do_sample=True)``: settings for ``generate(generation_config=…)``, in the place
+    of those of the model's configuration. What is not said is as MindFormers has it.
 
+    Raises:
+        InputError: a setting that there is not.
+    """
 
-def _pad_of(model, checkpoint: Any) -> int | None:
-    """What prompts for a model are padded with: as its config.json says, or else the tokenizer beside its weights."""
-    from pet.auto import AutoTokenizer
+    def __init__(self, **settings):
+        known = {**dict.fromkeys(NAMES), **UNSAID, **FIXED}
+        InputError.raise_any(
+            f"GenerationConfig: {name}: is not known{similar(name, known)}" for name in settings if name not in known
+        )
+        InputError.raise_any(
+            f"GenerationConfig: {name}: {settings[name]!r}: only {value} is supported"
+            for name, value in FIXED.items()
+            if settings.get(name, value) != value
+        )
+        said = {{"max_decode_length": "max_length"}.get(name, name): value for name, value in settings.items()}
+        super().__init__(**{**UNSAID, **said})
 
-    pad = getattr(model.config, "pad_token_id", None)
-    if pad is None and checkpoint:
-        with contextlib.suppress(InputError):  # of a .ckpt, or weights without their tokenizer
-            pad = AutoTokenizer.from_pretrained(checkpoint).pad_token_id
-    if pad is None:
-        pad = PADS.get(layout_of(model.config.to_dict()))
-        pad = getattr(model.config, pad, None) if isinstance(pad, str) else pad
-    return pad if isinstance(pad, int) else None
+    @classmethod
+    def from_dict(cls, config_dict: Mapping[str, Any], **settings) -> GenerationConfig:
+        """Of a dictionary's settings, and others over them."""
+        return cls(**{**config_dict, **settings})
+
+    @classmethod
+    def from_model_config(cls, model_config: Any) -> GenerationConfig:
+        """Of what a model's configuration says."""
+        known = {**dict.fromkeys(NAMES), **UNSAID}
+        said = {name: getattr(model_config, name, None) for name in known}
+        return cls(**{name: value for name, value in said.items() if value is not None})
+
+    def update(self, **settings) -> dict[str, Any]:
+        """Takes settings that are known; gives back the others."""
+        vars(self).update({name: value for name, value in settings.items() if name in vars(self)})
+        return {name: value for name, value in settings.items() if name not in vars(self)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings."""
+        return dict(vars(self))
 
 
 def give_defaults(model, given: Mapping[str, Any], checkpoint: Any = None) -> None:
@@ -60,16 +94,19 @@ def give_defaults(model, given: Mapping[str, Any], checkpoint: Any = None) -> No
     from model_zoo.generation import generate
 
     defaults, bos = defaults_in(given), getattr(model.config, "bos_token_id", None)
-    pad = functools.cache(lambda: _pad_of(model, checkpoint))
+    pad = functools.cache(lambda: pad_of(model.config.to_dict(), checkpoint))
     model.generation_defaults = defaults
     signature = inspect.signature(generate)
 
     def with_defaults(*arguments, **settings):
         """The model's own ``generate`` with the configuration's settings where the call has none. Padding around
         prompts without a mask is left out, as in MindFormers; the result is then a list of rows without it."""
+        own = settings.pop("generation_config", None)
+        if own is None and len(arguments) > 1 and isinstance(arguments[1], GenerationConfig):
+            own, arguments = arguments[1], (arguments[0], *arguments[2:])
         called = dict(signature.bind_partial(model, *arguments, **settings).arguments)
         del called["model"]
-        called = completed(defaults, called, model.room)
+        called = completed(defaults if own is None else defaults_in(own.to_dict()), called, model.room)
         prompts = None if "attention_mask" in called else without_padding(called.get("input_ids"), pad(), bos)
         if prompts is None:
             return type(model).generate(model, **called)

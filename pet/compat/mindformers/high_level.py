@@ -16,10 +16,12 @@ from model_zoo.errors import InputError, similar
 from pet.compat.ckpt.doors import is_ckpt
 from pet.compat.mindformers.generation_defaults import give_defaults
 from pet.compat.mindformers.logs import logger, report
-from pet.compat.mindformers.request import Request, is_path
+from pet.compat.mindformers.request import Request, in_a_list, is_path
 from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.results import bring_checkpoint, find_weights
-from pet.compat.translation import ANY_LAYOUT
+from pet.compat.translation import ANY_LAYOUT, same
+from pet.recipe.callback_names import is_named
+from pet.recipe.translation import Ignored, Rule, Translation, is_off
 from pet.recipe.trl_names import hint
 
 if TYPE_CHECKING:
@@ -32,6 +34,29 @@ log = logging.getLogger("pet")
 ARGUMENTS = list(inspect.signature(Request).parameters)
 OF_FILES = ("auto_trans_ckpt", "transform_process_num", "src_strategy")
 """Arguments of every call of MindFormers' trainer that say how a checkpoint's files are divided."""
+
+
+def _refused(why: str) -> Rule:
+    """A rule for an object, which is not shown: it may have many lines."""
+    return lambda t, name, value: t.refuse(name, why)
+
+
+def _eval_callbacks(t: Translation, name: str, value: Any) -> None:
+    if not all(map(is_named, in_a_list(value))):
+        t.refuse(name, "an evaluation has no callbacks of its own; give callbacks=")
+
+
+THEIRS = {
+    "model_name": Ignored("the model says itself what it is"),
+    "save_config": Ignored("the run directory holds the settings"),
+    "eval_callbacks": _eval_callbacks,
+    "optimizers": _refused("optimizers are chosen by args: optim, learning_rate, weight_decay, adam_beta1 …"),
+    "wrapper": _refused("the step is this library's own; args has what changes it: max_grad_norm …"),
+    "compute_metrics": _refused("loss and perplexity are measured; eval.metrics of a recipe asks for more"),
+    **same(_refused("only text generation is supported"), "image_processor audio_processor"),
+    "reset_model": _refused("every trainer has one model"),
+}
+"""Arguments of MindFormers' trainer that this one has not."""
 
 
 class Trainer(Request):
@@ -49,7 +74,7 @@ class Trainer(Request):
         train_dataset, eval_dataset: files or directories, a MindSpore Dataset of ``input_ids``, a list of batches, or
             an indexable dataset of dictionaries.
         tokenizer: an object, or the place it is read from. Default: the model's own.
-        callbacks: callbacks of `pet.train.callbacks`, or their names.
+        callbacks: one or several of `pet.train.callbacks`, or their names.
         data_collator: from a list of an indexable dataset's samples to a batch.
         do_eval: False measures nothing while training; True wants an eval_dataset. Default: where there is one.
         load_checkpoint: a checkpoint, adapter or run directory to start from; or a MindFormers ``.ckpt`` file.
@@ -61,13 +86,18 @@ class Trainer(Request):
     """
 
     def __init__(self, model=None, **arguments: Unpack[RequestSettings]):
-        others = [name for name in arguments if name not in ARGUMENTS]
+        own = {name: value for name, value in arguments.items() if name in ARGUMENTS}
+        others = [name for name, value in arguments.items() if not (name in own or name in THEIRS or value is None)]
         if others:
             raise InputError(
                 f"Trainer: {', '.join(others)}: settings of a trainer over batches, which needs train_data; or put "
                 f"them in args={similar(others[0], ARGUMENTS)}{''.join(map(hint, others))}"
             )
-        super().__init__(model, **arguments)
+        said = Translation("Trainer")
+        said.apply({name: arguments[name] for name in THEIRS if not is_off(arguments.get(name))}, THEIRS)
+        said.finish()
+        super().__init__(model, **own)
+        self.named_callbacks += in_a_list(arguments.get("eval_callbacks"))
         self.result: Path | None = None
         self._loaded: tuple | None = None
 
@@ -121,15 +151,15 @@ class Trainer(Request):
         return found
 
     def predict(self, input_data=None, predict_checkpoint=None, **generation) -> list[dict[str, list[str]]]:
-        """The answers to one text or several, by `pet.pipeline`.
+        """One text or several with what the model continues them with, by MindFormers' ``pipeline``.
 
         Args:
             input_data: a text, a list of texts, or a file with one on each line.
             predict_checkpoint: a checkpoint, adapter or run directory; by default what this trainer has trained.
             generation: settings of ``generate``: ``max_length``, ``max_new_tokens``, ``top_k``, ``do_sample`` …;
-                and ``batch_size``, the number of texts that are continued together.
+                and ``batch_size``, the number of texts that are continued together and whose results stand together.
         """
-        from pet.text_generation import TextGeneration
+        from pet.compat.mindformers.asking import TextGenerationPipeline
 
         generation = self._change_by_call(generation)
         if input_data is None:
@@ -139,7 +169,7 @@ class Trainer(Request):
             input_data = [line for line in lines if line.strip()]
         model, tokenizer = self._model_and_tokenizer(predict_checkpoint)
         together = {"batch_size": generation.pop("batch_size")} if "batch_size" in generation else {}
-        answers = TextGeneration(model, tokenizer, **together)(input_data, **generation)
+        answers = TextGenerationPipeline(model, tokenizer, **together)(input_data, **generation)
         if isinstance(self.base_recipe, MindFormerConfig):
             report(answers, self.base_recipe.save_file or "text_generation_result.txt")
         return answers

@@ -75,6 +75,13 @@ class PrefixTuningConfig(PetConfig):
     _type = "prefixtuning"
 
 
+def pet_config_of(lora: Mapping[str, Any] | None) -> LoraConfig | None:
+    """A preset's LoRA (`pet.compat.mindformers.presets`) by MindFormers' names."""
+    if lora is None:
+        return None
+    return LoraConfig(**{f"lora_{name}": lora[name] for name in ("rank", "alpha", "dropout")})
+
+
 def get_pet_model(base_model: Model, config: Mapping[str, Any]) -> Model:
     """The model with the method's adapter on it; only that is trained.
 

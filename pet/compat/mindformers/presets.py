@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pet.names import bundled_models, preset_names
+from model_zoo.counting import layout_of
+from pet.compat.mindformers.logs import logger
+from pet.names import bundled_models, model_config, preset_names
 
 # The settings that MindFormers ships for each family, over this library's default targets.
 LORA = {
@@ -23,3 +25,27 @@ def split_name(name: Any) -> tuple[Any, dict[str, Any] | None]:
         return name, None
     family = next((each for each in LORA if base.startswith(each)), "llama")
     return base, dict(LORA["gpt2" if base.startswith("gpt") else family])
+
+
+FAMILIES = {"chatglm": "glm", "chatglm2": "glm2"}
+"""MindFormers' names of families that have other ones here."""
+
+
+class Listed:
+    """What MindFormers' classes say of the names that they take."""
+
+    @classmethod
+    def get_support_list(cls) -> dict[str, list[str]]:
+        """{family: names}: of presets, which have no weights, and of bundled bases; each also with ``_lora``."""
+        found: dict[str, list[str]] = {}
+        for name in (*preset_names(), *bundled_models()):
+            layout = layout_of(model_config(name))
+            found.setdefault(FAMILIES.get(layout, layout), []).extend((name, f"{name}_lora"))
+        return found
+
+    @classmethod
+    def show_support_list(cls) -> None:
+        """Shows them."""
+        logger.info("support list of %s is:", cls.__name__)
+        for family, names in cls.get_support_list().items():
+            logger.info("   %s: %s", family, ", ".join(names))

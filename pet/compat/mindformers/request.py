@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterable, Mapping
@@ -12,6 +13,7 @@ from adapters.settings import named
 from model_zoo.errors import InputError
 from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import is_ckpt
+from pet.compat.mindformers.padding import put_padding
 from pet.compat.mindformers.parallel import TABLE as LAYOUT, rows_of, translate_parallel
 from pet.compat.mindformers.presets import split_name
 from pet.compat.mindformers.script_config import MindFormerConfig
@@ -33,11 +35,19 @@ def is_path(value: Any) -> bool:
     return isinstance(value, (str, os.PathLike))
 
 
+def in_a_list(value: Any) -> list:
+    """Callbacks as a list: of one, or of those in an iterable."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, (str, Mapping)) else [value]
+
+
 class Request:
     """Names, paths, objects and settings; the arguments are those of `pet.Trainer`, and described there.
 
     Attributes:
         arguments: settings of the run by MindFormers' names.
+        by_class: whether they are those of a `TrainingArguments`.
         layout: of processes, by MindFormers' names.
         recompute: whether activations are computed again; None leaves it to the recipe.
     """
@@ -52,7 +62,7 @@ class Request:
         train_dataset=None,
         eval_dataset=None,
         tokenizer=None,
-        callbacks: Iterable = (),
+        callbacks: Iterable | Any = (),
         data_collator=None,
         do_eval: bool | None = None,
         load_checkpoint: str | os.PathLike | None = None,
@@ -66,13 +76,13 @@ class Request:
         if isinstance(args, MindFormerConfig) or not (args is None or isinstance(args, (TrainingArguments, Mapping))):
             args, recipe = None, args
         self.arguments: dict[str, Any] = dict(args.given if isinstance(args, TrainingArguments) else args or {})
-        self.base_recipe = recipe
+        self.base_recipe, self.by_class = recipe, isinstance(args, TrainingArguments)
         self.model, self.method_settings = split_name(model)
         self.pet_method = method_of(pet_method) if pet_method else ""
         # scripts hand on an argument that nobody gave as an empty text
         data = (None if isinstance(one, str) and not one else one for one in (train_dataset, eval_dataset))
         (self.train_dataset, self.eval_dataset), self.tokenizer = data, tokenizer
-        given = list(callbacks or ())
+        given = in_a_list(callbacks)
         self.named_callbacks = [one for one in given if is_named(one)]  # by MindFormers' names: settings of the recipe
         self.callbacks = [one for one in given if not is_named(one)]
         self.data_collator, self.forward_step = data_collator, forward_step
@@ -130,7 +140,8 @@ class Request:
 
         given = self._layout()
         layout = translate_parallel(given or {}, "set_parallel_config")
-        translation = translate_arguments(self.arguments, copies=rows_of(layout))
+        whole = self.by_class and self.base_recipe is None
+        translation = translate_arguments(self.arguments, copies=rows_of(layout), whole=whole)
         translation.settings.update(layout.settings)
         if self.layout:  # what a file says, its own translation reports
             translation.ignored.update(layout.ignored)
@@ -140,6 +151,7 @@ class Request:
         if "output.dir" not in translation.settings and self.base_recipe is None:
             translation.put("output.dir", output_directory("output"))
         self._put_model(translation, mode, model)
+        self._put_padding(translation)
         for name, data in (("train", self.train_dataset), ("eval", self.eval_dataset)):
             if is_path(data):
                 paths = data if isinstance(data, (list, tuple)) else [data]
@@ -199,6 +211,19 @@ class Request:
                 translation.put("adapter", dict(self.method_settings))
             else:
                 translation.put("adapter", {"method": method})
+
+    def _put_padding(self, translation: Translation) -> None:
+        """See `put_padding`; a file of the settings says it itself."""
+        from pet.names import model_config
+
+        if self.base_recipe is not None:
+            return
+        config, path = getattr(self.model, "config", None), translation.get("model.path")
+        if config is not None:
+            put_padding(translation, config.to_dict(), getattr(self.model, "loaded_from", None))
+        elif is_path(self.model):
+            with contextlib.suppress(InputError):  # loading the recipe says it better
+                put_padding(translation, model_config(path), path)
 
     def _put_length(self, translation: Translation) -> None:
         """Rows as long as a small model's context; a larger one has the recipe's default length."""

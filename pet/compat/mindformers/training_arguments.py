@@ -158,8 +158,17 @@ LIKE = "mindformers"
 """The value of ``train.warmup_like``."""
 
 
+DEFAULTS = {"learning_rate": 5e-5, "warmup_steps": 0, "lr_end": 1e-6}
+"""What MindFormers' class has where nothing is said, as far as a recipe has something else."""
+WITHOUT_END = ("constant", "linear", "inverse_sqrt")
+"""Schedules without a last learning rate there."""
+OF_SCHEDULES = {"cosine_restarts": {"train.cycles": 1}, "polynomial": {"train.power": 1.0}}
+"""MindFormers' numbers of schedules that a recipe has others of."""
+
+
 class TrainingArguments:
-    """Settings of a run by MindFormers' names. A field that is not given, or None, never overrides the recipe.
+    """Settings of a run by MindFormers' names. A field that is not given, or None, never overrides the recipe; without
+    a recipe it is as MindFormers has it (`DEFAULTS`).
 
     Args:
         output_dir: the run directory.
@@ -181,18 +190,34 @@ class TrainingArguments:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name not in TABLE:
             raise AttributeError(f"TrainingArguments has no {name!r}{similar(name, TABLE)}")
-        return self.__dict__.get("given", {}).get(name)
+        return self.__dict__.get("given", {}).get(name, DEFAULTS.get(name))
 
     def __repr__(self) -> str:
         return f"TrainingArguments({', '.join(f'{name}={value!r}' for name, value in self.given.items())})"
 
 
-def translate_arguments(given: Mapping[str, Any], copies: int = 1) -> Translation:
-    """Training arguments, by MindFormers' names, as a `Translation` for so many processes that share the batch."""
+def translate_arguments(given: Mapping[str, Any], copies: int = 1, whole: bool = False) -> Translation:
+    """Training arguments, by MindFormers' names, as a `Translation`.
+
+    Args:
+        given: the arguments.
+        copies: processes that share the batch.
+        whole: whether what is not given is as in MindFormers.
+    """
     translation = Translation("TrainingArguments")
-    translation.apply(first_of(given, *STEPS_WIN), TABLE)
+    translation.apply(first_of({**(DEFAULTS if whole else {}), **given}, *STEPS_WIN), TABLE)
+    if whole and "lr_end" not in given and translation.get("train.schedule") in WITHOUT_END:
+        translation.drop("train.final_ratio")
+    put_of_schedule(translation)
     translation.put("train.warmup_like", LIKE if "train.warmup" in translation.settings else None)
     per_process(translation, copies, "train.batch_size")
     if "per_device_eval_batch_size" in given:  # eval_batch_size is that of all devices there, too
         per_process(translation, copies, "eval.batch_size")
     return translation
+
+
+def put_of_schedule(t: Translation) -> None:
+    """The numbers of a schedule as MindFormers has them, where nothing is said."""
+    for key, value in OF_SCHEDULES.get(t.get("train.schedule"), {}).items():
+        if key not in t.settings:
+            t.put(key, value)

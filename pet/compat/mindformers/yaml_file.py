@@ -11,11 +11,12 @@ from typing import Any
 from model_zoo.counting import layout_of
 from model_zoo.errors import InputError
 from pet.compat.mindformers.config import DROPOUTS
+from pet.compat.mindformers.padding import put_padding
 from pet.compat.mindformers.parallel import rows_of, translate_parallel
 from pet.compat.mindformers.pet_config import put_method
 from pet.compat.mindformers.presets import split_name
 from pet.compat.mindformers.sizes import CLASSES, config_of, contradictions, dropouts, model_section, says_sizes
-from pet.compat.mindformers.training_arguments import LIKE, TABLE as ARGUMENTS
+from pet.compat.mindformers.training_arguments import LIKE, TABLE as ARGUMENTS, put_of_schedule
 from pet.compat.modelarts import output_directory
 from pet.compat.translation import ANY_LAYOUT, EVALUATIONS, OWN_STEP, SCHEDULES, elsewhere, per_process, picked, same
 from pet.recipe.callback_names import translate_callbacks
@@ -25,6 +26,8 @@ from pet.recipe.translation import NOT_GIVEN, Ignored, Refused, Translation
 LOADERS = Ignored("rows are read and packed by this library")
 PLACEHOLDER = "please input"
 """How the address begins that stands in MindFormers' own files until a user gives one."""
+ROWS_OF_IDS = ("MindDataset", "TFRecordDataset")
+"""Types of loaders."""
 ACCELERATOR = Ignored("nothing of it changes the results")
 
 
@@ -95,7 +98,7 @@ DEFAULTS = {
     "optimizer": {"eps": 1e-6},
     "lr_schedule": {"warmup_steps": 0},
 }
-POLYNOMIAL = {"power": 1.0, "lr_end": 1e-7}
+POLYNOMIAL = {"lr_end": 1e-7}
 
 
 def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ()) -> Translation:
@@ -116,6 +119,7 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
             section = {**(POLYNOMIAL if polynomial else {}), **section}
         t.apply({**(DEFAULTS.get(name, {}) if section else {}), **section}, table, f"{name}.")
     t.put("train.warmup_like", LIKE if "train.warmup" in t.settings else None)
+    put_of_schedule(t)
     _model(t, values, "load_checkpoint" in changes)
     chosen = t.get("train.optimizer") or "adamw"
     t.drop(*(f"train.{name}" for name in ("betas", "eps") if chosen not in USERS[name][0]))
@@ -191,6 +195,11 @@ def _model(t: Translation, values: dict[str, Any], from_command: bool) -> None:
     elif config and base is not None:
         _compare(t, values, base, from_command)
     _dropout(t, values, t.get("model.config") or base)
+    if _section(t, _section(t, values, "train_dataset"), "data_loader").get("type") in ROWS_OF_IDS:
+        known = t.get("model.config") or base or (model_config(preset) if preset else None)
+        own = {name: config[name] for name in ("pad_token_id", "eos_token_id") if config.get(name) is not None}
+        if known is not None:
+            put_padding(t, {**known, **own}, None if base is None else path)
     if config.get("seq_length"):
         t.put("data.max_length", config["seq_length"])
     old = _section(t, _section(t, section, "arch"), "pet")  # until 0.6

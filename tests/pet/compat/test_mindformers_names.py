@@ -31,6 +31,9 @@ from mindformers.pet import get_pet_model, LoraConfig
 from mindformers.pet.pet_config import LoraConfig
 from mindformers.pipeline import pipeline
 from mindformers.generation.streamers import TextIteratorStreamer
+from mindformers.generation import GenerationConfig, TextStreamer
+from mindformers.generation.generation_config import GenerationConfig
+from mindformers import GenerationConfig
 from mindformers.auto_class import AutoModel
 from mindformers.tools.logger import logger
 from mindformers.tools.utils import str2bool, get_real_rank
@@ -81,8 +84,8 @@ def test_names_with_lora():
     from pet.compat.mindformers import AutoConfig, AutoModel, AutoTokenizer, GPT2LMHeadModel
 
     config = AutoConfig.from_pretrained("glm_6b_lora")
-    assert (config.model_type, config.lora["rank"]) == ("chatglm", 8)
-    assert "lora" not in config.to_dict()
+    assert (config.model_type, config.pet_config.lora_rank) == ("chatglm", 8)
+    assert "pet_config" not in config.to_dict()
     model = AutoModel.from_pretrained("gpt_tiny_lora")
     assert list_adapters(model) == ["default"]
     assert list_adapters(GPT2LMHeadModel.from_pretrained("gpt_tiny_lora")) == ["default"]
@@ -216,6 +219,68 @@ def test_callbacks_as_objects(tmp_path):
     callbacks = [MFLossMonitor(per_print_times=2), CheckpointMonitor(save_checkpoint_steps=5, keep_checkpoint_max=3)]
     recipe = Trainer(model="gpt_tiny", pet_method="lora", train_dataset=str(rows), callbacks=callbacks).recipe()
     assert (recipe.train.log_every, recipe.train.save_every, recipe.train.keep_last) == (2, 5, 3)
+
+
+def test_training_arguments_that_say_nothing(tmp_path):
+    """They are as in MindFormers, but what a recipe or a file says counts before it."""
+    from pet.compat.mindformers import Trainer, TrainingArguments
+
+    rows = tmp_path / "rows.txt"
+    rows.write_text("a\nb\n")
+
+    def train(arguments, **more):
+        return Trainer(model="gpt_tiny", args=arguments, train_dataset=str(rows), **more).recipe("train").train
+
+    bare = train(TrainingArguments(output_dir="out"))
+    rates = (bare.learning_rate, bare.final_ratio, bare.warmup, bare.schedule)
+    assert rates == (5e-5, pytest.approx(0.02), 0, "cosine")
+    others = (bare.optimizer, bare.weight_decay, bare.betas, bare.eps, bare.clip_norm, bare.seed, bare.batch_size)
+    assert others == ("adamw", 0.0, [0.9, 0.999], 1e-8, 1.0, 42, 8)
+    assert (bare.epochs or 3) == 3 and TrainingArguments().learning_rate == 5e-5
+    assert train(TrainingArguments(learning_rate=1e-3)).final_ratio == pytest.approx(1e-3)
+    assert train(TrainingArguments(warmup_ratio=0.1)).warmup == 0.1
+    assert train(TrainingArguments(lr_end=0)).final_ratio == 0
+    for name, wanted in (("linear", (0, 2, 2.0)), ("constant", (0, 2, 2.0)), ("polynomial", (0.02, 2, 1.0))):
+        found = train(TrainingArguments(lr_scheduler_type=name))
+        assert (found.final_ratio, found.cycles, found.power) == pytest.approx(wanted)
+    assert train(TrainingArguments(lr_scheduler_type="cosine_with_restarts")).cycles == 1
+    own = train({"output_dir": "out"})
+    assert (own.learning_rate, own.warmup, own.final_ratio) == (2e-4, 0.03, 0)
+    (tmp_path / "recipe.yaml").write_text("model: {path: gpt_tiny}\ntrain: {learning_rate: 1e-2}\n")
+    said = train(TrainingArguments(seed=3), recipe=str(tmp_path / "recipe.yaml"))
+    assert (said.learning_rate, said.warmup, said.seed) == (1e-2, 0.03, 3)
+
+
+def test_arguments_of_mindformers_trainer(tmp_path, caplog):
+    """One callback is as good as a list; what has no meaning is noted, and what cannot be had is refused as such."""
+    from mindspore import nn
+
+    from pet.compat.mindformers import CheckpointMonitor, MFLossMonitor, Trainer
+
+    rows = tmp_path / "rows.txt"
+    rows.write_text("a\nb\n")
+    given = {"model": "gpt_tiny", "train_dataset": str(rows)}
+    callbacks = {
+        "callbacks": CheckpointMonitor(save_checkpoint_steps=5),
+        "eval_callbacks": MFLossMonitor(per_print_times=3),
+    }
+    theirs = {"model_name": "gpt2", "save_config": True, "optimizers": None, "compute_metrics": None, "wrapper": None}
+    recipe = Trainer(**given, **callbacks, **theirs).recipe()
+    assert (recipe.train.save_every, recipe.train.log_every) == (5, 3)
+    assert "Trainer: ignored: model_name: the model says" in caplog.text and "save_config" in caplog.text
+    assert Trainer(**given, eval_callbacks=None, callbacks=None).recipe().callbacks == []
+    assert Trainer(**given, callbacks="csv").callbacks == ["csv"]
+    network = nn.Dense(2, 2)
+    for name, value, why in (
+        ("optimizers", nn.SGD(network.trainable_params()), "optimizers: optimizers are chosen by args"),
+        ("compute_metrics", {"PerplexityMetric"}, "compute_metrics: loss and perplexity are measured"),
+        ("wrapper", network, "wrapper: the step is this library's own"),
+        ("eval_callbacks", [object()], "eval_callbacks: an evaluation has no callbacks of its own"),
+        ("max_steps", 3, "max_steps: settings of a trainer over batches"),
+    ):
+        with pytest.raises(InputError, match=rf"Trainer: {why}") as caught:
+            Trainer(**given, **{name: value})
+        assert "\n" not in str(caught.value)
 
 
 def test_no_file_stands_where_a_module_path_is_stated():

@@ -1,0 +1,49 @@
+"""What rows and prompts of a model are padded with in MindFormers, which goes by the id and not by a mask."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from model_zoo.counting import layout_of
+from model_zoo.errors import InputError
+from model_zoo.tokenizers import AutoTokenizer
+from pet.names import find_tokenizer
+from pet.recipe.translation import Translation
+
+PADS = {"gpt2": "eos_token_id", "llama": 0, "chatglm2": 0}
+"""What MindFormers' configurations pad with where nothing says it."""
+
+
+def pad_of(config: Mapping[str, Any], checkpoint: Any) -> int | None:
+    """What a model's rows are padded with: as its config.json says, or else the tokenizer beside its weights.
+
+    Args:
+        config: the config.json's dictionary.
+        checkpoint: directory or name of the weights, or None.
+    """
+    pad, default = config.get("pad_token_id"), PADS.get(layout_of(config))
+    if pad is None and checkpoint:
+        with contextlib.suppress(InputError):  # of a .ckpt, or weights without their tokenizer
+            tokenizer = AutoTokenizer.from_pretrained(find_tokenizer(checkpoint))
+            pad = tokenizer.pad_token_id
+            if default == 0 and tokenizer.control_text(0) is None:  # a letter of LLaMA 3
+                default = None
+    pad = config.get(default, default) if pad is None else pad
+    return pad if isinstance(pad, int) and pad >= 0 else None
+
+
+def put_padding(t: Translation, config: Mapping[str, Any], checkpoint: Any = None) -> None:
+    """Lets rows of nothing but token ids be learnt as MindFormers' models learn them: LLaMA's beside those whose
+    question is padding, GPT-2's beside those that are its end token themselves.
+
+    Args:
+        t: is added to.
+        config, checkpoint: see `pad_of`.
+    """
+    gpt2 = layout_of(config) == "gpt2"
+    pad = config.get("eos_token_id") if gpt2 else pad_of(config, checkpoint)
+    if isinstance(pad, int) and pad >= 0:
+        t.put("data.padding", pad)
+        t.put("data.padding_ends", not gpt2)

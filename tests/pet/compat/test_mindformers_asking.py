@@ -1,0 +1,96 @@
+"""MindFormers' pipeline and ``predict``: the text as the tokenizer encodes it, and back with its continuation."""
+
+from __future__ import annotations
+
+import pytest
+
+import pet
+from model_zoo.errors import InputError
+from pet.compat.mindformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    GenerationConfig,
+    TextGenerationPipeline,
+    Trainer,
+    pipeline,
+)
+
+NAME = "text_generation_text"
+
+
+@pytest.fixture(scope="module", params=["llama_tiny", "glm_tiny", "glm4_tiny"])
+def asked(request):
+    """A base whose family has a prompt, with what it writes behind the bare text."""
+    model, tokenizer = AutoModel.from_pretrained(request.param), AutoTokenizer.from_pretrained(request.param)
+
+    def whole(text, length=16):
+        return tokenizer.decode(model.generate(tokenizer(text)["input_ids"], max_length=length, do_sample=False))[0]
+
+    return request.param, model, tokenizer, whole
+
+
+def test_a_text_is_not_put_into_the_familys_prompt(asked, tmp_path):
+    name, model, tokenizer, whole = asked
+    expected = [{NAME: [whole("a red")]}]
+    assert tokenizer.chats and expected[0][NAME][0].startswith("a red")
+    assert pipeline("text_generation", model=model, tokenizer=tokenizer, max_length=16)("a red") == expected
+    assert TextGenerationPipeline(name)({"text": "a red"}, max_length=16, do_sample=False) == expected
+    assert Trainer(model=model, tokenizer=tokenizer).predict(input_data="a red", max_length=16) == expected
+    assert Trainer(model=name).predict(input_data="a red", max_length=16, top_k=1) == expected
+    answer = pet.pipeline(model=model, tokenizer=tokenizer, max_length=16)("a red")  # the library's own asks
+    assert answer != expected
+    assert pipeline(model=model, tokenizer=tokenizer, max_length=16, chat=True)("a red") == answer
+
+
+def test_results_of_a_batch_stand_together():
+    model, tokenizer = AutoModel.from_pretrained("llama_tiny"), AutoTokenizer.from_pretrained("llama_tiny")
+    pipe = pipeline(model=model, tokenizer=tokenizer, max_length=12)
+    texts = ["a red", "a", "b"]
+    one, two, three = (entry[NAME] for entry in pipe(texts))
+    assert pipe(texts, batch_size=2) == [{NAME: one + two}, {NAME: three}]
+    assert pipeline(model=model, tokenizer=tokenizer, max_length=12, batch_size=3)(texts) == [{NAME: one + two + three}]
+    assert Trainer(model="llama_tiny").predict(input_data=texts, max_length=12, batch_size=2) == pipe(texts, 2)
+    assert [len(entry[NAME]) for entry in pipe(texts, num_return_sequences=2, num_beams=2)] == [2, 2, 2]
+    for wrong in (0, "2", True):
+        with pytest.raises(InputError, match="pipeline: batch_size is"):
+            pipe(texts, batch_size=wrong)
+
+
+def test_control_tokens_around_a_text_can_be_left_out():
+    model, tokenizer = AutoModel.from_pretrained("glm4_tiny"), AutoTokenizer.from_pretrained("glm4_tiny")
+    pipe = pipeline(model=model, tokenizer=tokenizer)
+    assert pipe.prompt("a red") == tokenizer.encode("a red")
+    ids = tokenizer.encode("a red", add_special_tokens=False)
+    expected = tokenizer.decode(model.generate(ids, max_new_tokens=4, do_sample=False))[0]
+    assert pipe("a red", add_special_tokens=False, max_new_tokens=4) == [{NAME: [expected]}]
+    assert pipe.prompt("a red") == tokenizer.encode("a red")
+    question = pipeline(model=model, tokenizer=tokenizer, model_name="glm32k").prompt("a red")
+    assert question == tokenizer.prompt([{"role": "user", "content": "a red"}])
+
+
+def test_arguments_of_the_model_and_of_files(tmp_path):
+    assert pipeline(model="gpt_tiny", use_past=True, seq_length=64, max_new_tokens=1)("a")
+    with pytest.raises(InputError, match="task 'translation' is not known"):
+        pipeline("translation", model="llama_tiny")
+
+
+def test_settings_of_generation_as_an_object():
+    model, tokenizer = AutoModel.from_pretrained("llama_tiny"), AutoTokenizer.from_pretrained("llama_tiny")
+    ids = tokenizer("a red")["input_ids"]
+    expected = model.generate(ids, max_length=12, do_sample=False).tolist()
+    config = GenerationConfig(max_decode_length=12)
+    assert (config.max_length, config.do_sample, config.top_k, config.num_beams) == (12, False, 50, 1)
+    assert model.generate(ids, generation_config=config).tolist() == expected
+    assert model.generate(ids, config).tolist() == expected
+    assert model.generate(ids, config, max_length=8).tolist() == [expected[0][:8]]
+    assert config.update(max_length=8, other=1) == {"other": 1}
+    assert GenerationConfig.from_dict(config.to_dict()).max_length == 8
+    said = AutoConfig.from_pretrained("llama_tiny")
+    said.max_decode_length, said.top_k = 30, 3
+    found = GenerationConfig.from_model_config(said)
+    assert (found.max_length, found.top_k, found.top_p) == (30, 3, 1.0)
+    with pytest.raises(InputError, match=r"GenerationConfig: max_lenght: is not known \(did you mean 'max_length'"):
+        GenerationConfig(max_lenght=3)
+    with pytest.raises(InputError, match=r"encoder_repetition_penalty: 2: only 1\.0 is supported"):
+        GenerationConfig(encoder_repetition_penalty=2)

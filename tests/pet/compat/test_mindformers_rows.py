@@ -1,0 +1,92 @@
+"""Rows of nothing but token ids: MindFormers' models know padding by its id."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pet
+from pet.compat.mindformers import AutoModel, LlamaConfig, Trainer
+from pet.compat.mindformers.padding import pad_of
+
+LENGTHS = (5, 9, 12, 7)
+
+
+@pytest.fixture
+def rows():
+    """Of 12 tokens, padded by an id."""
+
+    def make(pad):
+        random, found = np.random.default_rng(0), np.full((len(LENGTHS), 12), pad, np.int32)
+        for row, length in zip(found, LENGTHS, strict=True):
+            row[:length] = random.integers(10, 200, length)
+        return found
+
+    return make
+
+
+def learnt(rows, pad, gpt2):
+    """Beside which tokens MindFormers' loss has a 1: LLaMA's by the token before them, GPT-2's by themselves."""
+    masks = rows != pad if gpt2 else np.concatenate([rows[:, :1] < 0, rows[:, :-1] != pad], 1)
+    return [(row, mask) for row, mask in zip(rows, masks, strict=True)]
+
+
+def in_memory(rows):
+    from mindspore.dataset import GeneratorDataset
+
+    return GeneratorDataset([(row,) for row in rows], column_names=["input_ids"], shuffle=False).batch(2)
+
+
+def in_a_file(rows):
+    from mindspore.mindrecord import FileWriter
+
+    writer = FileWriter("rows.mindrecord", 1)
+    writer.add_schema({"input_ids": {"type": "int32", "shape": [-1]}}, "rows")
+    writer.write_raw_data([{"input_ids": row} for row in rows])
+    writer.commit()
+    return "rows.mindrecord"
+
+
+def as_batches(rows):
+    return [{"input_ids": rows[:2]}, {"input_ids": rows[2:]}]
+
+
+@pytest.mark.parametrize("how", [in_memory, in_a_file, as_batches])
+@pytest.mark.parametrize("name", ["llama_tiny", "gpt_tiny"])
+def test_padding_is_masked_as_the_family_does(name, how, rows, numpy_loss):
+    model = AutoModel.from_pretrained(name)
+    gpt2 = name == "gpt_tiny"
+    pad = model.config.eos_token_id if gpt2 else pad_of(model.config.to_dict(), name)
+    given = rows(pad)
+    trainer = Trainer(model=name if how is in_a_file else model, eval_dataset=how(given), args={"batch_size": 2})
+    expected = numpy_loss(model, learnt(given, pad, gpt2))
+    assert trainer.evaluate()["loss"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_configuration_says_what_padding_is(tmp_path):
+    def padding(model, **more):
+        data = Trainer(model=model, train_dataset="rows.mindrecord", **more).recipe("train").data
+        return data.padding, data.padding_ends
+
+    (tmp_path / "rows.mindrecord").write_bytes(b"")
+    sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 300}
+    assert padding(AutoModel.from_config(LlamaConfig(**sizes))) == (0, True)  # as in MindFormers' own
+    assert padding(AutoModel.from_config(LlamaConfig(**sizes, pad_token_id=7))) == (7, True)
+    assert padding("gpt2") == (50256, False)
+    assert padding("glm_6b") == (3, True)
+    assert pet.AutoModel.from_pretrained("llama_tiny").config.to_dict().get("pad_token_id") is None
+    assert padding("llama_tiny") == (pet.AutoTokenizer.from_pretrained("llama_tiny").pad_token_id, True)
+
+
+def test_a_file_says_what_padding_is(tmp_path):
+    from pet.compat.yaml_files import load_any
+
+    text = """
+trainer: {model_name: gpt_tiny}
+model: {model_config: {type: GPT2Config, eos_token_id: 9, checkpoint_name_or_path: gpt_tiny}}
+train_dataset: {data_loader: {type: LOADER, dataset_dir: rows}}
+"""
+    for loader, wanted in (("MindDataset", (9, False)), ("ADGenDataLoader", (None, False))):
+        (tmp_path / "job.yaml").write_text(text.replace("LOADER", loader))
+        data = load_any(tmp_path / "job.yaml", check_files=False).data
+        assert (data.padding, data.padding_ends) == wanted

@@ -1,0 +1,73 @@
+"""Rows of token ids of which only the id of their padding is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from model_zoo.errors import InputError
+from pet.data import CollateLoader, DataSettings, from_mindspore
+from pet.data.token_rows import without_padding
+
+PLAIN, ENDS = (0, False), (0, True)
+
+
+@pytest.mark.parametrize(
+    ("row", "how", "ids", "marks"),
+    [
+        ([5, 6, 7], PLAIN, [5, 6, 7], [0, 1, 1]),
+        ([5, 6, 7], ENDS, [5, 6, 7], [0, 1, 1]),
+        ([5, 6, 0, 0], PLAIN, [5, 6], [0, 1]),
+        ([5, 6, 0, 0], ENDS, [5, 6, 0], [0, 1, 1]),
+        ([0, 0, 5, 6], PLAIN, [5, 6], [0, 1]),
+        ([0, 0, 5, 6], ENDS, [5, 6], [0, 1]),
+        ([5, 0, 6, 7, 0], PLAIN, [5, 0, 6, 7], [0, 0, 1, 1]),
+        ([5, 0, 6, 7, 0], ENDS, [5, 0, 6, 7, 0], [0, 1, 0, 1, 1]),
+        ([0, 0], ENDS, [], []),
+    ],
+)
+def test_padding_is_left_out_and_not_learnt(row, how, ids, marks):
+    assert without_padding(row, *how) == (ids, [bool(mark) for mark in marks])
+
+
+def test_only_rows_that_say_nothing_of_it_are_read_so(letters, tmp_path):
+    from pet.data.load import load_dataset
+
+    rows = ['{"input_ids": [5, 6, 0, 0]}', '{"input_ids": [5, 6, 0], "labels": [-100, 6, 0]}', '{"input_ids": [0, 0]}']
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    for padding, wanted in (
+        ({}, [[5, 6, 0, 0], [5, 6, 0], [0, 0]]),
+        ({"padding": 0}, [[5, 6], [5, 6, 0]]),
+        ({"padding": 0, "padding_ends": True}, [[5, 6, 0], [5, 6, 0]]),
+    ):
+        settings = DataSettings(cache_dir=str(tmp_path / "cache"), **padding)
+        found = load_dataset(tmp_path / "rows.jsonl", letters, settings=settings)
+        assert [found[number][0].tolist() for number in range(len(found))] == wanted
+
+
+def test_a_mindspore_dataset_and_batches_of_a_function_of_the_users():
+    from mindspore.dataset import GeneratorDataset
+
+    rows = np.array([[5, 6, 7, 0, 0], [5, 6, 0, 0, 0], [0, 0, 0, 0, 0], [5, 6, 7, 8, 9]], np.int32)
+    data = GeneratorDataset([(row,) for row in rows], column_names=["input_ids"], shuffle=False).batch(2)
+    found = from_mindspore(data, None, 0, True)
+    assert [ids.tolist() for ids, _ in map(found.__getitem__, range(3))] == [[5, 6, 7, 0], [5, 6, 0], [5, 6, 7, 8, 9]]
+    settings = DataSettings(shuffle=False, padding=0)
+    (batch,) = CollateLoader([{"input_ids": row} for row in rows], 4, settings).batches()
+    assert batch["labels"].tolist() == [
+        [-100, 6, 7, -100, -100],
+        [-100, 6, -100, -100, -100],
+        [-100] * 5,
+        [-100, 6, 7, 8, 9],
+    ]
+    (batch,) = CollateLoader([{"input_ids": row, "labels": row} for row in rows], 4, settings).batches()
+    assert batch["labels"].tolist() == rows.tolist()
+
+
+def test_what_ends_needs_padding(tmp_path):
+    from pet.recipe.loading import from_dict
+
+    with pytest.raises(InputError, match=r"data.padding_ends: has no effect without data.padding"):
+        from_dict(
+            {}, {"model.path": "gpt_tiny", "data.train": "rows.jsonl", "data.padding_ends": True}, check_files=False
+        )
