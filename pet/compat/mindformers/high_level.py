@@ -6,6 +6,7 @@ Trainer(model=model_cell, train_dataset=dataset, …)         objects go to the 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import os
@@ -21,6 +22,7 @@ from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.results import bring_checkpoint, find_weights
 from pet.compat.translation import ANY_LAYOUT, same
 from pet.recipe.callback_names import is_named
+from pet.recipe.data import WITHOUT_QUESTIONS
 from pet.recipe.translation import Ignored, Rule, Translation, is_off
 from pet.recipe.trl_names import hint
 
@@ -151,7 +153,8 @@ class Trainer(Request):
         return found
 
     def predict(self, input_data=None, predict_checkpoint=None, **generation) -> list[dict[str, list[str]]]:
-        """One text or several with what the model continues them with, by MindFormers' ``pipeline``.
+        """One text or several with what the model continues them with, by MindFormers' ``pipeline``. A model that a run
+        of this library has tuned on questions is asked in their prompt, and its answers stand alone.
 
         Args:
             input_data: a text, a list of texts, or a file with one on each line.
@@ -169,10 +172,30 @@ class Trainer(Request):
             input_data = [line for line in lines if line.strip()]
         model, tokenizer = self._model_and_tokenizer(predict_checkpoint)
         together = {"batch_size": generation.pop("batch_size")} if "batch_size" in generation else {}
-        answers = TextGenerationPipeline(model, tokenizer, **together)(input_data, **generation)
+        chat = tokenizer.chats and self._tuned_on_questions(predict_checkpoint)
+        answers = TextGenerationPipeline(model, tokenizer, chat=chat, **together)(input_data, **generation)
         if isinstance(self.base_recipe, MindFormerConfig):
             report(answers, self.base_recipe.save_file or "text_generation_result.txt")
         return answers
+
+    def _tuned_on_questions(self, checkpoint) -> bool:
+        """Whether the rows of the run that made what is asked have questions: it was tuned in the prompt of these."""
+        from pet.data.formats import read_rows
+        from pet.recipe.loading import load
+
+        data, form = self.train_dataset if self.result is not None and not checkpoint else None, "auto"
+        run = Path(self.result if checkpoint in (None, True) else checkpoint) if self.result or checkpoint else None
+        for place in (run, run.parent) if run is not None else ():
+            if (place / "recipe.yaml").is_file():  # there is none beside a model that was an object
+                recipe = load(place / "recipe.yaml", check_files=False)
+                data, form = recipe.data.train, recipe.data.format
+                break
+        if form != "auto":
+            return form not in WITHOUT_QUESTIONS
+        paths = data if isinstance(data, list) else [data]
+        with contextlib.suppress(InputError, OSError):  # it may be gone
+            return all(map(is_path, paths)) and any(row.messages for row in read_rows(paths, limit=1))
+        return False
 
     # Runs -------------------------------------------------------------------------------------------------------------
 

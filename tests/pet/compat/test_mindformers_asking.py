@@ -94,3 +94,33 @@ def test_settings_of_generation_as_an_object():
         GenerationConfig(max_lenght=3)
     with pytest.raises(InputError, match=r"encoder_repetition_penalty: 2: only 1\.0 is supported"):
         GenerationConfig(encoder_repetition_penalty=2)
+
+
+def test_what_was_tuned_on_questions_is_asked_in_their_prompt(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "Who?", "completion": "Me."}\n' * 2)
+    given = {"num_train_epochs": 1, "batch_size": 2}
+
+    def asked(trainer, place=None):
+        return trainer.predict(input_data="Who?", predict_checkpoint=place, max_new_tokens=4, top_k=1)
+
+    by_name = Trainer(
+        model="llama_tiny",
+        pet_method="lora",
+        args={"output_dir": str(tmp_path / "run"), **given},
+        train_dataset=str(rows),
+    )
+    assert "[INST]" not in asked(by_name)[0]["text_generation_text"][0]
+    bare = asked(by_name)
+    by_name.finetune()
+    expected = pet.pipeline(model="llama_tiny", adapter=tmp_path / "run/adapter")("Who?", max_new_tokens=4, top_k=1)
+    assert asked(by_name) == expected != bare
+    for place in ("run", "run/adapter"):
+        assert asked(Trainer(model="llama_tiny"), str(tmp_path / place)) == expected
+    model = pet.apply_lora(pet.AutoModel.from_pretrained("llama_tiny"), rank=2)
+    arguments = {"output_dir": str(tmp_path / "object"), **given}
+    by_object = Trainer(model=model, tokenizer="llama_tiny", args=arguments, train_dataset=str(rows))
+    by_object.finetune()
+    assert asked(by_object) == pet.pipeline(model=model, tokenizer="llama_tiny")("Who?", max_new_tokens=4, top_k=1)
+    rows.unlink()  # then nobody knows
+    assert asked(by_object)[0]["text_generation_text"][0].startswith("Who?")
