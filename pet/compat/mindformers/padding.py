@@ -16,18 +16,20 @@ PADS = {"gpt2": "eos_token_id", "llama": 0, "chatglm2": 0}
 """What MindFormers' configurations pad with where nothing says it."""
 
 
-def pad_of(config: Mapping[str, Any], checkpoint: Any) -> int | None:
+def pad_of(config: Mapping[str, Any], checkpoint: Any, of_rows: bool = False) -> int | None:
     """What a model's rows are padded with: as its config.json says, or else the tokenizer beside its weights.
 
     Args:
         config: the config.json's dictionary.
         checkpoint: directory or name of the weights, or None.
+        of_rows: of rows to learn, in which an end token that the tokenizer pads with may end a document.
     """
     pad, default = config.get("pad_token_id"), PADS.get(layout_of(config))
     if pad is None and checkpoint:
         with contextlib.suppress(InputError):  # of a .ckpt, or weights without their tokenizer
             tokenizer = AutoTokenizer.from_pretrained(find_tokenizer(checkpoint))
             pad = tokenizer.pad_token_id
+            pad = None if of_rows and pad in tokenizer.eos_token_ids else pad
             if default == 0 and tokenizer.control_text(0) is None:  # a letter of LLaMA 3
                 default = None
     pad = config.get(default, default) if pad is None else pad
@@ -43,7 +45,7 @@ def put_padding(t: Translation, config: Mapping[str, Any], checkpoint: Any = Non
         config, checkpoint: see `pad_of`.
     """
     gpt2 = layout_of(config) == "gpt2"
-    pad = config.get("eos_token_id") if gpt2 else pad_of(config, checkpoint)
+    pad = config.get("eos_token_id") if gpt2 else pad_of(config, checkpoint, of_rows=True)
     if isinstance(pad, int) and pad >= 0:
         t.put("data.padding", pad)
         t.put("data.padding_ends", not gpt2)

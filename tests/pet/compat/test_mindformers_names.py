@@ -244,6 +244,11 @@ def test_training_arguments_that_say_nothing(tmp_path):
         found = train(TrainingArguments(lr_scheduler_type=name))
         assert (found.final_ratio, found.cycles, found.power) == pytest.approx(wanted)
     assert train(TrainingArguments(lr_scheduler_type="cosine_with_restarts")).cycles == 1
+    (tmp_path / "job.yaml").write_text(
+        "trainer: {model_name: gpt_tiny}\nmodel: {model_config: {type: GPT2Config}}\n"
+        "lr_schedule: {type: CosineWithRestartsAndWarmUpLR, learning_rate: 1.e-3}\n"
+    )
+    assert train(None, recipe=str(tmp_path / "job.yaml")).cycles == 1
     own = train({"output_dir": "out"})
     assert (own.learning_rate, own.warmup, own.final_ratio) == (2e-4, 0.03, 0)
     (tmp_path / "recipe.yaml").write_text("model: {path: gpt_tiny}\ntrain: {learning_rate: 1e-2}\n")

@@ -78,6 +78,15 @@ def test_the_configuration_says_what_padding_is(tmp_path):
     assert padding("llama_tiny") == (pet.AutoTokenizer.from_pretrained("llama_tiny").pad_token_id, True)
 
 
+def test_neither_ends_of_documents_nor_letters_are_padding(fixtures):
+    """Of weights whose configuration and tokenizer name no token for padding alone."""
+    config = AutoModel.from_config(LlamaConfig(hidden_size=32, num_layers=1, num_heads=2)).config.to_dict()
+    tokenizer = pet.AutoTokenizer.from_pretrained("gpt_tiny")
+    assert pad_of(config, "gpt_tiny") == tokenizer.eos_token_id  # prompts are padded with it
+    assert pad_of(config, "gpt_tiny", of_rows=True) is None
+    assert pad_of(config, fixtures / "tok_llama", of_rows=True) == pad_of(config, None, of_rows=True) == 0
+
+
 def test_a_file_says_what_padding_is(tmp_path):
     from pet.compat.yaml_files import load_any
 
