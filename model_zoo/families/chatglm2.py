@@ -33,7 +33,7 @@ class ChatGLM2Config(Config):
     model = "model_zoo.glm4:ChatGLM2ForConditionalGeneration"
     architectures: ClassVar[dict[str, str]] = {"chatglm": "ChatGLMForConditionalGeneration"}
     marks = ("padded_vocab_size", "kv_channels")
-    dropouts: ClassVar = {"attention_dropout": "", "hidden_dropout": ""}
+    dropouts: ClassVar[dict[str, str]] = {"attention_dropout": "", "hidden_dropout": ""}
     sized_by = ("hidden_size", "num_attention_heads", "num_layers", "multi_query_group_num", "ffn_hidden_size")
     sized_by += ("padded_vocab_size",)
 

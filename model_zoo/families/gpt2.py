@@ -40,7 +40,7 @@ class GPT2Config(Config):
     model = "model_zoo.gpt:GPT2LMHeadModel"
     architectures: ClassVar[dict[str, str]] = {"gpt2": "GPT2LMHeadModel"}
     reads_window = False
-    dropouts: ClassVar = {"embd_pdrop": "embedding", "resid_pdrop": "hidden", "attn_pdrop": "attention"}
+    dropouts: ClassVar[dict[str, str]] = {"embd_pdrop": "embedding", "resid_pdrop": "hidden", "attn_pdrop": "attention"}
     assumed_dropout = 0.1
     sized_by = ("n_embd", "n_head", "n_layer", "vocab_size")
 

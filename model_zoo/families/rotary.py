@@ -79,7 +79,7 @@ class RotaryConfig(Config):
     score_scale: ClassVar[float | None] = None
     score_cap = 0.0
     assumed_padding: ClassVar[int | None] = None
-    dropouts: ClassVar = {"attention_dropout": ""}
+    dropouts: ClassVar[dict[str, str]] = {"attention_dropout": ""}
     sized_by = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
     vocab_size: int = 32000
