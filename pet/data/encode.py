@@ -22,9 +22,10 @@ from pet.recipe.fields import is_template_file
 
 from .dataset import Counts
 from .formats import Row
+from .messages import last_question
 from .settings import DataSettings
 from .shorten import kept, kept_of_pairs, turns_of
-from .template import chat_template, fill_template
+from .template import chat_template, fill_template, parse_template
 from .token_rows import without_padding
 from .workers import Workers
 
@@ -214,7 +215,9 @@ class Encoder:
             raise InputError(f"{row.where}: several questions, but data.template has room for one")
         system = messages[0]["content"] if messages[0]["role"] == "system" else ""
         template = (not row.input and self.settings.template_without_input) or self.settings.template
-        text = fill_template(template, {"prompt": row.prompt, "input": row.input, "system": system})
+        apart = any(name == "input" for _, name in parse_template(template))
+        asked = row.prompt if apart else last_question(messages)  # which holds the input
+        text = fill_template(template, {"prompt": asked, "input": row.input, "system": system})
         return self._without_end(self.tokenizer.encode(text, add_special_tokens=True))
 
     def _opening(self) -> list[int]:

@@ -239,8 +239,9 @@ def _documents_of(
         every = [messages_of(messages) for messages in found]
         for messages in every:
             check_turns(messages, answers, any_order)
-        prompt = last_question(every[0])
-        row = Row(path, record.line, every[0], prompt=prompt, others=every[1:], place=record.place, row=record.row)
+        row = Row(path, record.line, every[0], others=every[1:], place=record.place, row=record.row)
+        row.input = next((one["input"] for one in reversed(found[0]) if "input" in one), "")
+        row.prompt = last_question(every[0]).removesuffix(f"\n{row.input}" if row.input else "")
         row.desirable = found[0][-1].get("desirable", True)
         row.tools, row.thinking = tools_of(own.get("tools")), thinking_of(own.get(KWARGS))
         return row

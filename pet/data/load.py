@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +164,8 @@ class Question:
     Attributes:
         prompt_ids: what the model continues.
         prompt: the last question, as text.
-        reference: the answer in the data; empty where there is none.
+        reference: the answer in the data, with its thought and its calls of tools as the model learns to write them;
+            empty where there is none.
         where: ``file:line``.
     """
 
@@ -207,8 +210,28 @@ def load_questions(
             continue
         if wanted is not None and (not row.desirable or (str(row.path), row.line, row.row) not in wanted):
             continue
-        last = row.messages[-1]
-        reference = last["content"] if last["role"] == "assistant" else ""
-        asked = last_question(row.messages)
-        questions.append(Question(encoder.of(row.path).prompt(row), asked, reference, row.where))
+        own, asked = encoder.of(row.path), last_question(row.messages)
+        prompt = own.prompt(row)
+        questions.append(Question(prompt, asked, _reference(own, row, prompt), row.where))
     return questions
+
+
+def _reference(encoder: Encoder, row: Row, prompt: list[int]) -> str:
+    """What the model is to answer to a prompt: the row's last answer as the prompt form writes it, with a thought or
+    calls of tools; its bare text where the tokenizer does not give that back."""
+    last, tokenizer = row.messages[-1], encoder.tokenizer
+    said = last["content"]
+
+    def shown(ids: list[int]) -> str:
+        """As evaluation has an answer, up to its end."""
+        ids = list(takewhile(lambda one: one not in tokenizer.eos_token_ids, ids))
+        return tokenizer.decode(ids, skip_special_tokens=True).strip()
+
+    if last["role"] != "assistant":
+        return ""
+    with contextlib.suppress(InputError):  # an answer that cannot be learnt
+        ids, _ = encoder.tokens(row)
+        exact = shown(tokenizer.encode(said, add_special_tokens=False)) == said.strip()
+        if exact and ids[: len(prompt)] == prompt:
+            return shown(ids[len(prompt) :])
+    return said

@@ -22,7 +22,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .messages import messages_of_history
+from .messages import messages_of, messages_of_history
 
 QUESTIONS = ("messages", "conversations", "conversation", "prompt", "question", "query", "instruction", "input")
 ANSWERS = ("completion", "response", "answer", "output")
@@ -30,6 +30,8 @@ LABELS = ("kto_tag", "label")
 SAYING_THE_SAME = (tuple(name for name in QUESTIONS if name != "input"), ANSWERS, LABELS)
 """Names of one thing, of which the first in a row counts; ``input`` may also be a further part of a question."""
 TURN = re.compile(r"(?:^|\n)\s*(Human|Assistant):[ \n]?")
+SPOKEN = ({"role", "content"}, {"from", "value"}, {"role", "tool_calls"})
+"""What a message in JSON has at least."""
 SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 Messages = list[dict[str, Any]]
 
@@ -46,9 +48,10 @@ def pairs(columns: Mapping[str, Any]) -> list[Messages]:
     question = _question(columns)
     named = [name for name in QUESTIONS if name in columns]
     chosen, rejected = (_conversation(name, _given(columns[name]), question, named) for name in ("chosen", "rejected"))
-    if _plain(chosen) == _plain(rejected):
+    said, other = _said(chosen), _said(rejected)
+    if said == other:
         raise ValueError("chosen and rejected are the same")
-    if _plain(chosen[:-1]) != _plain(rejected[:-1]):
+    if said[:-1] != other[:-1]:
         raise ValueError("chosen and rejected differ before their last answer")
     return [chosen, rejected]
 
@@ -89,8 +92,9 @@ def _question(columns: Mapping[str, Any]) -> Messages:
         return found + (turns if turns[-1]["content"] else turns[:-1])
     if value is not None:
         found += messages_of_history(columns.get("history"))
-        more = name != "input" and columns.get("input")
-        found.append({"role": "user", "content": "\n".join(filter(None, (value, more)))})
+        more = (name != "input" and columns.get("input")) or ""
+        apart = {"input": more} if more else {}  # for templates that have a place for it
+        found.append({"role": "user", "content": "\n".join(filter(None, (value, more))), **apart})
     return found
 
 
@@ -104,7 +108,7 @@ def _given(value: Any) -> Any:
         return value
     turns = found if isinstance(found, list) and found else [found]
     keys = [set(turn) if isinstance(turn, dict) else set() for turn in turns]
-    return found if all({"role", "content"} <= own or {"from", "value"} <= own for own in keys) else value
+    return found if all(any(pair <= own for pair in SPOKEN) for own in keys) else value
 
 
 def _conversation(name: str, answer: Any, question: Messages, named: Sequence[str] = ()) -> Messages:
@@ -114,7 +118,7 @@ def _conversation(name: str, answer: Any, question: Messages, named: Sequence[st
     if isinstance(answer, list):
         if not answer or not all(isinstance(message, Mapping) for message in answer):
             raise ValueError(f"{name}: expected messages")
-        first = _plain(answer[:1])[0][0]
+        first = _role(answer[0])
         if first == "system":
             return answer
         # messages that begin with a question bring it along
@@ -132,7 +136,7 @@ def _conversation(name: str, answer: Any, question: Messages, named: Sequence[st
 
 
 def _system(question: Messages) -> Messages:
-    return [message for message in question[:1] if isinstance(message, Mapping) and _plain([message])[0][0] == "system"]
+    return [message for message in question[:1] if isinstance(message, Mapping) and _role(message) == "system"]
 
 
 def _turns(text: str) -> Messages:
@@ -145,6 +149,14 @@ def _turns(text: str) -> Messages:
     ]
 
 
-def _plain(messages: Messages) -> list[tuple[Any, Any]]:
-    """Messages as (role, content), whatever their keys are called."""
-    return [(one.get("role", one.get("from")), one.get("content", one.get("value"))) for one in messages]
+def _role(message: Mapping[str, Any]) -> Any:
+    return message.get("role", message.get("from"))
+
+
+def _said(messages: Messages) -> list[dict[str, Any]]:
+    """All that messages say: texts, thoughts and calls, whatever their keys are called and calls are numbered."""
+    found = []
+    for message in messages_of(messages):
+        calls = [call["function"] for call in message.get("tool_calls", ())]
+        found.append({**{name: message.get(name) for name in ("role", "content", "reasoning_content")}, "calls": calls})
+    return found

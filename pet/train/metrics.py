@@ -6,6 +6,7 @@ tokens, because neither package's default knows that Chinese has no spaces.
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -13,14 +14,22 @@ from collections.abc import Sequence
 from model_zoo import progress
 from pet.installation import needed
 
-# A Chinese, Japanese or Korean character is a token of its own; letters and digits form words; the rest is dropped.
-_CJK = "㐀-䶿一-鿿豈-﫿぀-ヿㇰ-ㇿ가-힯𠀀-𯨟"
-_TOKENS = re.compile(f"[{_CJK}]|[^\\W_{_CJK}]+")
+# A character of Chinese, Japanese or Korean, or of a script without spaces (Thai, Lao, Burmese, Khmer), is a token of
+# its own; letters and digits form words; both with their marks (Hindi's vowels, Thai's tones). The rest is dropped.
+_ALONE = "㐀-䶿一-鿿豈-﫿぀-ヿㇰ-ㇿ가-힯𠀀-𯨟\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
+
+
+@functools.cache
+def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Of words and single characters, without and with punctuation."""
+    marks = "".join(filter(lambda one: unicodedata.category(one)[0] == "M", map(chr, range(1 << 17))))
+    words = f"[{_ALONE}][{marks}]*|(?:[^\\W_{_ALONE}][{marks}]*)+"
+    return re.compile(words), re.compile(f"{words}|[^\\w\\s]|_")
 
 
 def tokens(text: str) -> list[str]:
     """Lower-case words and single CJK characters, without punctuation: ``"Die 天气 is好"`` → die 天 气 is 好."""
-    return _TOKENS.findall(unicodedata.normalize("NFKC", text).lower())
+    return _patterns()[0].findall(unicodedata.normalize("NFKC", text).lower())
 
 
 class Tokenizer:
@@ -70,7 +79,7 @@ def bleu(answers: Sequence[str], references: Sequence[str]) -> float:
 def spaced(text: str) -> str:
     """The text with its words, CJK characters and punctuation marks divided by single spaces."""
     text = unicodedata.normalize("NFKC", text)
-    return " ".join(re.findall(f"[{_CJK}]|[^\\W_{_CJK}]+|[^\\w\\s]|_", text))
+    return " ".join(_patterns()[1].findall(text))
 
 
 def exact_match(answers: Sequence[str], references: Sequence[str]) -> float:

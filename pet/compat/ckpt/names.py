@@ -175,9 +175,9 @@ def groups(config: Mapping[str, Any], form: Form | None = None) -> list[Group]:
     """
     layout, form = layout_of(config), form or Form()
     if layout not in TABLES:
-        raise InputError(
-            f"MindFormers has no names for model_type {config.get('model_type')!r}: its GLM-4 is of ChatGLM's layout"
-        )
+        kind = str(config.get("model_type"))
+        why = ": its GLM-4 is of ChatGLM's layout" if kind.startswith("glm") else ""
+        raise InputError(f"MindFormers has no names for model_type {kind!r}{why}")
     if layout == "gpt2" and config.get("tie_word_embeddings") is False:
         raise InputError("MindFormers' GPT-2 has no head of its own, this model has (tie_word_embeddings: false)")
     shapes, n = shapes_of(config), sizes(config)

@@ -272,6 +272,8 @@ def test_what_does_not_fit_is_listed(fixtures, tmp_path):
         CkptFile(file)
     with pytest.raises(InputError, match="MindFormers has no names for model_type 'glm'"):
         to_file(fixtures / "glm", tmp_path / "b.ckpt")
+    with pytest.raises(InputError, match=r"no names for model_type 'qwen3'$"):
+        to_file(fixtures / "qwen3", tmp_path / "b.ckpt")
     (tmp_path / "ranks/rank_0").mkdir(parents=True)
     to_file(fixtures / "gpt2", tmp_path / "ranks/rank_0/gpt2.ckpt")
     assert find_ckpt(tmp_path / "ranks").name == "gpt2.ckpt"

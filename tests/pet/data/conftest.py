@@ -22,6 +22,7 @@ class LetterTokenizer:
     """A token per character (code point + 10); 1 begins, 2 ends, 3 stands before an answer, 0 is padding."""
 
     pad_token_id, bos_token_id, eos_token_id = 0, 1, 2
+    eos_token_ids = (2,)
 
     def __init__(self, version: str = "1"):
         self.version = version
@@ -29,6 +30,9 @@ class LetterTokenizer:
     def encode(self, text, add_special_tokens=True):
         ids = [ord(character) + 10 for character in text]
         return [1, *ids] if add_special_tokens else ids
+
+    def decode(self, ids, skip_special_tokens=True):
+        return "".join(chr(token - 10) for token in ids)
 
     def stream_decoder(self, skip_special_tokens=True):
         return Decoder()

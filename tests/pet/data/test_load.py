@@ -701,6 +701,32 @@ def test_questions(write, letters, settings):
     assert letters_of(open_ended[0].prompt_ids) == "<x|" and open_ended[0].reference == ""
 
 
+ANSWERING = """\
+{% for m in messages %}
+<|{{ m.role }}|>{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}
+{% for call in m.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}
+{% if m.role == 'assistant' %}<|endoftext|>{% endif %}
+{% endfor %}
+{% if add_generation_prompt %}<|assistant|>{% endif %}
+"""
+
+
+def test_the_reference_is_what_is_learnt(write, settings, tmp_path):
+    """A call of a tool was compared with nothing, and a thought was left out."""
+    from pet.names import bundled_models
+
+    (tmp_path / "own.jinja").write_text(ANSWERING)
+    call = [{"function": {"name": "find", "arguments": {"what": 1}}}]
+    answers = {"content": "It is."}, {"content": "It is.", "reasoning_content": "Is it?"}, {"tool_calls": call}
+    rows = [{"messages": [{"role": "user", "content": "What?"}, {"role": "assistant", **one}]} for one in answers]
+    tokenizer = AutoTokenizer.from_pretrained(bundled_models()["glm4_tiny"])
+    how = settings(template=str(tmp_path / "own.jinja"))
+    held = load_dataset(write("rows.jsonl", rows), tokenizer, settings=how)
+    found = [one.reference for one in load_questions(held, tokenizer, settings=how)]
+    assert found[:2] == ["It is.", "<think>Is it?</think>It is."]
+    assert json.loads(found[2]) == call[0]["function"]
+
+
 def test_a_row_is_tokenised_once_and_never_again(write, fixtures, settings, monkeypatch):
     tokenizer = AutoTokenizer.from_pretrained(fixtures / "tok_chatglm1")
     path = write("rows.jsonl", some_rows(300))
@@ -742,6 +768,10 @@ def test_the_question_of_an_alpaca_row_holds_its_input(write, letters, settings)
     path = write("rows.jsonl", [{"instruction": "a", "input": "b", "output": "c"}])
     (question,) = load_questions(path, letters, settings=settings())
     assert question.prompt == "a\nb" and letters_of(question.prompt_ids) == "<a\nb|"
+    asked = [
+        load_questions(path, letters, settings=settings(template=one)) for one in ("{prompt}?", "{prompt}, {input}?")
+    ]
+    assert [letters_of(one.prompt_ids) for (one,) in asked] == ["<a\nb?", "<a, b?"], "without a place of its own, too"
 
 
 TEMPLATE = """\

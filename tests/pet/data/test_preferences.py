@@ -50,6 +50,43 @@ def test_sharegpt_with_ranking():
     assert pairs({"conversations": turns, "chosen": good, "rejected": bad}) == [[*turns, good], [*turns, bad]]
 
 
+CALLS = [
+    {"role": "assistant", "content": "", "tool_calls": [{"id": i, "function": {"name": n}}]} for i, n in ("1f", "2g")
+]
+
+
+def test_calls_and_thoughts_are_compared():
+    """Beside the texts; not how calls are numbered, nor in which form a text stands."""
+    better, worse = CALLS
+    assert pairs({"prompt": "Q", "chosen": [better], "rejected": [worse]}) == [[USER, better], [USER, worse]]
+    again = {**better, "tool_calls": [{**better["tool_calls"][0], "id": "3"}]}
+    thoughts = [{**GOOD, "reasoning_content": text} for text in "xy"]
+    assert pairs({"prompt": "Q", "chosen": thoughts[:1], "rejected": thoughts[1:]})[0][-1] == thoughts[0]
+    parts = {**USER, "content": [{"type": "text", "text": "Q"}]}
+    assert pairs({"chosen": [parts, better, GOOD], "rejected": [USER, again, BAD]})[1] == [USER, again, BAD]
+    with pytest.raises(ValueError, match="are the same"):
+        pairs({"prompt": "Q", "chosen": [better], "rejected": [again]})
+    with pytest.raises(ValueError, match="differ before their last answer"):
+        pairs({"chosen": [USER, better, GOOD], "rejected": [USER, worse, BAD]})
+
+
+def test_a_call_in_json_is_a_message():
+    call = {"role": "assistant", "tool_calls": CALLS[0]["tool_calls"]}
+    assert pairs({"prompt": "Q", "chosen": json.dumps([call]), "rejected": "B"}) == [[USER, call], [USER, BAD]]
+
+
+@pytest.mark.parametrize("name", ["instruction", "question"])
+def test_a_template_has_the_input_where_it_says(name, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(bundled_models()["llama_tiny"])
+    rows = [{name: "Q", "input": "X", "chosen": "A", "rejected": "B"}, {name: "Q", "chosen": "A", "rejected": "C"}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    how = {"max_length": 64, "template": "{prompt}|{input}|", "conversations": pairs, "documents": 2}
+    found = load_dataset(tmp_path / "rows.jsonl", tokenizer=tokenizer, settings=DataSettings(**how))
+    assert [tokenizer.decode(found[n][0].tolist()).split("|")[:2] for n in range(4)] == [["Q", "X"]] * 2 + [
+        ["Q", ""]
+    ] * 2
+
+
 def test_an_answer_in_json_is_a_text():
     answers = '{"role": "x"}', "[1, 2]", "[]", "{x", '[{"role": "user", "content": "c"}, 3]'
     for answer in answers:

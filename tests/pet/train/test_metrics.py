@@ -15,6 +15,14 @@ def test_tokens_are_words_and_single_chinese_characters():
     assert metrics.tokens("naïve Übung") == ["naïve", "übung"]
 
 
+def test_marks_belong_to_their_letters():
+    """Hindi writes vowels as marks, Thai tones; Thai has no spaces between words."""
+    assert metrics.tokens("की का नमस्ते।") == ["की", "का", "नमस्ते"]
+    assert metrics.tokens("ภาษา ที่") == ["ภ", "า", "ษ", "า", "ที่"]
+    assert metrics.spaced("नमस्ते, q̇!") == "नमस्ते , q̇ !"
+    assert metrics.rouge(["की"], ["का"])["rouge_1"] == 0.0
+
+
 def f_measure(hits, answer, reference):
     return 2 * hits / (answer + reference)
 
