@@ -73,7 +73,10 @@ class Train(Section):
         default_factory=list, description="Parameters with a learning rate or weight decay of their own."
     )
     lora_plus_ratio: float | None = Field(
-        None, gt=0, description="LoRA+ (Hayou et al. 2024): learning rate of B over that of A; the paper uses 16."
+        None,
+        gt=0,
+        description="LoRA+ (Hayou et al. 2024): learning rate of B, and as in PEFT of vectors (biases, DoRA's "
+        "magnitudes), over that of A; the paper uses 16.",
     )
     schedule: Literal["constant", "linear", "cosine", "cosine_restarts", "polynomial", "wsd", "inverse_sqrt"] = Field(
         "cosine",

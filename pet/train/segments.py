@@ -96,7 +96,8 @@ def make_segments(
         decay_vectors: decay biases and norms too (one dimension); they are left alone otherwise.
         groups: objects with ``match`` (globs over names), ``learning_rate`` and ``weight_decay`` (or None); the first
             that matches a parameter counts.
-        lora_plus_ratio: LoRA+ (Hayou et al. 2024): the rate of every B as a multiple of A's.
+        lora_plus_ratio: LoRA+ (Hayou et al. 2024): the rate of every B as a multiple of A's; of vectors (biases, norms,
+            DoRA's magnitudes), too, as in PEFT.
         longest: numbers in a segment, at most, unless one parameter alone has more.
         apart: give each parameter of `ALONE` numbers a segment (`pet.train.optimizers.Optimizer.moves_in_place`).
 
@@ -116,7 +117,8 @@ def make_segments(
     for parameter in parameters:
         ratio = getattr(parameter, "learning_rate_ratio", 1.0)  # LoRA+ as the adapter's own setting
         decay = weight_decay if decay_vectors or len(parameter.shape) > 1 else 0.0
-        if lora_plus_ratio is not None and {"lora_B", "lora_embedding_B"} & {*parameter.name.split(".")}:
+        of_b = len(parameter.shape) == 1 or {"lora_B", "lora_embedding_B"} & {*parameter.name.split(".")}
+        if lora_plus_ratio is not None and of_b:
             ratio = lora_plus_ratio
         for group in groups:
             if any(fnmatch.fnmatchcase(parameter.name, pattern) for pattern in group.match):

@@ -219,7 +219,7 @@ def test_groups_decay_and_lora_plus():
         "l.q.lora_A.weight": (1.0, 0.01),
         "l.q.lora_B.weight": (16.0, 0.01),
         "l.q.lora_B.second.weight": (16.0, 0.01),
-        "l.norm.bias": (1.0, 0.0),
+        "l.norm.bias": (16.0, 0.0),  # a vector, as in PEFT
         "head.weight": (pytest.approx(1e-2), 0.5),
     }
     group.match = ["heda.*"]
