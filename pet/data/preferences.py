@@ -93,7 +93,7 @@ def _question(columns: Mapping[str, Any]) -> Messages:
     if value is not None:
         found += messages_of_history(columns.get("history"))
         more = (name != "input" and columns.get("input")) or ""
-        apart = {"input": more} if more else {}  # for templates that have a place for it
+        apart = {"_input": more} if more else {}  # for templates that have a place for it
         found.append({"role": "user", "content": "\n".join(filter(None, (value, more))), **apart})
     return found
 
