@@ -20,13 +20,23 @@ MEMORY = 1 << 30
 """Address space in bytes: Python and Jinja take a tenth."""
 
 
+def memory() -> int:
+    """`MEMORY`, or less where the user allows less (`ulimit -v`): no process may raise that."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return MEMORY
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    return min([MEMORY, *(limit for limit in limits if limit != resource.RLIM_INFINITY)])
+
+
 def bound_memory() -> None:
-    """Holds this process to `MEMORY`, where the system can."""
+    """Holds this process to `memory`, where the system can."""
     try:
         import resource
     except ImportError:  # Windows
         return
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (memory(), memory()))
 
 
 class clock:
@@ -80,7 +90,7 @@ def explained(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "it calls itself without an end"
     if isinstance(error, MemoryError):
-        return f"it needs more than {MEMORY >> 20} MB"
+        return f"it needs more than {memory() >> 20} MB"
     line = getattr(error, "lineno", None)
     return f"{f'line {line}: ' if line else ''}{error or type(error).__name__}".splitlines()[0][:300]
 
