@@ -1,7 +1,7 @@
 """The process that renders chat templates, so that one out of a downloaded file is held to limits whatever it does.
 
-Run as a program by `model_zoo.tokenizers.chat_template`. Reads a line of JSON for the template and one for each list of
-conversations, and answers each with a line. Imports nothing of this library.
+Run as a program by `model_zoo.tokenizers.template_process`. Reads a line of JSON for the template and one for each list
+of conversations, and answers each with a line. Imports nothing of this library.
 
 Jinja's sandbox keeps a template from Python's objects. It does not bound time or memory: one multiplication of a text,
 one power, or a few nested loops are enough to stop a machine. A process of its own is ended by the system at its limit

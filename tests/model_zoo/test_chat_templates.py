@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import subprocess
+import sys
 from itertools import groupby
 from pathlib import Path
 
@@ -622,6 +623,16 @@ def test_templates_are_rendered_where_the_user_bounds_memory_further():
     done = subprocess.run(command, input=lines, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [{"text": "aaa"}, {"error": "it needs more than 781 MB"}]
+
+
+def test_a_process_that_fails_is_not_said_to_take_too_long(monkeypatch):
+    renderer = Renderer("{{ 1 }}", "model")
+    failing = [sys.executable, "-c", "raise SystemExit(3)"]
+    monkeypatch.setattr("model_zoo.tokenizers.template_process.file_program", lambda path: failing)
+    for command, why in ((failing, "ended with exit code 3"), (["/no/program"], "could not be started .*no/program")):
+        failing[:] = command
+        with pytest.raises(InputError, match=f"^model: the chat template was not rendered: its process {why}"):
+            renderer({"messages": TALK})
 
 
 def test_an_interrupted_answer_is_not_taken_for_the_next(monkeypatch):
