@@ -7,22 +7,16 @@ they are found by rendering the conversation up to each answer, without it and w
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
-import json
 import re
-import subprocess
-import threading
-import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
-from model_zoo.programs import file_program
 from model_zoo.tokenizers.conversations import CALL_FORMS, as_called, check_told, check_turns
 from model_zoo.tokenizers.prompts import Part
+from model_zoo.tokenizers.template_process import worker_of
 from model_zoo.tokenizers.thoughts import alike, continued, lacks_thought, why_not
 
 LARGEST = 1 << 20
@@ -58,7 +52,8 @@ class Renderer:
         if len(text) > LARGEST:
             raise InputError(f"{source}: the chat template has {len(text)} characters; at most {LARGEST} are taken")
         self.text, self.source, self.seconds = text, source, seconds
-        self.worker = _worker(text, seconds)
+        first = {"template": text, "marks": [OPENING, CLOSING], "longest": LONGEST, "seconds": seconds}
+        self.worker = worker_of(first)
 
     def __getstate__(self) -> tuple[str, str, float]:
         return self.text, self.source, self.seconds
@@ -94,66 +89,7 @@ class Renderer:
         try:
             return self.worker.ask(values)
         except (OSError, ValueError):
-            raise InputError(
-                f"{self.source}: the chat template was ended: it needs more than {self.seconds:g} s of processor time "
-                "for one conversation, or breaks its process otherwise"
-            ) from None
-
-
-class _Worker:
-    """The process of a template."""
-
-    def __init__(self, text: str, seconds: float):
-        self.first = {"template": text, "marks": [OPENING, CLOSING], "longest": LONGEST, "seconds": seconds}
-        self.process: subprocess.Popen | None = None
-        self.lock = threading.Lock()
-
-    def ask(self, values: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-        """The program's answers. Raises OSError or ValueError where it has ended; the next call starts it anew."""
-        with self.lock:
-            try:
-                if self.process is None:
-                    self.start()
-                self.process.stdin.write(json.dumps(values) + "\n")
-                self.process.stdin.flush()
-                return json.loads(self.process.stdout.readline())
-            except BaseException:  # after an interrupt, too: an answer that nobody read would be taken for the next
-                if self.process is not None:
-                    _stop(self.process)
-                self.process = None
-                raise
-
-    def start(self) -> None:
-        """Starts the program and gives it the template."""
-        self.process = subprocess.Popen(
-            file_program(Path(__file__).with_name("renderer.py")),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            encoding="utf-8",
-        )
-        weakref.finalize(self, _stop, self.process)
-        self.process.stdin.write(json.dumps(self.first) + "\n")
-
-
-_WORKERS: weakref.WeakValueDictionary[tuple[str, float], _Worker] = weakref.WeakValueDictionary()
-
-
-def _worker(text: str, seconds: float) -> _Worker:
-    """The process of a template, the same for all who ask for it."""
-    found = _WORKERS.get((text, seconds))
-    if found is None:
-        found = _WORKERS[text, seconds] = _Worker(text, seconds)
-    return found
-
-
-def _stop(process: subprocess.Popen) -> None:
-    process.kill()
-    process.wait()
-    for stream in (process.stdin, process.stdout):
-        with contextlib.suppress(OSError):  # what it did not read
-            stream.close()
+            raise InputError(f"{self.source}: the chat template was not rendered: {self.worker.ended}") from None
 
 
 class ChatTemplate:

@@ -1,7 +1,7 @@
 """The process that renders chat templates, so that one out of a downloaded file is held to limits whatever it does.
 
-Run as a program by `model_zoo.tokenizers.chat_template`. Reads a line of JSON for the template and one for each list of
-conversations, and answers each with a line. Imports nothing of this library.
+Run as a program by `model_zoo.tokenizers.template_process`. Reads a line of JSON for the template and one for each list
+of conversations, and answers each with a line. Imports nothing of this library.
 
 Jinja's sandbox keeps a template from Python's objects. It does not bound time or memory: one multiplication of a text,
 one power, or a few nested loops are enough to stop a machine. A process of its own is ended by the system at its limit
@@ -20,13 +20,23 @@ MEMORY = 1 << 30
 """Address space in bytes: Python and Jinja take a tenth."""
 
 
+def memory() -> int:
+    """`MEMORY`, or less where the user allows less (`ulimit -v`): no process may raise that."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return MEMORY
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    return min([MEMORY, *(limit for limit in limits if limit != resource.RLIM_INFINITY)])
+
+
 def bound_memory() -> None:
-    """Holds this process to `MEMORY`, where the system can."""
+    """Holds this process to `memory`, where the system can."""
     try:
         import resource
     except ImportError:  # Windows
         return
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (memory(), memory()))
 
 
 class clock:
@@ -80,7 +90,7 @@ def explained(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "it calls itself without an end"
     if isinstance(error, MemoryError):
-        return f"it needs more than {MEMORY >> 20} MB"
+        return f"it needs more than {memory() >> 20} MB"
     line = getattr(error, "lineno", None)
     return f"{f'line {line}: ' if line else ''}{error or type(error).__name__}".splitlines()[0][:300]
 

@@ -20,7 +20,7 @@ from pet.parallel import collectives
 from pet.parallel.mesh import Mesh
 from pet.parallel.schedule import Neighbour, one_forward_one_backward
 from pet.train.compiled import Compiled
-from pet.train.objectives.base import MODEL_ARRAYS
+from pet.train.objectives.base import ADD, MODEL_ARRAYS
 from pet.train.segments import vectors_of
 from pet.train.step import TrainStep, in_whole, mix, sum_of, tensors, weighted
 
@@ -189,7 +189,7 @@ def stage_gradient(forward: Callable, weights, spans, is_first: bool) -> Callabl
 
     def against(x, position_ids, start, end, slope):
         y = forward(x, position_ids, start, end)
-        return (y.astype(ms.float32) * slope.astype(ms.float32)).sum()
+        return ADD(y.astype(ms.float32) * slope.astype(ms.float32))
 
     differentiate = ms.grad(against, None if is_first else 0, weights)
 

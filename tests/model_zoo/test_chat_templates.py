@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import pickle
 import subprocess
+import sys
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 from tiny_tokenizers import write_byte_level
@@ -13,7 +15,7 @@ from tiny_tokenizers import write_byte_level
 from model_zoo.checkpoint.saving import copy_companions
 from model_zoo.errors import InputError
 from model_zoo.programs import file_program
-from model_zoo.tokenizers import AutoTokenizer
+from model_zoo.tokenizers import AutoTokenizer, renderer
 from model_zoo.tokenizers.chat_template import LARGEST, Renderer
 
 CONTROLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -611,6 +613,26 @@ def test_its_packages_are_found_where_this_process_finds_them(tmp_path, monkeypa
     command = file_program(tmp_path / "start.py", "one", "two")
     done = subprocess.run(command, cwd=tmp_path / "here", capture_output=True, text=True)
     assert done.stdout == "found\n['one', 'two']\n", done.stderr
+
+
+def test_templates_are_rendered_where_the_user_bounds_memory_further():
+    """No process may raise its hard limit: the program ended, and the template was blamed for it."""
+    command = ["sh", "-c", 'ulimit -v 800000 && exec "$@"', "sh", *file_program(Path(renderer.__file__))]
+    first = {"template": "{{ 'a' * n }}", "marks": ["<", ">"], "longest": 10, "seconds": 5}
+    lines = json.dumps(first) + "\n" + json.dumps([{"n": 3}, {"n": 10**10}]) + "\n"
+    done = subprocess.run(command, input=lines, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [{"text": "aaa"}, {"error": "it needs more than 781 MB"}]
+
+
+def test_a_process_that_fails_is_not_said_to_take_too_long(monkeypatch):
+    renderer = Renderer("{{ 1 }}", "model")
+    failing = [sys.executable, "-c", "raise SystemExit(3)"]
+    monkeypatch.setattr("model_zoo.tokenizers.template_process.file_program", lambda path: failing)
+    for command, why in ((failing, "ended with exit code 3"), (["/no/program"], "could not be started .*no/program")):
+        failing[:] = command
+        with pytest.raises(InputError, match=f"^model: the chat template was not rendered: its process {why}"):
+            renderer({"messages": TALK})
 
 
 def test_an_interrupted_answer_is_not_taken_for_the_next(monkeypatch):

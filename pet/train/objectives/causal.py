@@ -1,8 +1,9 @@
 """The next token: cross-entropy over the tokens that have a label, with label smoothing or R-Drop where asked for.
 
 The loss is a sum; the step divides it by the labels of its whole global batch. Dividing once, at the end, is what makes
-a batch of 8 equal to four batches of 2 whose rows have uneven lengths. ``LogSoftmax`` and a gather are used because
-``ops.cross_entropy`` takes over twenty times as long on a CPU.
+a batch of 8 equal to four batches of 2 whose rows have uneven lengths. ``ops.log_softmax`` and a gather are used:
+``ops.cross_entropy`` takes over twenty times as long on a CPU, and MindSpore keeps more memory of each call of
+``ops.LogSoftmax``, as of ``Tensor.sum`` than of ``ReduceSum``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from mindspore import ops
 from model_zoo.engine import cross_entropy, precision_suffix, ranked_cross_entropy
 from model_zoo.layers import Linear, is_product
 from pet.data.dataset import IGNORED
-from pet.train.objectives.base import MODEL_ARRAYS, Objective, perplexity
+from pet.train.objectives.base import ADD, MODEL_ARRAYS, Objective, perplexity
 
 # primitives: MindSpore parses some fifty functions of its own for indices of tensors, in every graph
 _cut, _zeros, _join = ops.Slice(), ops.ZerosLike(), ops.Concat(1)
@@ -47,7 +48,6 @@ class CausalLM(Objective):
     def __init__(self, label_smoothing: float = 0.0):
         super().__init__()
         self.label_smoothing = label_smoothing
-        self.log_softmax = ops.LogSoftmax(-1)
         self.pick = ops.GatherD()
 
     @classmethod
@@ -61,7 +61,7 @@ class CausalLM(Objective):
 
     def log_probabilities(self, logits):
         """Logits ``(B, S, V)`` or ``(B·S, V)`` → log-probabilities ``(B·S, V)`` in float32."""
-        return self.log_softmax(logits.reshape(-1, logits.shape[-1]).astype(ms.float32))
+        return ops.log_softmax(logits.reshape(-1, logits.shape[-1]).astype(ms.float32), -1)
 
     def label_log_probabilities(self, log_probabilities, targets):
         """Per token ``(N,)``: the log-probability of its label, and 1.0 where it has one (0.0 elsewhere)."""
@@ -69,16 +69,17 @@ class CausalLM(Objective):
         index = ops.maximum(targets, 0).reshape(-1, 1)
         return self.pick(log_probabilities, 1, index).reshape(-1), learnt
 
-    def cross_entropy(self, log_probabilities, labels):
-        """Log-probabilities ``(B·S, V)``, labels ``(B, S)`` → the summed loss, smoothed."""
+    def token_losses(self, log_probabilities, labels):
+        """Log-probabilities ``(B·S, V)``, labels ``(B, S)`` → per token ``(B·S,)``: its loss, smoothed and 0.0 where it
+        has no label, and 1.0 where it has one."""
         picked, learnt = self.label_log_probabilities(log_probabilities, shift_labels(labels).reshape(-1))
         losses = -picked
         if self.label_smoothing > 0:
             losses = (1.0 - self.label_smoothing) * losses - self.label_smoothing * log_probabilities.mean(-1)
-        return (losses * learnt).sum()
+        return losses * learnt, learnt
 
     def loss(self, logits, labels):
-        return self.cross_entropy(self.log_probabilities(logits), labels)
+        return ADD(self.token_losses(self.log_probabilities(logits), labels)[0])
 
     def measure(self, logits, labels):
         """Plain cross-entropy, and the number of labels that the model ranks first."""
@@ -147,14 +148,15 @@ class RDrop(CausalLM):
     def loss(self, logits, labels, alpha=None):
         batch, length = labels.shape
         log_probabilities = self.log_probabilities(logits)
-        learnt = (shift_labels(labels) != IGNORED).reshape(batch // 2, 2, length)[:, 0].astype(log_probabilities.dtype)
+        losses, learnt = self.token_losses(log_probabilities, labels)
         pairs = log_probabilities.reshape(batch // 2, 2, length, -1)
-        first, second = pairs[:, 0], pairs[:, 1]  # (B/2, S, V)
+        probabilities = ops.exp(pairs)
         # p·(log p − log q) + q·(log q − log p)
-        divergence = ((ops.exp(first) - ops.exp(second)) * (first - second)).sum(-1)  # (B/2, S)
+        apart = (probabilities[:, 0] - probabilities[:, 1]) * (pairs[:, 0] - pairs[:, 1])  # (B/2, S, V)
+        divergence = ADD(apart, -1) * learnt.reshape(batch // 2, 2, length)[:, 0]
         weight = self.alpha if alpha is None else alpha
         # every label token stands in both rows, so that each pair's divergence counts twice in the sum
-        return self.cross_entropy(log_probabilities, labels) + weight / 2.0 * (divergence * learnt).sum()
+        return ADD(losses) + weight / 2.0 * ADD(divergence)
 
 
 def head_numbers(model, head) -> tuple[str, float]:
