@@ -80,7 +80,8 @@ class Trainer:
                 f"{nearest(env_type, ENVIRONMENTS)}"
             )
         self.env_type, self.settings = ENVIRONMENTS[env_type], settings
-        self.deepspeed, self.bmtrain = env_type.startswith("deepspeed"), env_type == "bmtrain"
+        self.file = settings.get("deepspeed_config") if env_type.startswith("deepspeed") else None
+        self.bmtrain = env_type == "bmtrain"
         self._translation().finish()
         if self._must_start():
             raise SystemExit(self._start())
@@ -161,7 +162,7 @@ class Trainer:
     def _rates(self, objects, train) -> Callable[[int], float] | None:
         """The learning rate by the step where no scheduler is given; None where the settings say all of it."""
         warm_up, batches = self.settings.get("warm_up", DEFAULTS["warm_up"]), train.accumulation
-        if self.deepspeed or not warm_up:
+        if self.file or not warm_up:
             return None
         share = noam if self.bmtrain else annealed
         return lambda step: train.learning_rate * share((step + 1) * batches - 1, objects.steps * batches, warm_up)
@@ -229,8 +230,8 @@ class Trainer:
             t.put("parallel.data", size // tensor)
             t.put("parallel.tensor", tensor)
             t.put("parallel.shard_optimizer", (self.env_type == "optimizer_shard" and size > 1) or None)
-            if self.deepspeed and (path := self.settings.get("deepspeed_config")):
-                put_deepspeed(t, path)
+            if self.file:
+                put_deepspeed(t, self.file)
                 if size == tensor:
                     t.drop("parallel.shard_optimizer")
                 t.put("train.batch_size", self.settings.get("batch_size"))

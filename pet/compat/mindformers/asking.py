@@ -10,11 +10,15 @@ from typing import Any
 from model_zoo.errors import InputError
 from pet.compat.mindformers.classes import AutoModel, AutoTokenizer
 from pet.compat.mindformers.presets import Listed
+from pet.recipe.translation import Ignored, Translation
 from pet.text_generation import TextGeneration, check_task
 
 NAME = "text_generation_text"
-BUILT = ("use_past", "seq_length")
-"""Arguments of MindFormers that make its model."""
+BUILT = {
+    name: Ignored("keys and values are kept in any case, and rows are as long as their texts")
+    for name in ("use_past", "seq_length")
+}
+"""Arguments by which MindFormers makes its model."""
 
 
 class TextGenerationPipeline(Listed, TextGeneration):
@@ -43,8 +47,9 @@ class TextGenerationPipeline(Listed, TextGeneration):
         if isinstance(model, (str, os.PathLike)):
             tokenizer = AutoTokenizer.from_pretrained(model) if tokenizer is None and adapter is None else tokenizer
             model = AutoModel.from_pretrained(model)
-        for name in BUILT:
-            defaults.pop(name, None)
+        said = Translation("pipeline")
+        said.apply({name: defaults.pop(name) for name in BUILT if name in defaults}, BUILT)
+        said.finish()
         super().__init__(model, tokenizer, adapter, bool(chat), **defaults)
         self.together, self.templated = batch_size, str(model_name).startswith("glm32k")
         self.alone, self.bare = self.batch_size, False

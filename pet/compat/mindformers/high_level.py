@@ -22,7 +22,6 @@ from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.results import bring_checkpoint, find_weights
 from pet.compat.translation import ANY_LAYOUT, same
 from pet.recipe.callback_names import is_named
-from pet.recipe.data import WITHOUT_QUESTIONS
 from pet.recipe.translation import Ignored, Rule, Translation, is_off
 from pet.recipe.trl_names import hint
 
@@ -183,18 +182,17 @@ class Trainer(Request):
         from pet.data.formats import read_rows
         from pet.recipe.loading import load
 
-        data, form = self.train_dataset if self.result is not None and not checkpoint else None, "auto"
-        run = Path(self.result if checkpoint in (None, True) else checkpoint) if self.result or checkpoint else None
-        for place in (run, run.parent) if run is not None else ():
+        own = checkpoint in (None, True)
+        run, paths, how = Path((self.result if own else checkpoint) or "."), self.train_dataset if own else None, {}
+        for place in (run, run.parent) if self.result or not own else ():
             if (place / "recipe.yaml").is_file():  # there is none beside a model that was an object
-                recipe = load(place / "recipe.yaml", check_files=False)
-                data, form = recipe.data.train, recipe.data.format
+                data = load(place / "recipe.yaml", check_files=False).data
+                paths, how = data.train, {"format": data.format, "columns": data.columns, "roles": data.roles}
                 break
-        if form != "auto":
-            return form not in WITHOUT_QUESTIONS
-        paths = data if isinstance(data, list) else [data]
-        with contextlib.suppress(InputError, OSError):  # it may be gone
-            return all(map(is_path, paths)) and any(row.messages for row in read_rows(paths, limit=1))
+        if not is_path(paths) or (own and self.result is None):
+            return False
+        with contextlib.suppress(InputError, OSError):  # they may be gone
+            return any(row.messages for row in read_rows(paths, limit=1, **how))
         return False
 
     # Runs -------------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ MODEL_ARRAYS = ("input_ids", "position_ids", "start", "end")
 """What every model takes, in the order of `CausalLM.hidden_states`. The first arrays of every graph function."""
 
 ADD = ops.ReduceSum()
+"""For sums outside of graphs, too: MindSpore keeps less memory of it than of ``Tensor.sum``."""
 
 
 class Objective(nn.Cell):

@@ -211,6 +211,7 @@ def test_rates_are_those_of_flagai(recipes):
     assert halved == pytest.approx(expected[1::2], rel=1e-4)
     _, found = rates("bmtrain", 10, warm_up=0.2)
     assert found[1:4] == pytest.approx([1e-3 / 2**1.5, 1e-3 / 2**0.5, 1e-3 / 3**0.5])
+    assert rates("deepspeed", 10, num_gpus=1)[1] == pytest.approx(expected, rel=1e-4), "without a file of its own"
     Trainer(env_type="pytorch", warm_up=0).train(object(), train_dataset=data)
     recipe, objects, _ = recipes.pop()
     assert objects.rates is None and (recipe.train.schedule, recipe.train.warmup) == ("constant", 0)

@@ -43,6 +43,14 @@ def test_a_text_is_not_put_into_the_familys_prompt(asked, tmp_path):
     assert pipeline(model=model, tokenizer=tokenizer, max_length=16, chat=True)("a red") == answer
 
 
+def test_arguments_that_make_mindformers_model_are_noted(caplog):
+    given = {"use_past": True, "seq_length": 32}
+    assert pipeline(model="llama_tiny", max_length=12, **given)("a red") == pipeline(model="llama_tiny")(
+        "a red", max_length=12
+    )
+    assert [one.message for one in caplog.records if "use_past, seq_length: keys and values" in one.message]
+
+
 def test_results_of_a_batch_stand_together():
     model, tokenizer = AutoModel.from_pretrained("llama_tiny"), AutoTokenizer.from_pretrained("llama_tiny")
     pipe = pipeline(model=model, tokenizer=tokenizer, max_length=12)
@@ -122,5 +130,6 @@ def test_what_was_tuned_on_questions_is_asked_in_their_prompt(tmp_path):
     by_object = Trainer(model=model, tokenizer="llama_tiny", args=arguments, train_dataset=str(rows))
     by_object.finetune()
     assert asked(by_object) == pet.pipeline(model=model, tokenizer="llama_tiny")("Who?", max_new_tokens=4, top_k=1)
+    assert asked(by_object, True) == asked(by_object), "what it has tuned, said outright"
     rows.unlink()  # then nobody knows
     assert asked(by_object)[0]["text_generation_text"][0].startswith("Who?")
