@@ -127,12 +127,12 @@ class HeadKernel(nn.Cell):
         cap: logits become ``cap·tanh(logit/cap)``; 0 for as they are.
     """
 
-    function, shapes = "linear_cross_entropy", staticmethod(with_gradient)
+    function, shapes, scaling = "linear_cross_entropy", staticmethod(with_gradient), "scale"
 
     def __init__(self, low: str = "", cap: float = 0.0):
         super().__init__()
         self.cap = Tensor(np.array([cap], np.float32))
-        self.kernel, self.scaled = Function(self.function + low, self.shapes), operator(OPS["scale"])
+        self.kernel, self.scaled = Function(self.function + low, self.shapes), operator(OPS[self.scaling])
 
 
 class LaunchHead(_Function):
@@ -200,13 +200,14 @@ class TokenCrossEntropy(LinearCrossEntropy):
     """The same for each row by itself: losses ``(N,)``, 0 where the target is negative, and their gradients ``(N, H)``.
     The weight is taken as frozen."""
 
+    scaling = "scale_rows"
+
     def construct(self, hidden, weight, targets):
         losses, gradient, _ = self.kernel(hidden, weight, targets, self.cap)
         return losses, gradient
 
     def gradients(self, out, dout):
-        rows, width = out[1].shape
-        return (out[1] * tile(reshape(dout, (rows, 1)), (1, width)),)
+        return (self.scaled(out[1], reshape(dout, (out[1].shape[0], 1))),)
 
 
 class MeasuredTokens(RankedCrossEntropy):

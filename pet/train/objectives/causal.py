@@ -36,6 +36,12 @@ def count_labels(labels: np.ndarray) -> int:
     return int((np.asarray(labels)[:, 1:] != IGNORED).sum())
 
 
+def learnt_next(labels: np.ndarray) -> np.ndarray:
+    """``(B, S)`` labels → 1.0 where the token after a position is learnt, else 0.0."""
+    learnt = np.asarray(labels)[:, 1:] != IGNORED
+    return np.pad(learnt, ((0, 0), (0, 1))).astype(np.float32)
+
+
 class CausalLM(Objective):
     """Summed cross-entropy of the next token.
 

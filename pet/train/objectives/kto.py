@@ -12,8 +12,8 @@ from model_zoo.layers import int_range
 from pet.data.dataset import IGNORED
 from pet.data.loader import Loader
 from pet.data.packing import collate
-from pet.train.objectives.base import sums_of
-from pet.train.objectives.causal import shift_labels
+from pet.train.objectives.base import positive, sums_of
+from pet.train.objectives.causal import learnt_next
 from pet.train.objectives.preference import Preference
 from pet.train.objectives.reference import counts_of, documents_of
 
@@ -29,7 +29,7 @@ class KTO(Preference):
         desirable_weight, undesirable_weight: λ_D and λ_U.
     """
 
-    arrays = ("labels", "document", "reference", "weight", "moved")
+    arrays = ("labels", "document", "learnt", "reference", "weight", "moved")
     documents = 1
     counted = "answers"
     sums = 9
@@ -68,7 +68,8 @@ class KTO(Preference):
         weight = np.zeros(batch["document"].shape, np.float32)
         for row, liked in enumerate(labels):
             weight[row, : len(liked)] = np.where(liked, self.weights[0], -self.weights[1])
-        return {**batch, "weight": weight, "moved": np.full(len(weight), moved, np.float32)}
+        learnt, moved = learnt_next(batch["labels"]), np.full(weight.shape, moved, np.float32)
+        return {**batch, "learnt": learnt, "weight": weight, "moved": moved}
 
     def moved(self, batch: dict[str, Any], training: bool) -> float:
         """z₀ of a batch of the loader."""
@@ -86,22 +87,21 @@ class KTO(Preference):
 
     # Graph code
 
-    def of_answers(self, picked, labels, document, reference, weight, moved):
+    def of_answers(self, picked, document, learnt, reference, weight, moved):
         """→ per answer ``(N,)``: loss, reward, log-probability, 1.0 if desirable, 1.0 if not."""
-        rows, length = labels.shape
-        size = rows * length
+        rows, length = document.shape
         place = (document + int_range(rows).reshape(rows, 1) * length).reshape(-1)
-        learnt = (shift_labels(labels) != IGNORED).reshape(-1).astype(picked.dtype)
-        ratio = ops.unsorted_segment_sum((picked - reference.reshape(-1)) * learnt, place, size)
-        whole = ops.unsorted_segment_sum(picked * learnt, place, size)
-        weight, moved = weight.reshape(-1), ops.tile(moved.reshape(rows, 1), (1, length)).reshape(-1)
-        losses = ops.abs(weight) * (1.0 - ops.sigmoid(self.beta * ops.sign(weight) * (ratio - moved)))
-        return losses, self.beta * ratio, whole, (weight > 0).astype(picked.dtype), (weight < 0).astype(picked.dtype)
+        learnt, weight = learnt.reshape(-1), weight.reshape(-1)
+        ratio = ops.unsorted_segment_sum((picked - reference.reshape(-1)) * learnt, place, rows * length)
+        whole = ops.unsorted_segment_sum(picked * learnt, place, rows * length)
+        gain = self.beta * ops.sign(weight) * (ratio - moved.reshape(-1))
+        losses = ops.abs(weight) * (1.0 - ops.sigmoid(gain))
+        return losses, self.beta * ratio, whole, positive(weight), positive(-weight)
 
     def measures_of(self, picked, arrays):
-        losses, rewards, whole, liked, others = self.of_answers(picked, *arrays)
-        moved = ops.tile(arrays[-1].reshape(-1, 1), (1, arrays[0].shape[1])).reshape(-1)
-        above = (rewards > self.beta * moved).astype(picked.dtype)
+        losses, rewards, whole, liked, others = self.of_answers(picked, *arrays[1:])
+        moved = arrays[-1].reshape(-1)
+        above = positive(rewards - self.beta * moved)
         right, theirs = above * liked + (1.0 - above) * others, moved * (liked + others)
         of_liked, of_others = (rewards * liked, whole * liked, liked), (rewards * others, whole * others, others)
         return sums_of(losses, right, *of_liked, *of_others, theirs)

@@ -9,18 +9,18 @@ import numpy as np
 from mindspore import ops
 
 from model_zoo.layers import int_range
-from pet.data.dataset import IGNORED
 from pet.recipe.classes import OPTIONS
-from pet.train.objectives.base import Objective, sums_of, through
-from pet.train.objectives.causal import CausalLM, shift_labels
+from pet.train.objectives.base import Objective, positive, sums_of, through
+from pet.train.objectives.causal import CausalLM, learnt_next
 from pet.train.objectives.reference import Reference, counts_of, documents_of, picked_of_hidden, picked_of_logits
 
 
 class Preference(Objective):
     """A loss over pairs of answers to one question, the preferred one first; per pair, divided by their number.
 
-    A pair's answers are two documents of a row. Beside the labels a batch has, for each token, the number of its
-    document in the row, and the reference's log-probability of the token after it where that is learnt.
+    A pair's answers are two documents of a row. Beside the labels a batch has, for each token, the number of its pair
+    in the row; 1.0 where the token after it is learnt and the preferred answer's, else 0.0; the same for the other
+    answer; and the reference's log-probability of the token after it where that is learnt.
 
     Args:
         beta: how strongly the model is held to the reference.
@@ -32,7 +32,7 @@ class Preference(Objective):
         per_token: answers count by the mean of their tokens' log-probabilities, not by the sum.
     """
 
-    arrays = ("labels", "document", "reference")
+    arrays = ("labels", "pair", "own", "other", "reference")
     documents = 2
     counted = "pairs"
     sums = 9
@@ -61,7 +61,10 @@ class Preference(Objective):
                 for number, value in enumerate(values):
                     own = documents[row] == number
                     found[row, own] = value[len(value) - own.sum() :]
-        return {**batch, "document": documents, "reference": found}
+        learnt = learnt_next(batch["labels"])
+        own = learnt * (documents % 2 == 0)
+        pairs = {"pair": documents // 2, "own": own, "other": learnt - own}
+        return {**batch, "document": documents, **pairs, "reference": found}
 
     def count(self, batch: dict[str, Any]) -> int:
         return count_pairs(batch)
@@ -76,26 +79,21 @@ class Preference(Objective):
 
     # Graph code
 
-    def by_pair(self, picked, labels, document, reference):
+    def by_pair(self, picked, pair, own, other, reference):
         """Log-probabilities ``(N,)`` of labels → of each pair, at its place ``(N,)``, for one answer and the other: the
         sums over the reference's, the sums themselves, and the numbers of tokens."""
-        rows, length = labels.shape
-        size = rows * length
-        place = (document // 2 + int_range(rows).reshape(rows, 1) * length).reshape(-1)
-        learnt = (shift_labels(labels) != IGNORED).reshape(-1).astype(picked.dtype)
-        own = (document % 2 == 0).reshape(-1).astype(picked.dtype) * learnt
-        other, ratio = learnt - own, picked - reference.reshape(-1)
+        rows, length = pair.shape
+        place = (pair + int_range(rows).reshape(rows, 1) * length).reshape(-1)
+        own, other, ratio = own.reshape(-1), other.reshape(-1), picked - reference.reshape(-1)
         found = []
         for value in (ratio * own, ratio * other, picked * own, picked * other, own, other):
-            found.append(ops.unsorted_segment_sum(value, place, size))
+            found.append(ops.unsorted_segment_sum(value, place, rows * length))
         return found
 
-    def of_picked(self, picked, labels, document, reference):
+    def of_picked(self, picked, *arrays):
         """→ per pair: loss, rewards of both answers, log-probabilities of both, and 1.0 where there is a pair."""
-        better, worse, chosen, rejected, chosen_tokens, rejected_tokens = self.by_pair(
-            picked, labels, document, reference
-        )
-        there = (chosen_tokens > 0).astype(picked.dtype) * (rejected_tokens > 0).astype(picked.dtype)
+        better, worse, chosen, rejected, chosen_tokens, rejected_tokens = self.by_pair(picked, *arrays)
+        there = positive(chosen_tokens) * positive(rejected_tokens)
         if self.per_token:
             better, worse = better / ops.maximum(chosen_tokens, 1.0), worse / ops.maximum(rejected_tokens, 1.0)
         losses = self.losses(better - (1.0 - there), worse - (1.0 - there))  # a finite place where there is no pair
@@ -108,10 +106,11 @@ class Preference(Objective):
         raise NotImplementedError(f"{type(self).__name__}.losses")
 
     def measures_of(self, picked, arrays):
-        losses, better, worse, chosen, rejected, there = self.of_picked(picked, *arrays)
-        ahead = (better > worse).astype(there.dtype) * there
-        won = (chosen > rejected).astype(there.dtype) * there
-        return sums_of(losses, ahead, won, better, worse, chosen, rejected, *moved(picked, arrays[0], arrays[2]))
+        pair, own, other, reference = arrays[1:]
+        losses, better, worse, chosen, rejected, there = self.of_picked(picked, pair, own, other, reference)
+        ahead, won = positive(better - worse) * there, positive(chosen - rejected) * there
+        divergence = moved(picked, own + other, reference)
+        return sums_of(losses, ahead, won, better, worse, chosen, rejected, *divergence)
 
     def loss(self, logits, *arrays):
         return self.measure(logits, *arrays)[0]
@@ -153,11 +152,11 @@ class Preference(Objective):
         return {**found, "kl": square / max(tokens, 1)} if self.uses_reference else found
 
 
-def moved(picked, labels, reference):
+def moved(picked, learnt, reference):
     """½(log π − log π_ref)² of the answers' tokens, and 1.0 for each of them. The quotient of their sums estimates the
     divergence from the reference per token (k2 of Schulman 2020, "Approximating KL divergence"), on the answers of the
     data: it is never negative, and 0 for a fresh adapter. Graph code."""
-    learnt = (shift_labels(labels) != IGNORED).reshape(-1).astype(picked.dtype)
+    learnt = learnt.reshape(-1)
     ratio = (picked - reference.reshape(-1)) * learnt
     return 0.5 * ratio * ratio, learnt
 

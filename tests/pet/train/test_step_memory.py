@@ -13,6 +13,8 @@ from model_zoo.engine import available
 from pet.parallel.pipeline import stage_gradient
 from pet.train.feed import BatchList
 from pet.train.objectives.causal import CausalLM, RDrop
+from pet.train.objectives.kto import KTO
+from pet.train.objectives.pairs import DPO
 from pet.train.optimizers import AdamW
 from pet.train.segments import make_segments
 from pet.train.step import TrainStep
@@ -49,14 +51,27 @@ def pipeline_stage():
     return lambda logits, labels: gradient(logits, labels, labels, labels, logits)
 
 
+def answers(objective, **own):
+    """The gradient of an objective over answers, of log-probabilities that are as they are."""
+    shape, places = (4, 8), np.tile(np.arange(8, dtype=np.int32) // 4, (4, 1))
+    numbers = {"pair": places, "document": places, "reference": np.zeros(shape, np.float32)}
+    numbers |= {name: np.full(shape, value, np.float32) for name, value in own.items()}
+    arrays = [ms.Tensor(numbers[name]) for name in objective.arrays[1:]]
+    differentiate = ms.value_and_grad(lambda picked, labels: objective.measures_of(picked, (labels, *arrays))[0])
+    picked = ms.Tensor(np.full(32, -1.0, np.float32))
+    return lambda logits, labels: differentiate(picked, labels)
+
+
 @pytest.mark.parametrize(
     ("make", "most"),
     [
         (lambda: ms.value_and_grad(RDrop(1.0).loss), 9.5e3),
         (lambda: ms.value_and_grad(CausalLM(0.1).loss), 9.5e3),
         (pipeline_stage, 5e3),
+        (lambda: answers(DPO(), own=1.0, other=1.0), 4e3),
+        (lambda: answers(KTO(), learnt=1.0, weight=-1.0, moved=0.5), 4e3),
     ],
-    ids=["r_drop", "label_smoothing", "pipeline"],
+    ids=["r_drop", "label_smoothing", "pipeline", "dpo", "kto"],
 )
 def test_operators_of_a_step_leave_little_to_mindspore(make, most):
     """MindSpore keeps memory of every operator that it runs outside of a graph: R-Drop left 15 kB a step. The least of
