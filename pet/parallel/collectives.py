@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, mint, nn, ops
 from mindspore.communication import create_group
 from mindspore.mint import distributed
 
@@ -311,7 +311,7 @@ def send(x: Tensor, rank: int, label: str = "pipeline"):
 
 def receive(shape: Sequence[int], dtype, rank: int, label: str = "pipeline") -> Tensor:
     """Waits for a tensor of this shape and type from a rank. Messages between two ranks arrive in order."""
-    result = ops.zeros(tuple(shape), dtype)
+    result = mint.empty(tuple(shape), dtype=dtype)
     _count("receive", label, result.size * result.itemsize)
     with waiting():
         distributed.recv(result, rank)

@@ -13,7 +13,7 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, ops
+from mindspore import Tensor
 
 from model_zoo.errors import InputError
 from pet.parallel import collectives
@@ -191,11 +191,11 @@ def stage_gradient(forward: Callable, weights, spans, is_first: bool) -> Callabl
         y = forward(x, position_ids, start, end)
         return ADD(y.astype(ms.float32) * slope.astype(ms.float32))
 
-    differentiate = ms.grad(against, None if is_first else 0, weights)
+    differentiate, nothing = ms.grad(against, None if is_first else 0, weights), Tensor(0.0, ms.float32)
 
     def first(x, position_ids, start, end, slope):
         gradients = differentiate(x, position_ids, start, end, slope)
-        return (ops.zeros((), ms.float32), *vectors_of(gradients, spans))
+        return (nothing, *vectors_of(gradients, spans))
 
     def middle(x, position_ids, start, end, slope):
         dx, gradients = differentiate(x, position_ids, start, end, slope)

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from mindspore import nn, ops
+import numpy as np
+from mindspore import Tensor, nn
 
 from adapters.registry import registry
 from model_zoo.errors import InputError
@@ -33,8 +34,12 @@ class PassThrough(nn.Cell):
 class Nothing(nn.Cell):
     """Stands in for an absent position embedding: adds zero."""
 
+    def __init__(self):
+        super().__init__()
+        self.zero = Tensor(np.zeros(1, np.float32))
+
     def construct(self, positions):
-        return ops.zeros((1,))
+        return self.zero
 
 
 def cut_stage(model: nn.Cell, mesh: Mesh) -> list[range]:

@@ -8,8 +8,9 @@ import psutil
 import pytest
 
 from adapters.apply import apply_lora
-from model_zoo.auto import AutoModel
 from model_zoo.engine import available
+from model_zoo.generation.cache import Cache
+from pet import AutoModel
 from pet.parallel.pipeline import stage_gradient
 from pet.train.feed import BatchList
 from pet.train.objectives.causal import CausalLM, RDrop
@@ -62,6 +63,12 @@ def answers(objective, **own):
     return lambda logits, labels: differentiate(picked, labels)
 
 
+def caches():
+    """The cache of an answer, which every adapter that was loaded begins anew."""
+    model = AutoModel.from_pretrained("llama_tiny")
+    return lambda logits, labels: Cache(model, 1, 32, available())
+
+
 @pytest.mark.parametrize(
     ("make", "most"),
     [
@@ -70,12 +77,13 @@ def answers(objective, **own):
         (pipeline_stage, 5e3),
         (lambda: answers(DPO(), own=1.0, other=1.0), 4e3),
         (lambda: answers(KTO(), learnt=1.0, weight=-1.0, moved=0.5), 4e3),
+        (caches, 3e3),
     ],
-    ids=["r_drop", "label_smoothing", "pipeline", "dpo", "kto"],
+    ids=["r_drop", "label_smoothing", "pipeline", "dpo", "kto", "cache"],
 )
 def test_operators_of_a_step_leave_little_to_mindspore(make, most):
-    """MindSpore keeps memory of every operator that it runs outside of a graph: R-Drop left 15 kB a step. The least of
-    some rounds counts; what else a process does may grow once."""
+    """MindSpore keeps copies of arguments of operators that it runs outside of a graph: R-Drop left 15 kB a step, a
+    cache 1 kB for each layer's keys. The least of some rounds counts; what else a process does may grow once."""
     generator = np.random.default_rng(0)
     logits = ms.Tensor(generator.normal(size=(4, 8, 20)).astype(np.float32))
     labels = ms.Tensor(generator.integers(0, 20, (4, 8)).astype(np.int32))
