@@ -3,9 +3,9 @@
 ===================  =====================================================================================
 format               columns (those in brackets may be missing)
 ===================  =====================================================================================
-alpaca               instruction [input] output [history] [system]
-adgen                content summary [history] [system]
-prompt_completion    prompt, or question or query; completion, or response or answer; [history] [system]
+alpaca               instruction [input] output [history] [system] [tools]
+adgen                content [input] summary [history] [system] [tools]
+prompt_completion    prompt (question, query) [input] completion (response, answer) [history] [system] [tools]
 chat                 messages: a list of {role, content}; [system] [tools]
 sharegpt             conversations: a list of {from, value}; [system] [tools]
 text                 text
@@ -47,16 +47,17 @@ from .messages import (
     usual,
 )
 from .parts import part_of, with_parts
-from .preferences import SAYING_THE_SAME
+from .preferences import SAYING_THE_SAME, labelled, pairs
 from .readers import read_records
 from .records import BEGINNING, Place, Problems, Record, type_name
 from .token_rows import TOKEN_COLUMNS, is_bare, tokens_of
+from .unread import Unread
 
 # format -> role -> the names its column may have; required roles first
 COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
     "chat": {"messages": ("messages",), "system": ("system",), "tools": ("tools",)},
     "sharegpt": {"messages": ("conversations", "conversation"), "system": ("system",), "tools": ("tools",)},
-    "alpaca": {"prompt": ("instruction",), "answer": ("output",), "input": ("input",)},
+    "alpaca": {"prompt": ("instruction",), "answer": ("output",)},
     "adgen": {"prompt": ("content",), "answer": ("summary",)},
     "prompt_completion": {
         "prompt": ("prompt", "question", "query"),
@@ -66,7 +67,10 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
     "text": {"text": ("text",)},
 }
 for _format in ("alpaca", "adgen", "prompt_completion"):
-    COLUMNS[_format] |= {"history": ("history",), "system": ("system",)}
+    COLUMNS[_format] |= {name: (name,) for name in ("input", "history", "system", "tools")}
+TEXTS = ("messages", "prompt", "input", "answer", "history", "system", "text", "tools")
+KNOWN = {role: {name for roles in COLUMNS.values() for name in roles.get(role, ())} for role in TEXTS}
+"""Role -> the names of its column in any format, where it holds texts."""
 REQUIRED = ("prompt", "answer", "messages", "text", "input_ids")
 LISTS = ("messages", "input_ids")
 """Roles whose columns hold lists."""
@@ -93,6 +97,7 @@ class Row:
         place: where reading goes on after it.
         bare: whether nothing in the row says which of its tokens are learnt.
         row: its number, where another row begins on its line; otherwise 0. With file and line it names the row.
+        unread: columns whose text is nowhere in the row.
         desirable: whether the answer is one to be learnt; for objectives that tell both kinds apart.
     """
 
@@ -110,6 +115,7 @@ class Row:
     desirable: bool = True
     tools: list[dict[str, Any]] | None = None
     thinking: bool | None = None
+    unread: list[str] = field(default_factory=list)
 
     @property
     def where(self) -> str:
@@ -182,6 +188,7 @@ def read_file(
         train_on: with ``all`` the answers within a prompt of messages are learnt as well.
     """
     convert: Callable[[Record], Row] | None = None
+    unread = Unread(KNOWN, columns or {}) if conversations in (None, pairs, labelled) else None
     named = {role: name for role, name in (columns or {}).items() if role in ROLE_COLUMNS}
     columns = {role: name for role, name in (columns or {}).items() if role not in ROLE_COLUMNS}
     if conversations is not None:
@@ -197,6 +204,8 @@ def read_file(
             if convert is None:
                 convert = _converter(path, list(record.columns), format, columns, answers, any_order, train_on)
             row = convert(record)
+            if unread is not None:
+                row.unread = unread(record.columns, row)
             if system is not None and row.messages is not None:
                 for messages in (row.messages, *row.others):
                     _open(messages, system)
@@ -275,15 +284,19 @@ def _converter(
     train_on: str,
 ) -> Callable[[Record], Row]:
     """Decide once for a file which column plays which role."""
+    left_out = {role for role, name in columns.items() if not name}
+    columns = {role: name for role, name in columns.items() if name}
+    needed = [role for role in REQUIRED if role != "answer" or answers]
     for role, name in columns.items():
-        if name not in names and (role in ("prompt", "messages", "text") or (role == "answer" and answers)):
+        if name not in names and role in needed:
             raise Wrong(f"no column {name!r}, which is to be the {role}{nearest(name, names)}")
     if format in ("auto", "mindrecord"):
         if columns:
             roles = {role: (name,) for role, name in columns.items()}
             _check_roles(roles, answers)
             return _build(path, roles, None, answers, any_order, train_on)
-        found = recognise(names, answers)
+        there = set(names).difference(*(KNOWN.get(role, ()) for role in left_out))
+        found = recognise(there, answers)
         if found is None:
             known = "; ".join(
                 f"{name} ({', '.join('/'.join(options) for role, options in roles.items() if role in REQUIRED)})"
@@ -299,8 +312,11 @@ def _converter(
     for role in columns:
         if role not in COLUMNS[format]:
             raise InputError(f"data.columns: the {format} format has no {role}{nearest(role, COLUMNS[format])}")
+    for role in left_out.intersection(needed, COLUMNS[format]):
+        raise InputError(f"data.columns: the {format} format needs the {role}; expected the name of its column")
     given, taken = {role: (name,) for role, name in columns.items()}, set(columns.values())
-    free = {role: options for role, options in COLUMNS[format].items() if role in REQUIRED or not taken & set(options)}
+    own = {role: options for role, options in COLUMNS[format].items() if role not in left_out}
+    free = {role: options for role, options in own.items() if role in REQUIRED or not taken & set(options)}
     return _build(path, {**free, **given}, format, answers, any_order, train_on)
 
 
