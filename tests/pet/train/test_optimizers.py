@@ -154,7 +154,9 @@ def test_equal_to_torch(kind, theirs, settings, torch_settings):
     for name, value in trained.items():
         theirs_now = value.detach().numpy()
         scale = np.abs(theirs_now).max()
-        assert np.abs(ours[name] - theirs_now).max() <= (2e-7 if theirs != "Adafactor" else 1e-6) * max(1.0, scale), name
+        assert np.abs(ours[name] - theirs_now).max() <= (2e-7 if theirs != "Adafactor" else 1e-6) * max(1.0, scale), (
+            name
+        )
         for slot, vector in reference.state[value].items():
             mine = optimizer.state_arrays().get(f"{slot}.{name}")
             if mine is not None and not (slot == "exp_avg_sq_row" and value.shape[-2] == 1):  # which nothing reads
