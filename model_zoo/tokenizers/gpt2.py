@@ -15,7 +15,8 @@ class GPT2Tokenizer(FastTokenizer):
     """GPT-2. ``<|endoftext|>`` begins, ends and pads.
 
     ``encode`` adds no control token, as in Transformers. Calling the tokenizer puts ``<|endoftext|>`` on both sides
-    and returns ``token_type_ids``, as in MindFormers.
+    and returns ``token_type_ids``, as in MindFormers up to 0.6, unless ``add_bos_token`` and ``add_eos_token`` of the
+    settings are false.
 
     Args:
         vocab_file: Path of ``vocab.json``, or of ``tokenizer.json`` if no ``merges_file`` is given.
@@ -72,7 +73,9 @@ class GPT2Tokenizer(FastTokenizer):
         return self.eos_token_id if named is None else named
 
     def call_tokens(self) -> tuple[list[int], list[int]]:
-        return [self.bos_token_id], [self.eos_token_id]
+        ends = {"add_bos_token": self.bos_token_id, "add_eos_token": self.eos_token_id}
+        before, after = ([] if self._settings.get(name) is False else [number] for name, number in ends.items())
+        return before, after
 
 
 def _describe(vocabulary: dict, merges: bytes, vocab_file, merges_file, settings: dict) -> dict:
