@@ -86,7 +86,8 @@ def _describe(vocabulary: dict, merges: bytes, vocab_file, merges_file, settings
     if missing:
         raise InputError(f"{vocab_file}: {len(missing)} of the 256 byte pieces are missing, expected byte-level BPE")
     pairs = []
-    for number, line in enumerate(merges.decode("utf-8", errors="replace").splitlines(), start=1):
+    for number, read in enumerate(merges.splitlines(), start=1):  # of bytes: U+2028 ends no line
+        line = read.decode("utf-8", errors="replace")
         if not line.strip() or (number == 1 and line.startswith("#version")):
             continue
         pair = line.split(" ")
