@@ -188,7 +188,8 @@ def read_file(
         train_on: with ``all`` the answers within a prompt of messages are learnt as well.
     """
     convert: Callable[[Record], Row] | None = None
-    unread = Unread(KNOWN, columns or {}) if conversations in (None, pairs, labelled) else None
+    compares = conversations is not None
+    unread = Unread(KNOWN, columns or {}, compares) if conversations in (None, pairs, labelled) else None
     named = {role: name for role, name in (columns or {}).items() if role in ROLE_COLUMNS}
     columns = {role: name for role, name in (columns or {}).items() if role not in ROLE_COLUMNS}
     if conversations is not None:

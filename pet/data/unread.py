@@ -12,6 +12,7 @@ from .preferences import TURN
 
 OTHER = ("tools", "functions", "input_ids", "images", "image", "videos", "audios")
 """Columns that loaders read, but not as texts."""
+COMPARED = ("chosen", "rejected")
 CALLS = ("tool_calls", "function_call")
 FURTHER = ("history", "input")
 """Parts of a question; no loader says what they mean beside messages."""
@@ -23,14 +24,18 @@ class Unread:
     Args:
         known: role -> the names that its column has in any format.
         columns: `data.columns`; an empty name is a column that is not to be read.
+        compares: whether the rows hold answers to compare.
     """
 
-    def __init__(self, known: Mapping[str, Collection[str]], columns: Mapping[str, str]) -> None:
+    def __init__(self, known: Mapping[str, Collection[str]], columns: Mapping[str, str], compares: bool) -> None:
         left_out = {name for role, there in columns.items() if not there for name in (role, *known.get(role, ()))}
         named = [there for role, there in columns.items() if role in known]
-        every = [name for names in (*known.values(), named, ("chosen", "rejected"), OTHER) for name in names]
+        every = [name for names in (*known.values(), named, () if compares else COMPARED, OTHER) for name in names]
         self.names = [name for name in dict.fromkeys(every) if name and name not in left_out]
         self.refused = () if any(columns.values()) else FURTHER
+        groups = {role: {*known[role], columns.get(role)} for role in ("messages", "text", "prompt", "answer")}
+        self.contents, self.answers = groups["messages"] | groups["text"] | groups["prompt"], groups["answer"]
+        self.asked = set() if compares else groups["prompt"]
 
     def __call__(self, columns: Mapping[str, Any], row: Any) -> list[str]:
         """The columns with something that is nowhere in the row which was made of them.
@@ -38,13 +43,10 @@ class Unread:
         Raises:
             Wrong: it is a part of a question, and nobody has said which columns are read.
         """
-        said = [message for one in (row.messages or (), *row.others) for message in one]
-        parts = [part for one in said for part in (one["content"], one.get("reasoning_content"))]
-        parts = [part for part in (*parts, row.text) if part]
-        whole, taken = "\n".join(parts), {"tools": row.tools, "input_ids": row.tokens}
-        lines = [line for part in parts for line in part.split("\n") if line.strip()]
+        taken = {"tools": row.tools, "input_ids": row.tokens, "input": row.input}
         given = [name for name in self.names if _is_there(columns.get(name)) and not taken.get(name)]
-        found = [name for name in given if name in OTHER or not _is_read(columns[name], lines, whole)]
+        given = given if row.tokens else self._in_question(given)
+        found = self._not_said(given, columns, row) if given else []
         for name in found if row.messages else ():
             if name in self.refused:
                 raise Wrong(
@@ -52,6 +54,22 @@ class Unread:
                     f"data.columns: {{{name}: ''}}"
                 )
         return found
+
+    def _in_question(self, given: list[str]) -> list[str]:
+        """Those that have to be looked for: not the only question, nor its only answer."""
+        questions = [name for name in given if name in self.contents]
+        if self.asked and len(questions) == 1:
+            answers = [name for name in given if name in self.answers and questions[0] in self.asked]
+            given = [name for name in given if name not in questions and (len(answers) > 1 or name not in answers)]
+        return given
+
+    def _not_said(self, given: list[str], columns: Mapping[str, Any], row: Any) -> list[str]:
+        said = [message for one in (row.messages or (), *row.others) for message in one]
+        parts = [part for one in said for part in (one["content"], one.get("reasoning_content"))]
+        parts = [part for part in (*parts, row.text) if part]
+        lines = [line for part in parts for line in part.split("\n") if line.strip()]
+        whole = "\n".join(parts)
+        return [name for name in given if name in OTHER or not _is_read(columns[name], lines, whole)]
 
 
 def _is_there(value: Any) -> bool:
@@ -62,9 +80,15 @@ def _is_there(value: Any) -> bool:
 
 def _is_read(value: Any, lines: list[str], whole: str) -> bool:
     """Whether a text has all of a value. What has all of its lines, as a prompt beside its parts, says no more."""
-    if isinstance(value, str) and (value.strip() in whole or (lines and all(line in value for line in lines))):
+
+    def is_said(text: str | None) -> bool:
+        return text is not None and (
+            text.strip() in whole or all(part.strip() in whole for part in TURN.split(text)[::2])
+        )
+
+    if isinstance(value, str) and (is_said(value) or (lines and all(line in value for line in lines))):
         return True
-    return all(text is not None and text in whole for text in _texts(value))
+    return all(is_said(text) for text in _texts(value))
 
 
 def _texts(value: Any) -> Iterator[str | None]:
@@ -73,7 +97,7 @@ def _texts(value: Any) -> Iterator[str | None]:
         with contextlib.suppress(ValueError):
             value = json.loads(value)
     if isinstance(value, str):
-        yield from (text.strip() for text in TURN.split(value)[::2])
+        yield value
     elif isinstance(value, (list, tuple)):
         for one in value:
             yield from _texts(one)
