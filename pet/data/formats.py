@@ -51,7 +51,7 @@ from .preferences import SAYING_THE_SAME, labelled, pairs
 from .readers import read_records
 from .records import BEGINNING, Place, Problems, Record, type_name
 from .token_rows import TOKEN_COLUMNS, is_bare, tokens_of
-from .unread import Unread
+from .unread import Columns
 
 # format -> role -> the names its column may have; required roles first
 COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -68,9 +68,10 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 for _format in ("alpaca", "adgen", "prompt_completion"):
     COLUMNS[_format] |= {name: (name,) for name in ("input", "history", "system", "tools")}
-TEXTS = ("messages", "prompt", "input", "answer", "history", "system", "text", "tools")
-KNOWN = {role: {name for roles in COLUMNS.values() for name in roles.get(role, ())} for role in TEXTS}
-"""Role -> the names of its column in any format, where it holds texts."""
+KNOWN = {name for roles in COLUMNS.values() for names in roles.values() for name in names} | {
+    *("chosen", "rejected", "functions", "images", "image", "videos", "audios")
+}
+"""Names of columns that mean something to this or another loader."""
 REQUIRED = ("prompt", "answer", "messages", "text", "input_ids")
 LISTS = ("messages", "input_ids")
 """Roles whose columns hold lists."""
@@ -97,7 +98,7 @@ class Row:
         place: where reading goes on after it.
         bare: whether nothing in the row says which of its tokens are learnt.
         row: its number, where another row begins on its line; otherwise 0. With file and line it names the row.
-        unread: columns whose text is nowhere in the row.
+        unread: columns of a known name that hold something and were not read.
         desirable: whether the answer is one to be learnt; for objectives that tell both kinds apart.
     """
 
@@ -188,8 +189,7 @@ def read_file(
         train_on: with ``all`` the answers within a prompt of messages are learnt as well.
     """
     convert: Callable[[Record], Row] | None = None
-    compares = conversations is not None
-    unread = Unread(KNOWN, columns or {}, compares) if conversations in (None, pairs, labelled) else None
+    known = KNOWN.difference(*({role, *_names_of(role)} for role, name in (columns or {}).items() if not name))
     named = {role: name for role, name in (columns or {}).items() if role in ROLE_COLUMNS}
     columns = {role: name for role, name in (columns or {}).items() if role not in ROLE_COLUMNS}
     if conversations is not None:
@@ -199,14 +199,14 @@ def read_file(
         convert = _converter(path, list(first.columns), format, columns, answers, any_order, train_on)
     for record in read_records(path, problems, place):
         try:
+            given = Columns(record.columns)
             if named or roles:
-                given = {name: usual(value, named, roles or {}) for name, value in record.columns.items()}
-                record = replace(record, columns=given)
+                given = Columns({name: usual(value, named, roles or {}) for name, value in record.columns.items()})
+            record = replace(record, columns=given)
             if convert is None:
                 convert = _converter(path, list(record.columns), format, columns, answers, any_order, train_on)
             row = convert(record)
-            if unread is not None:
-                row.unread = unread(record.columns, row)
+            row.unread += given.unread(known)
             if system is not None and row.messages is not None:
                 for messages in (row.messages, *row.others):
                     _open(messages, system)
@@ -218,10 +218,11 @@ def read_file(
         yield row
 
 
-def _open(messages: list[dict[str, Any]], system: str) -> None:
-    """Puts a system text before messages that have none of their own."""
+def _open(messages: list[dict[str, Any]], system: str) -> bool:
+    """Puts a system text before messages that have none of their own; whether they say it now."""
     if not messages or messages[0]["role"] not in ("system", "developer"):
         messages.insert(0, {"role": "system", "content": system})
+    return messages[0]["content"] == system
 
 
 def _documents_of(
@@ -238,8 +239,10 @@ def _documents_of(
                 raise Wrong(f"no column {name!r}, which is to be the {role}{nearest(name, record.columns)}")
         try:
             renamed = {role: record.columns[name] for role, name in columns.items() if name in record.columns}
-            own = {name: value for name, value in record.columns.items() if name not in hidden} | renamed
+            own = Columns({name: value for name, value in record.columns.items() if name not in hidden} | renamed)
             found = conversations(own)
+            # a user's own function may read columns in any way
+            record.columns.asked |= own.asked if conversations in (pairs, labelled) else own.keys()
         except (KeyError, TypeError, ValueError) as error:
             names = ", ".join(map(repr, record.columns))
             text = f"no column {error}, found {names}" if isinstance(error, KeyError) else str(error)
@@ -296,7 +299,7 @@ def _converter(
             roles = {role: (name,) for role, name in columns.items()}
             _check_roles(roles, answers)
             return _build(path, roles, None, answers, any_order, train_on)
-        there = set(names).difference(*(KNOWN.get(role, ()) for role in left_out))
+        there = set(names).difference(*map(_names_of, left_out))
         found = recognise(there, answers)
         if found is None:
             known = "; ".join(
@@ -319,6 +322,11 @@ def _converter(
     own = {role: options for role, options in COLUMNS[format].items() if role not in left_out}
     free = {role: options for role, options in own.items() if role in REQUIRED or not taken & set(options)}
     return _build(path, {**free, **given}, format, answers, any_order, train_on)
+
+
+def _names_of(role: str) -> set[str]:
+    """The names of a role's column in any format."""
+    return {name for roles in COLUMNS.values() for name in roles.get(role, ())}
 
 
 def _check_roles(roles: Mapping[str, Any], answers: bool) -> None:
@@ -385,8 +393,8 @@ def _build(
                     messages += replies
                 elif (reply := text(record, "answer", required=answers)) or answers:
                     messages.append({"role": "assistant", "content": reply})
-            if system := text(record, "system", required=False):
-                _open(messages, system)
+            if (system := text(record, "system", required=False)) and not _open(messages, system):
+                row.unread.append("system")
             check_turns(messages, answers, any_order)
             row.messages, row.tools = messages, tools_of(value(record, "tools", False))
             row.thinking = thinking_of(record.columns.get(KWARGS))

@@ -273,17 +273,19 @@ HUMAN = "\n\nHuman: Q\n\nAssistant:"
 COMPARED = {"chosen": "A", "rejected": "B"}
 UNREAD = {
     "nothing": ({"messages": SAID, "input": "", "history": [], "system": None, "prompt": " "}, []),
-    "what messages say": ({"messages": SAID, "input": "a b", "history": [["a b", "c"]], "prompt": "a"}, []),
+    "parts of a question beside messages": (
+        {"messages": SAID, "input": "a b", "history": [["a b", "c"]], "prompt": "a"},
+        ["input", "history", "prompt"],
+    ),
     "a system message of its own": ({"messages": [system("s"), *SAID], "system": "t"}, ["system"]),
     "the same system message": ({"messages": [system("s"), *SAID], "system": "s"}, []),
     "two questions": ({"prompt": "a", "question": "b", "completion": "c", "response": "d"}, ["question", "response"]),
     "another format": ({"messages": SAID, "instruction": "d", "input_ids": [1]}, ["instruction", "input_ids"]),
-    "the whole text beside its parts": ({"instruction": "a", "input": "b", "output": "c", "text": "a: b, c"}, []),
-    "another text": ({"instruction": "a", "output": "c", "text": "z"}, ["text"]),
-    "pictures": ({"messages": SAID, "images": ["a.png"], "functions": [{"name": "f"}]}, ["functions", "images"]),
+    "a text beside its parts": ({"instruction": "a", "input": "b", "output": "c", "text": "a: b, c"}, ["text"]),
+    "pictures": ({"messages": SAID, "images": ["a.png"], "functions": [{"name": "f"}]}, ["images", "functions"]),
     "a question beside a text": ({"text": "a", "prompt": "b", "input": "c"}, ["prompt", "input"]),
     "a text beside tokens": ({"input_ids": [5], "text": "b"}, ["text"]),
-    "answers that are compared": ({"messages": SAID, "chosen": "c", "rejected": "d"}, ["rejected"]),
+    "answers that are compared": ({"messages": SAID, "chosen": "c", "rejected": "d"}, ["chosen", "rejected"]),
     "calls": ({"messages": CALLED, "tools": [CALL]}, []),
 }
 OF_PAIRS = {
@@ -309,31 +311,7 @@ def test_columns_of_pairs_that_are_not_read_are_known(write, row, names):
     assert found.unread == names
 
 
-@pytest.mark.parametrize("name", ["history", "input"])
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"messages": SAID},
-        {"conversations": SAID},
-        {"messages": SAID[:1], **COMPARED},
-        {"prompt": [user("p")], **COMPARED},
-        {"prompt": [user("p")], "completion": "c"},
-    ],
-)
-def test_a_part_of_a_question_beside_messages_is_refused(write, row, name):
-    """No loader says what it means there; before a prompt of messages a history has its place."""
-    how = {"conversations": pairs, "documents": 2} if "chosen" in row else {}
-    path = write("rows.jsonl", [row, {**row, name: [["x", "y"]] if name == "history" else "x"}])
-    if "completion" in row and name == "history":  # stands before them
-        assert [len(row.messages) for row in read_rows(path)] == [2, 4]
-        return
-    with pytest.raises(InputError, match=rf"rows.jsonl:2: column '{name}': is not read beside messages; .*{name}: ''"):
-        list(read_rows(path, **how))
-    assert [row.unread for row in read_rows(path, columns={name: ""}, **how)] == [[], []]
-
-
-def test_columns_beside_those_that_are_named_are_not_refused(write):
-    """As in LLaMA-Factory, whose lists of data sets name what is read."""
+def test_columns_that_are_not_to_be_read_are_not_missed(write):
     path = write("rows.jsonl", [{"turns": SAID, "input": "x", "system": "s", "history": [["y", "z"]]}])
     (found,) = read_rows(path, columns={"messages": "turns", "system": "", "history": ""})
     assert (found.messages, found.unread) == (SAID, ["input"])
