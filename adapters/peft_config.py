@@ -24,6 +24,7 @@ from adapters.peft_others import WAYS
 from adapters.schema import Settings, token_ids
 from adapters.settings import LoRA
 from model_zoo.atomic import no_directory, read_json
+from model_zoo.checkpoint.digests import check_beside
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.checkpoint.wrappers import unstacked
 from model_zoo.errors import InputError, similar
@@ -112,13 +113,15 @@ def read_adapter_config(directory: str | Path, supported: Collection[str]) -> di
     """The dictionary in an adapter directory's adapter_config.json, checked as far as no model is needed.
 
     Raises:
-        InputError: no such directory or file, no JSON object, or a ``peft_type`` that is none of `supported`.
+        InputError: no such directory or file, no JSON object, or a ``peft_type`` that is none of `supported`; or it
+            lies in a training checkpoint and is not what was written there.
     """
     directory = Path(directory)
     if not directory.is_dir():
         raise InputError(f"{directory}: {no_directory(directory)}; an adapter directory was expected")
     if not (directory / CONFIG).exists() and (directory / "adapter" / CONFIG).is_file():
         raise InputError(f"{directory}: is a run directory; its adapter is {directory / 'adapter'}")
+    check_beside(directory)
     values = read_json(directory / CONFIG, "a PEFT adapter configuration")
     kind = values.get("peft_type")
     if not isinstance(kind, str) or kind not in (*supported, ADALORA):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from model_zoo.errors import InputError, shown
@@ -65,7 +65,7 @@ class Choosing:
     temperature: float | None = drawn("Sampling temperature: divides the logits.", gt=0, off=1)
     top_k: int | None = drawn("Sample among the k most likely tokens; 0: all.", ge=0, off=0)
     top_p: float | None = drawn(
-        "Nucleus sampling: the most likely tokens up to this total probability.", gt=0, le=1, off=1
+        "Nucleus sampling: the most likely tokens up to this total probability.", ge=0, le=1, off=1
     )
     min_p: float | None = drawn("Leave out tokens below this share of the largest probability.", ge=0, le=1, off=0)
     typical_p: float | None = drawn(
@@ -108,6 +108,15 @@ OF_BEAMS = tuple(name for name, field in FIELDS.items() if field.metadata.get("b
 """Those that count with several beams alone."""
 TOKENS = ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id")
 """Those that hold ids of the vocabulary."""
+IDLE: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("min_length", "min_new_tokens", "no_repeat_ngram_size"), lambda value: value <= 0),
+    **dict.fromkeys(("top_p", "typical_p"), lambda value: value >= 1),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff"), lambda value: not 0 < value < 1),
+}
+"""Further numbers at which transformers leaves a setting out; of a base's file they say nothing, of a call they are
+errors."""
+SUPPRESSED = ("suppress_tokens", "begin_suppress_tokens")
+"""Of which a base's file may hold ids beyond the vocabulary, [-1] for none: nothing has them."""
 LIMITS = ("max_new_tokens", "max_length")
 """How long answers are at most; the first one counts before the second."""
 
@@ -123,13 +132,14 @@ def is_missed(name: str, value: Any) -> bool:
     return is_asked(name, value) and (name, value) != ("top_k", 1)
 
 
-def settled(given: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+def settled(given: Mapping[str, Any], config: Mapping[str, Any], vocabulary: int | None = None) -> dict[str, Any]:
     """The settings of a call, and of generation_config.json where the call says nothing. Whether to sample is for the
     call alone to say: answers are the same each time unless it does.
 
     Args:
         given: of the call, by name; None says nothing.
         config: generation_config.json.
+        vocabulary: how many ids there are, where tokens are to be chosen.
 
     Raises:
         InputError: a value in generation_config.json that makes no sense.
@@ -137,9 +147,17 @@ def settled(given: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, An
     found = {name: value for name, value in given.items() if value is not None}
     left_out = {"do_sample", *found, *(() if found.get("do_sample") else DRAWN)}
     own = {name: config[name] for name in FIELDS if name not in left_out and is_asked(name, config.get(name))}
+    own = {name: value for name, value in own.items() if type(value) not in (int, float) or not _is_idle(name, value)}
     faulty = (fault for name, value in own.items() for fault in faults(name, HINTS[name], FIELDS[name].metadata, value))
     InputError.raise_any(f"generation_config.json: {fault}" for fault in faulty)
+    for name in SUPPRESSED if vocabulary is not None else ():
+        if name in own:
+            own[name] = [token for token in own[name] if 0 <= token < vocabulary]
     return own | found
+
+
+def _is_idle(name: str, value: float) -> bool:
+    return name in IDLE and IDLE[name](value)
 
 
 def says_limit(config: Mapping[str, Any]) -> bool:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model_zoo.atomic import no_directory, read_json
+from model_zoo.checkpoint.digests import check_beside
 from model_zoo.checkpoint.directory import find_weights
 from model_zoo.checkpoint.dtypes import STORAGE, float_name, typed
 from model_zoo.checkpoint.made import MadeTensor
@@ -57,6 +58,7 @@ class Checkpoint:
 
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
+        check_beside(self.directory)
         self.files: dict[str, SafetensorsFile] = {}
         self._where: dict[str, SafetensorsFile | MadeTensor] = {}
         self.packed: dict[str, PackedTensor] = {}

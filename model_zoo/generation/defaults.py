@@ -12,13 +12,14 @@ from model_zoo.generation_settings import DRAWN, OF_BEAMS, is_missed
 log = logging.getLogger("pet")
 
 UNHEEDED = {
-    **{"encoder_repetition_penalty": 1.0, "guidance_scale": 1.0, "num_beam_groups": 1, "num_return_sequences": 1},
-    **dict.fromkeys(("encoder_no_repeat_ngram_size", "penalty_alpha", "diversity_penalty"), 0),
-    **dict.fromkeys(("stop_strings", "sequence_bias", "forced_bos_token_id", "watermarking_config")),
-    **dict.fromkeys(("dola_layers", "constraints", "force_words_ids", "max_time", "top_h")),
+    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale"), (1,)),
+    **dict.fromkeys(("num_beam_groups", "num_return_sequences"), (0, 1)),
+    **dict.fromkeys(("encoder_no_repeat_ngram_size", "penalty_alpha", "diversity_penalty", "token_healing"), (0,)),
+    **dict.fromkeys(("stop_strings", "sequence_bias", "forced_bos_token_id", "watermarking_config"), ()),
+    **dict.fromkeys(("dola_layers", "constraints", "force_words_ids", "max_time", "top_h"), ()),
 }
-"""Settings of generation_config.json that change answers under transformers and not here -> their value where nothing
-is said there."""
+"""Settings of generation_config.json that change answers under transformers and not here -> the values that say nothing
+there, beside null and what is empty."""
 _said: set[str] = set()
 
 
@@ -56,7 +57,7 @@ def say_unheeded(source: Any, config: Mapping[str, Any], given: Collection[str])
         config: generation_config.json.
         given: arguments that the caller has set, which count instead.
     """
-    asked = {name: config[name] for name, off in UNHEEDED.items() if config.get(name) not in (None, 0, [], {}, off)}
+    asked = {name: config[name] for name, idle in UNHEEDED.items() if config.get(name) not in (None, [], {}, *idle)}
     left = ", ".join(f"{name}={value!r}" for name, value in asked.items() if name not in given)
     if left and (key := f"{source} {left}") not in _said:
         _said.add(key)

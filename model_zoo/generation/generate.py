@@ -118,7 +118,7 @@ def generate(
     vocabulary = model.config.dims.vocab
     source = getattr(model, "loaded_from", "the model")
     eos = end_ids(model.eos_token_ids if eos_token_id is OWN_ENDS else eos_token_id, vocabulary)
-    choice = Choice(vocabulary, **settled(given, config))
+    choice = Choice(vocabulary, **settled(given, config, vocabulary))
     settings = choice.settings
     beams, sampled = settings["num_beams"], settings.do_sample
     if beams > vocabulary:

@@ -321,11 +321,10 @@ class Tokenizer(InPieces, ABC):
             if self.pad_token_id is None:
                 raise InputError(f"{self.source}: this tokenizer has no padding token")
             width = max_length if padding == "max_length" else max(map(len, rows), default=0)
-            rows = [_padded(row, width, self.pad_token_id, padding_side) for row in rows]
-            masks = [_padded(mask, width, 0, padding_side) for mask in masks]
-        result = {"input_ids": rows}
-        result |= {"token_type_ids": [[0] * len(row) for row in rows]} if self.has_token_types else {}
-        result["attention_mask"] = masks
+            rows = [padded(row, width, self.pad_token_id, padding_side) for row in rows]
+            masks = [padded(mask, width, 0, padding_side) for mask in masks]
+        kinds = {"token_type_ids": [[0] * len(row) for row in rows]} if self.has_token_types else {}
+        result = {"input_ids": rows, **kinds, "attention_mask": masks}
         if return_tensors is None:
             return {key: value[0] for key, value in result.items()} if single else result
         if len({len(row) for row in rows}) > 1:
@@ -390,7 +389,8 @@ class Tokenizer(InPieces, ABC):
         return answers
 
 
-def _padded(row: list[int], width: int, value: int, side: str) -> list[int]:
+def padded(row: list[int], width: int, value: int, side: str) -> list[int]:
+    """A row with so many values in all, filled up on one side."""
     fill = [value] * (width - len(row))
     return [*fill, *row] if side == "left" else [*row, *fill]
 

@@ -15,7 +15,8 @@ class GPT2Tokenizer(FastTokenizer):
     """GPT-2. ``<|endoftext|>`` begins, ends and pads.
 
     ``encode`` adds no control token, as in Transformers. Calling the tokenizer puts ``<|endoftext|>`` on both sides
-    and returns ``token_type_ids``, as in MindFormers.
+    and returns ``token_type_ids``, as in MindFormers up to 0.6, unless ``add_bos_token`` and ``add_eos_token`` of the
+    settings are false.
 
     Args:
         vocab_file: Path of ``vocab.json``, or of ``tokenizer.json`` if no ``merges_file`` is given.
@@ -72,7 +73,9 @@ class GPT2Tokenizer(FastTokenizer):
         return self.eos_token_id if named is None else named
 
     def call_tokens(self) -> tuple[list[int], list[int]]:
-        return [self.bos_token_id], [self.eos_token_id]
+        ends = {"add_bos_token": self.bos_token_id, "add_eos_token": self.eos_token_id}
+        before, after = ([] if self._settings.get(name) is False else [number] for name, number in ends.items())
+        return before, after
 
 
 def _describe(vocabulary: dict, merges: bytes, vocab_file, merges_file, settings: dict) -> dict:
@@ -83,7 +86,8 @@ def _describe(vocabulary: dict, merges: bytes, vocab_file, merges_file, settings
     if missing:
         raise InputError(f"{vocab_file}: {len(missing)} of the 256 byte pieces are missing, expected byte-level BPE")
     pairs = []
-    for number, line in enumerate(merges.decode("utf-8", errors="replace").splitlines(), start=1):
+    for number, read in enumerate(merges.splitlines(), start=1):  # of bytes: U+2028 ends no line
+        line = read.decode("utf-8", errors="replace")
         if not line.strip() or (number == 1 and line.startswith("#version")):
             continue
         pair = line.split(" ")

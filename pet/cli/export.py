@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from model_zoo.atomic import no_directory, read_json, staged
+from model_zoo.checkpoint.digests import check_beside
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.errors import InputError, nearest
 from pet.cli.chat_session import base_of
@@ -18,7 +19,6 @@ from pet.files import UNFINISHED, copy
 from pet.names import find_model
 from pet.serving import ENGINES, check_served, fill
 from pet.train.checkpoint import checkpoints, path_of
-from pet.train.digests import check_beside
 
 EXAMPLES = [
     ("pet export output/glm_lora --output my_adapter", "the adapter at the end, as PEFT opens it"),

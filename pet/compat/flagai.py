@@ -184,7 +184,7 @@ class Trainer:
     def _hosts(self) -> list[str]:
         """The lines of the hostfile, ``address slots=N``."""
         path = Path(self.settings.get("hostfile") or "")
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []  # U+2028 ends no line of a file
         return [text for line in lines if (text := line.partition("#")[0].strip())]
 
     def _must_start(self) -> bool:

@@ -176,9 +176,10 @@ RANKING = {"chosen": "chosen", "rejected": "rejected", "kto_tag": "label"}
 BESIDE = ("input", "history", "system", "tools")
 """Roles of columns that an objective which reads rows itself would recognise."""
 COLUMNS = {
-    "alpaca": {"prompt": "prompt", "query": "input", "response": "answer", "system": "system", "history": "history"},
-    "sharegpt": {"messages": "messages", "system": "system", "tools": "tools"},
+    "alpaca": {"prompt": "prompt", "query": "input", "response": "answer", "history": "history"},
+    "sharegpt": {"messages": "messages"},
 }
+COLUMNS = {form: {**columns, "system": "system", "tools": "tools"} for form, columns in COLUMNS.items()}
 """Roles of a data set's columns by LLaMA-Factory's names, for each formatting; stage pt takes one text of a row."""
 NAMED = {
     "alpaca": {"prompt": "instruction", "query": "input", "response": "output"},

@@ -53,6 +53,7 @@ class Counts:
             question alone fills ``max_length``.
         dropped_empty: rows left out because an answer of theirs, or their text, is empty.
         first_empty: ``file:line`` of the first of these.
+        unread: what rows say that is not read -> their number, and ``file:line`` of the first.
         dropped_equal: rows left out because the answers that they compare are the same once they are cut.
         repeated: samples left out because their tokens and labels are those of an earlier one.
         empty_thoughts: answers without the thought that the prompt of the chat template opens.
@@ -71,12 +72,20 @@ class Counts:
     repeated: int = 0
     empty_thoughts: int = 0
     longest: int = 0
+    unread: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def add(self, other: Counts) -> None:
         longest, first = max(self.longest, other.longest), self.first_empty or other.first_empty
-        for name in self.__dataclass_fields__.keys() - {"longest", "first_empty"}:
+        for name in self.__dataclass_fields__.keys() - {"longest", "first_empty", "unread"}:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.longest, self.first_empty = longest, first
+        for what, (number, where) in other.unread.items():
+            self.note_unread(what, where, number)
+
+    def note_unread(self, what: str, where: str, number: int = 1) -> None:
+        """Something that further rows say and that is not read; ``where``: the first of these."""
+        before, first = self.unread.get(what, (0, where))
+        self.unread[what] = before + number, first
 
     def note_empty(self, where: str) -> None:
         """One more row whose answer or text is empty."""
@@ -127,6 +136,8 @@ class Counts:
             found.append(
                 f"{self.dropped_empty} {rows} left out: their answer or text is empty (the first: {self.first_empty})"
             )
+        for what, (number, first) in self.unread.items():
+            found.append(f"{what} is not read in {number} of {self.rows} rows (the first: {first})")
         if self.empty_thoughts:
             found.append(
                 f"{self.empty_thoughts} answers have no thought, which the prompt of the chat template opens: they are "

@@ -27,6 +27,7 @@ from .settings import DataSettings
 from .shorten import kept, kept_of_pairs, turns_of
 from .template import chat_template, fill_template, parse_template
 from .token_rows import without_padding
+from .unread import without_place
 from .workers import Workers
 
 log = logging.getLogger("pet.data")
@@ -131,6 +132,9 @@ class Encoder:
         for number, row in enumerate(rows):
             progress.tick()
             own = self.of(row.path)
+            texts = own.settings.template, own.settings.template_without_input
+            for what in (*(f"column {name!r}" for name in row.unread), *without_place(row, *texts)):
+                encoded.counts.note_unread(what, row.where)
             if own.is_empty(row):
                 encoded.counts.note_empty(row.where)
                 continue
@@ -202,7 +206,7 @@ class Encoder:
         """The ids that a model is given to answer the last question of a row.
 
         Raises:
-            InputError: a template is set and the row has several questions; or the row is raw text or tokens.
+            InputError: a template is set and the row has several questions, or tools; or the row is raw text or tokens.
         """
         if row.messages is None:
             raise InputError(f"{row.where}: a raw text has no question")
@@ -213,6 +217,8 @@ class Encoder:
                 return list(self.tokenizer.prompt(messages, **self.options(row)))
         if sum(message["role"] == "user" for message in messages) > 1:
             raise InputError(f"{row.where}: several questions, but data.template has room for one")
+        if row.tools or any(message.get("tool_calls") for message in row.messages):
+            raise InputError(f"{row.where}: tools or calls of them, but data.template has no place for any")
         system = messages[0]["content"] if messages[0]["role"] == "system" else ""
         template = (not row.input and self.settings.template_without_input) or self.settings.template
         apart = any(name == "input" for _, name in parse_template(template))

@@ -3,9 +3,9 @@
 ===================  =====================================================================================
 format               columns (those in brackets may be missing)
 ===================  =====================================================================================
-alpaca               instruction [input] output [history] [system]
-adgen                content summary [history] [system]
-prompt_completion    prompt, or question or query; completion, or response or answer; [history] [system]
+alpaca               instruction [input] output [history] [system] [tools]
+adgen                content [input] summary [history] [system] [tools]
+prompt_completion    prompt (question, query) [input] completion (response, answer) [history] [system] [tools]
 chat                 messages: a list of {role, content}; [system] [tools]
 sharegpt             conversations: a list of {from, value}; [system] [tools]
 text                 text
@@ -47,16 +47,17 @@ from .messages import (
     usual,
 )
 from .parts import part_of, with_parts
-from .preferences import SAYING_THE_SAME
+from .preferences import SAYING_THE_SAME, labelled, pairs
 from .readers import read_records
 from .records import BEGINNING, Place, Problems, Record, type_name
 from .token_rows import TOKEN_COLUMNS, is_bare, tokens_of
+from .unread import Columns
 
 # format -> role -> the names its column may have; required roles first
 COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
     "chat": {"messages": ("messages",), "system": ("system",), "tools": ("tools",)},
     "sharegpt": {"messages": ("conversations", "conversation"), "system": ("system",), "tools": ("tools",)},
-    "alpaca": {"prompt": ("instruction",), "answer": ("output",), "input": ("input",)},
+    "alpaca": {"prompt": ("instruction",), "answer": ("output",)},
     "adgen": {"prompt": ("content",), "answer": ("summary",)},
     "prompt_completion": {
         "prompt": ("prompt", "question", "query"),
@@ -66,7 +67,11 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
     "text": {"text": ("text",)},
 }
 for _format in ("alpaca", "adgen", "prompt_completion"):
-    COLUMNS[_format] |= {"history": ("history",), "system": ("system",)}
+    COLUMNS[_format] |= {name: (name,) for name in ("input", "history", "system", "tools")}
+KNOWN = {name for roles in COLUMNS.values() for names in roles.values() for name in names} | {
+    *("chosen", "rejected", "functions", "images", "image", "videos", "audios")
+}
+"""Names of columns that mean something to this or another loader."""
 REQUIRED = ("prompt", "answer", "messages", "text", "input_ids")
 LISTS = ("messages", "input_ids")
 """Roles whose columns hold lists."""
@@ -93,6 +98,7 @@ class Row:
         place: where reading goes on after it.
         bare: whether nothing in the row says which of its tokens are learnt.
         row: its number, where another row begins on its line; otherwise 0. With file and line it names the row.
+        unread: columns of a known name that hold something and were not read.
         desirable: whether the answer is one to be learnt; for objectives that tell both kinds apart.
     """
 
@@ -110,6 +116,7 @@ class Row:
     desirable: bool = True
     tools: list[dict[str, Any]] | None = None
     thinking: bool | None = None
+    unread: list[str] = field(default_factory=list)
 
     @property
     def where(self) -> str:
@@ -182,6 +189,7 @@ def read_file(
         train_on: with ``all`` the answers within a prompt of messages are learnt as well.
     """
     convert: Callable[[Record], Row] | None = None
+    known = KNOWN.difference(*({role, *_names_of(role)} for role, name in (columns or {}).items() if not name))
     named = {role: name for role, name in (columns or {}).items() if role in ROLE_COLUMNS}
     columns = {role: name for role, name in (columns or {}).items() if role not in ROLE_COLUMNS}
     if conversations is not None:
@@ -191,12 +199,14 @@ def read_file(
         convert = _converter(path, list(first.columns), format, columns, answers, any_order, train_on)
     for record in read_records(path, problems, place):
         try:
+            given = Columns(record.columns)
             if named or roles:
-                given = {name: usual(value, named, roles or {}) for name, value in record.columns.items()}
-                record = replace(record, columns=given)
+                given = Columns({name: usual(value, named, roles or {}) for name, value in record.columns.items()})
+            record = replace(record, columns=given)
             if convert is None:
                 convert = _converter(path, list(record.columns), format, columns, answers, any_order, train_on)
             row = convert(record)
+            row.unread += given.unread(known)
             if system is not None and row.messages is not None:
                 for messages in (row.messages, *row.others):
                     _open(messages, system)
@@ -208,10 +218,11 @@ def read_file(
         yield row
 
 
-def _open(messages: list[dict[str, Any]], system: str) -> None:
-    """Puts a system text before messages that have none of their own."""
+def _open(messages: list[dict[str, Any]], system: str) -> bool:
+    """Puts a system text before messages that have none of their own; whether they say it now."""
     if not messages or messages[0]["role"] not in ("system", "developer"):
         messages.insert(0, {"role": "system", "content": system})
+    return messages[0]["content"] == system
 
 
 def _documents_of(
@@ -228,8 +239,10 @@ def _documents_of(
                 raise Wrong(f"no column {name!r}, which is to be the {role}{nearest(name, record.columns)}")
         try:
             renamed = {role: record.columns[name] for role, name in columns.items() if name in record.columns}
-            own = {name: value for name, value in record.columns.items() if name not in hidden} | renamed
+            own = Columns({name: value for name, value in record.columns.items() if name not in hidden} | renamed)
             found = conversations(own)
+            # a user's own function may read columns in any way
+            record.columns.asked |= own.asked if conversations in (pairs, labelled) else own.keys()
         except (KeyError, TypeError, ValueError) as error:
             names = ", ".join(map(repr, record.columns))
             text = f"no column {error}, found {names}" if isinstance(error, KeyError) else str(error)
@@ -275,15 +288,19 @@ def _converter(
     train_on: str,
 ) -> Callable[[Record], Row]:
     """Decide once for a file which column plays which role."""
+    left_out = {role for role, name in columns.items() if not name}
+    columns = {role: name for role, name in columns.items() if name}
+    needed = [role for role in REQUIRED if role != "answer" or answers]
     for role, name in columns.items():
-        if name not in names and (role in ("prompt", "messages", "text") or (role == "answer" and answers)):
+        if name not in names and role in needed:
             raise Wrong(f"no column {name!r}, which is to be the {role}{nearest(name, names)}")
     if format in ("auto", "mindrecord"):
         if columns:
             roles = {role: (name,) for role, name in columns.items()}
             _check_roles(roles, answers)
             return _build(path, roles, None, answers, any_order, train_on)
-        found = recognise(names, answers)
+        there = set(names).difference(*map(_names_of, left_out))
+        found = recognise(there, answers)
         if found is None:
             known = "; ".join(
                 f"{name} ({', '.join('/'.join(options) for role, options in roles.items() if role in REQUIRED)})"
@@ -299,9 +316,17 @@ def _converter(
     for role in columns:
         if role not in COLUMNS[format]:
             raise InputError(f"data.columns: the {format} format has no {role}{nearest(role, COLUMNS[format])}")
+    for role in left_out.intersection(needed, COLUMNS[format]):
+        raise InputError(f"data.columns: the {format} format needs the {role}; expected the name of its column")
     given, taken = {role: (name,) for role, name in columns.items()}, set(columns.values())
-    free = {role: options for role, options in COLUMNS[format].items() if role in REQUIRED or not taken & set(options)}
+    own = {role: options for role, options in COLUMNS[format].items() if role not in left_out}
+    free = {role: options for role, options in own.items() if role in REQUIRED or not taken & set(options)}
     return _build(path, {**free, **given}, format, answers, any_order, train_on)
+
+
+def _names_of(role: str) -> set[str]:
+    """The names of a role's column in any format."""
+    return {name for roles in COLUMNS.values() for name in roles.get(role, ())}
 
 
 def _check_roles(roles: Mapping[str, Any], answers: bool) -> None:
@@ -368,8 +393,8 @@ def _build(
                     messages += replies
                 elif (reply := text(record, "answer", required=answers)) or answers:
                     messages.append({"role": "assistant", "content": reply})
-            if system := text(record, "system", required=False):
-                _open(messages, system)
+            if (system := text(record, "system", required=False)) and not _open(messages, system):
+                row.unread.append("system")
             check_turns(messages, answers, any_order)
             row.messages, row.tools = messages, tools_of(value(record, "tools", False))
             row.thinking = thinking_of(record.columns.get(KWARGS))

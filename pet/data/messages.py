@@ -115,7 +115,7 @@ def _message(number: int, turn: Any) -> dict[str, Any]:
     if not isinstance(turn, dict):
         raise Wrong(f"message {number}: expected an object with role and content, found {type_name(turn)}")
     role, content = (next((turn[name] for name in names if turn.get(name) is not None), None) for names in SAID_BY)
-    calls = turn.get("tool_calls") or None
+    calls = turn.get("tool_calls") or turn.get("function_call") or None
     if calls is not None and content is None:
         content = ""
     if role is None or content is None:

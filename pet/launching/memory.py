@@ -17,7 +17,7 @@ def limits(groups: str) -> Iterator[Path]:
     the root, which in a container is the container's own. A batch system limits a job so, without a container.
     """
     memberships = {"": "/", "memory": "/"}
-    for line in groups.splitlines():
+    for line in filter(None, groups.split("\n")):
         _, controllers, path = line.split(":", 2)
         memberships |= dict.fromkeys(LIMITS.keys() & set(controllers.split(",")), path)
     for controller, path in memberships.items():

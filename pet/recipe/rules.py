@@ -258,6 +258,8 @@ def _prompts(settings: Reading) -> Iterator[tuple[str, str, str]]:
         yield "template_without_input", "template", "belongs to a template that is a text with {prompt}"
     if written and settings.enable_thinking is not None:
         yield "enable_thinking", "template", "a text has no such switch; a chat template may have one"
+    if written and settings.system is not None and "{system}" not in settings.template:
+        yield "system", "template", "the text has no {system}, where the system message goes"
     if settings.format not in WITHOUT_QUESTIONS:
         return
     for name in ("template", "template_without_input", "enable_thinking", "system"):

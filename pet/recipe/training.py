@@ -89,7 +89,7 @@ class Train(Section):
         None,
         description="Warm-up as there: its first step at a rate of 0, a fraction of all steps rounded up "
         "(transformers) or down (the others; axolotl makes two steps of one), and a longer one than the run not "
-        "shortened.",
+        "shortened; nor, of transformers and axolotl, is a decay of wsd that is longer than the rest.",
     )
     warmup_most: int | None = Field(None, ge=1, description="The most steps of a warm-up that is a fraction.")
     final_ratio: float = Field(

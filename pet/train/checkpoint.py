@@ -30,11 +30,7 @@ import numpy as np
 
 from model_zoo.arguments import check_argument
 from model_zoo.atomic import files_below
-from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
-from model_zoo.errors import InputError
-from pet.files import UNFINISHED, atomic_directory, sweep, write_json
-from pet.train.copies import bring
-from pet.train.digests import (
+from model_zoo.checkpoint.digests import (
     FORMAT,
     NAME,
     STATE,
@@ -48,6 +44,10 @@ from pet.train.digests import (
     read_state,
     step_of,
 )
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
+from model_zoo.errors import InputError
+from pet.files import UNFINISHED, atomic_directory, sweep, write_json
+from pet.train.copies import bring
 from pet.train.distributed import DistributedContext
 
 log = logging.getLogger("pet")

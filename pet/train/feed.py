@@ -17,9 +17,11 @@ import numpy as np
 
 from adapters.registry import registry
 from model_zoo.arguments import is_several
+from model_zoo.ascend import on_ascend
 from model_zoo.atomic import check_name
-from model_zoo.engine import available
+from model_zoo.engine import available, uses_kernel
 from model_zoo.errors import InputError, first_line, shown
+from model_zoo.layers import AttentionCore
 from pet.auto import AutoTokenizer
 from pet.data import DataSettings, load_dataset, make_loader
 from pet.data.dataset import IGNORED
@@ -133,9 +135,19 @@ def layout_of(model) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
 
 def shares_question(model, settings) -> bool:
     """Whether two answers may stand on both sides of one question (`pet.data.packing`): attention then looks at tokens
-    behind its own, which MindSpore's operators leave out in a causal model, and not through a window."""
+    behind its own, which Ascend's operators leave out in a causal model, and not through a window."""
     windows = getattr(getattr(model, "config", None), "windows", None)
-    return windows is not None and available() and all(not each or each >= settings.max_length for each in windows)
+    return windows is not None and not on_ascend() and all(not each or each >= settings.max_length for each in windows)
+
+
+def look_ahead(model) -> None:
+    """Makes a model ready for questions between their two answers. C kernels go by each token's interval in any case;
+    plain operators of a causal model leave out what is behind a token's block, and are given all keys of a row."""
+    for _, cell in () if available() else model.cells_and_names():
+        if isinstance(cell, AttentionCore) and cell.causal:
+            fast, cell.causal = cell.fast, False
+            uses_kernel(cell, "attention", causal=False, **cell.numbers)
+            cell.fast = fast
 
 
 def placing(settings: DataSettings, model) -> dict[str, Any]:
@@ -233,11 +245,13 @@ def as_feed(
         if getattr(data, "layout", None) is causal_layout:  # none was given
             data.layout = layout_of(model)
         how = getattr(data, "settings", None)
-        if getattr(how, "share_question", False) and not shares_question(model, how):
-            raise InputError(
-                "a loader with share_question: attention of this model looks through windows shorter than max_length, "
-                "or there are no kernels; leave it out"
-            )
+        if getattr(how, "share_question", False):
+            if not shares_question(model, how):
+                raise InputError(
+                    "a loader with share_question: attention of this model looks through windows shorter than "
+                    "max_length, or is the device's operator; leave it out"
+                )
+            look_ahead(model)
         own = getattr(data, "accumulation", accumulation)  # its epoch's steps, and what fills up the last one
         if accumulation is not None and own != accumulation:
             raise InputError(

@@ -28,7 +28,8 @@ def _cosine(progress: float) -> float:
 
 def _wsd(progress: float, schedule: Schedule) -> float:
     body = schedule.total - schedule.warmup
-    descent, left = min(schedule.decay, body), round((1.0 - progress) * body)
+    descent = schedule.decay if schedule.like_transformers else min(schedule.decay, body)
+    left = round((1.0 - progress) * body)
     if schedule.decay == 0 or left > descent:
         return 1.0
     return DESCENTS[schedule.decay_shape](left / descent if descent > 0 else 0.0)
@@ -88,7 +89,8 @@ class Schedule:
         total: optimizer steps of the run.
         warmup: steps of warm-up; at ``total`` or more, the run is all warm-up.
         warmup_power: exponent of the warm-up; 1 is linear.
-        warmup_like: whose warm-up, of `ROUNDED`: all but this library's begin at a rate of 0.
+        warmup_like: whose warm-up, of `ROUNDED`: all but this library's begin at a rate of 0. transformers' ``wsd``
+            rises from where it ends, and begins amid a descent that is longer than what the warm-up leaves.
         final_ratio: where the body ends, as a share of the peak; ``constant`` and ``inverse_sqrt`` have no end.
         cycles: rounds of ``cosine_restarts`` (Loshchilov & Hutter 2017).
         power: exponent of ``polynomial``.
@@ -115,6 +117,11 @@ class Schedule:
         if self.name not in BODIES:
             raise InputError(f"unknown schedule {self.name!r}{nearest(self.name, BODIES)}")
 
+    @property
+    def like_transformers(self) -> bool:
+        """Whether the schedules are its own; axolotl has them from there."""
+        return self.warmup_like in ("transformers", "axolotl")
+
     @classmethod
     def from_settings(cls, train, total: int) -> Schedule:
         """From a recipe's ``train`` section and its number of steps; a longer warm-up of our own is shortened."""
@@ -135,9 +142,7 @@ class Schedule:
         """The share of the peak at ``step``, counted from 0."""
         if step < self.warmup:
             share = ((step + (not self.warmup_like)) / self.warmup) ** self.warmup_power
-            # transformers' wsd rises from where it ends, all other schedules from 0
-            rises = self.name == "wsd" and self.warmup_like in ("transformers", "axolotl")
-            lowest = self.final_ratio if rises else 0.0
+            lowest = self.final_ratio if self.name == "wsd" and self.like_transformers else 0.0
             return lowest + (1.0 - lowest) * share
         body = self.total - self.warmup
         progress = min(1.0, (step - self.warmup) / body) if body > 0 else 1.0

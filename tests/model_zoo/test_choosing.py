@@ -108,6 +108,36 @@ def test_processors_against_transformers(peer, settings, beams):
         assert np.allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
+OF_FILES = {
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), ([-1], [VOCABULARY], [3, -1, VOCABULARY + 5])),
+    **dict.fromkeys(("min_length", "min_new_tokens", "no_repeat_ngram_size"), (-1, 0)),
+    **dict.fromkeys(("top_p", "typical_p"), (-0.5, 0, 1, 1.5)),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff"), (-1, 0, 0.02, 1, 1.5)),
+    **{"top_k": [-1, 0, 500, 2.0], "temperature": [0, -1, 1, "a"], "min_p": [-1, 0, 1, 2]},
+    **{"repetition_penalty": [0, -1, 1], "renormalize_logits": [False, True], "bad_words_ids": [[[-1]], [[5]]]},
+    **{"forced_eos_token_id": [-1, 3], "exponential_decay_length_penalty": [[2, 1.1]]},
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, one) for name, values in OF_FILES.items() for one in values])
+def test_values_of_a_base_s_file_count_as_for_transformers(peer, name, value):
+    """What says nothing there says nothing here, and what ends there is refused here."""
+    generator = np.random.default_rng(0)
+    ids = generator.integers(0, 10, (2, 5))
+    logits = generator.standard_normal((2, VOCABULARY)).astype(np.float32)
+    found = expected = None
+    try:
+        expected = processed_by(peer, {"do_sample": True, name: value}, ids, logits, 5, 6, [100])
+    except (ValueError, TypeError):
+        with pytest.raises(InputError, match=name):
+            Choice(VOCABULARY, **settled({"do_sample": True}, {name: value}, VOCABULARY))
+        return
+    choice = Choice(VOCABULARY, **settled({"do_sample": True}, {name: value}, VOCABULARY))
+    found = choice.scores(logits, Step(ids, np.ones_like(ids), 0, 1, [100]))
+    assert np.array_equal(np.isneginf(found), np.isneginf(expected))
+    assert np.allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
 def test_every_setting_is_in_the_signature_and_in_the_comparison():
     names = set(generate.__wrapped__.__annotations__)
     assert names >= FIELDS.keys() >= PROCESSORS.keys()
@@ -201,7 +231,9 @@ def test_settled_leaves_sampling_to_the_call():
 
 def test_settings_of_generation_config_that_take_no_effect_are_said_once(caplog):
     """transformers would give other answers by them; those of the draw count only where a caller samples."""
-    asked = {"repetition_penalty": 1.05, "guidance_scale": 3, "max_time": 0, "temperature": 0.7, "num_beams": 1}
+    asked = {"repetition_penalty": 1.05, "guidance_scale": 3, "max_time": None, "temperature": 0.7, "num_beams": 1}
+    asked |= {"num_return_sequences": 1, "penalty_alpha": 0.0, "sequence_bias": [], "token_healing": False}
+    asked |= {"encoder_repetition_penalty": 1.0, "diversity_penalty": 0}
     for _ in range(2):
         say_unheeded("base", {**asked, "stop_strings": ["x"]}, [])
     say_unheeded("base", {**asked, "stop_strings": ["x"]}, ["stop_strings"])
@@ -211,6 +243,14 @@ def test_settings_of_generation_config_that_take_no_effect_are_said_once(caplog)
         "give generate the tokenizer",
         "base: generation_config.json says guidance_scale=3, which takes no effect here",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("guidance_scale", 0), ("forced_bos_token_id", 0), ("token_healing", True)]
+)
+def test_zero_says_something_where_it_does_for_transformers(name, value, caplog):
+    say_unheeded(f"base of {name}", {name: value}, [])
+    assert f"generation_config.json says {name}={value!r}, which takes no effect here" in caplog.text
 
 
 def test_settings_of_a_call_that_have_no_effect_are_said_once(caplog):

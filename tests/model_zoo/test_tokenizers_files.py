@@ -234,6 +234,16 @@ def with_added(description):
     return {**description, "added_tokens": [*description["added_tokens"], *({**one, **FLAGS} for one in more)]}
 
 
+def test_lines_of_merges_end_as_files_do(make, fixtures):
+    head, _, rest = (fixtures / MERGES).read_text(encoding="utf-8").partition("\n")
+    changed = make(VOCABULARY, MERGES)
+    (changed / "merges.txt").write_text(
+        f"{head} by a tool\u2028of others\x85\n{rest}", encoding="utf-8", newline="\r\n"
+    )
+    expected = AutoTokenizer.from_pretrained(make(VOCABULARY, MERGES)).encode("Hello world")
+    assert AutoTokenizer.from_pretrained(changed).encode("Hello world") == expected
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_what_transformers_5_changes_is_in_tokenizer_json_alone(make, fixtures, kind):
     """It leaves the older files beside as they were."""

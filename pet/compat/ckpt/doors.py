@@ -110,7 +110,7 @@ def _fitting_presets(path: Path) -> list[str]:
         if any(values is PRESETS[other] for other in fitting):
             continue
         try:
-            MindFormersCheckpoint(path, values).close()
+            MindFormersCheckpoint(path, values, fewer=False).close()
         except InputError:
             continue
         fitting.append(name)

@@ -5,6 +5,7 @@ Both views give one tensor at a time: memory holds that and its parts, however l
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -22,6 +23,8 @@ from model_zoo.errors import InputError, nearest
 from model_zoo.families import config_class
 from pet.compat.ckpt.names import LORA, NO_WEIGHTS, Form, Group, form_of, groups, shapes_of
 
+log = logging.getLogger("pet")
+_LAYER = re.compile(r"\.(\d+)\.")
 _LEFT_OUT = re.compile("|".join(f"(?:{pattern})" for pattern in NO_WEIGHTS))
 
 
@@ -77,15 +80,17 @@ class MindFormersCheckpoint(Checkpoint):
         path: the file.
         config: the dictionary of the model's config.json.
         form: what the file's names do not tell.
+        fewer: of a file with more layers than the configuration has the first ones are read, as MindSpore loads them,
+            and a line says so. Without, that is an error.
 
     Attributes:
-        left_out: names in the file that are no weights of the base.
+        left_out: names in the file that are no weights of the base, or of layers that are not read.
 
     Raises:
         InputError: lists every name that is missing or not known, with the nearest, and every shape that does not fit.
     """
 
-    def __init__(self, path: str | Path, config: Mapping[str, Any], form: Form | None = None):
+    def __init__(self, path: str | Path, config: Mapping[str, Any], form: Form | None = None, fewer: bool = True):
         self.path = Path(path)
         self.directory = self.path.parent  # where tokenizer files may be
         self.config, self.files = config, {}
@@ -94,6 +99,11 @@ class MindFormersCheckpoint(Checkpoint):
         self.left_out = [name for name in self.file.tensors if not is_weight(name)]
         self.form, self._shapes = form_of(weights, form), shapes_of(config)
         found = own_names(config, weights, self.form) or groups(config, self.form)
+        if fewer and (further := _further(weights, {name for group in found for name in group.theirs})):
+            read, there = (1 + max(map(layer_of, one)) for one in (set(weights) - further, weights))
+            log.warning("%s: the first %d of %d layers are read", self.path, read, there)
+            weights = [name for name in weights if name not in further]
+            self.left_out += sorted(further)
         self._check(found, weights)
         self._where = {}
         for group in found:
@@ -137,6 +147,19 @@ class MindFormersCheckpoint(Checkpoint):
             return array[slices or ...]
 
         self._where[name] = MadeTensor(TensorInfo(dtype, shape, 0, nbytes(dtype, shape)), make)
+
+
+def layer_of(name: str) -> int:
+    """The number of the layer whose weight bears a name; -1 for a weight of none."""
+    found = _LAYER.search(name)
+    return int(found[1]) if found else -1
+
+
+def _further(weights: Iterable[str], wanted: set[str]) -> set[str]:
+    """The weights of layers behind the last one of a model, of whose first layers a file has any."""
+    layers, known = 1 + max(map(layer_of, wanted)), {_LAYER.sub(".", name) for name in wanted}
+    found = {name for name in weights if layer_of(name) >= layers and _LAYER.sub(".", name) in known}
+    return found if wanted & set(weights) else set()
 
 
 def own_names(config: Mapping[str, Any], weights: Iterable[str], form: Form) -> list[Group]:

@@ -107,17 +107,27 @@ def give_defaults(model, given: Mapping[str, Any], checkpoint: Any = None) -> No
         called = dict(signature.bind_partial(model, *arguments, **settings).arguments)
         del called["model"]
         called = completed(defaults if own is None else defaults_in(own.to_dict()), called, model.room)
-        prompts = None if "attention_mask" in called else without_padding(called.get("input_ids"), pad(), bos)
+        ids, mask = called.get("input_ids"), called.get("attention_mask")
+        prompts = without_padding(ids, pad(), bos) if mask is None else masked(ids, mask)
         if prompts is None:
             return type(model).generate(model, **called)
         longest = max(map(len, prompts))
         rows = [(longest - len(prompt), prompt) for prompt in prompts]
-        called["input_ids"] = [[pad()] * lacking + prompt for lacking, prompt in rows]
+        called["input_ids"] = [[pad() or 0] * lacking + prompt for lacking, prompt in rows]
         called["attention_mask"] = [[0] * lacking + [1] * len(prompt) for lacking, prompt in rows]
         found = type(model).generate(model, **called)
         return [row[lacking:] for row, (lacking, _) in zip(found, rows, strict=True)]
 
     model.generate = with_defaults
+
+
+def masked(ids: Any, mask: Any) -> list[list[int]] | None:
+    """The rows of ``ids`` that a mask leaves, where it ends some of them before the last column; otherwise None."""
+    rows, real = (np.atleast_2d(one.asnumpy() if hasattr(one, "asnumpy") else np.asarray(one)) for one in (ids, mask))
+    if rows.shape != real.shape or rows.dtype.kind not in "iu" or (real[:, -1] != 0).all():
+        return None
+    kept = [row[one != 0].tolist() for row, one in zip(rows, real, strict=True)]
+    return kept if all(kept) else None
 
 
 def without_padding(ids: Any, pad: int | None, bos: int | None = None) -> list[list[int]] | None:

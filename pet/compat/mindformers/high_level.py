@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from pet.compat.mindformers.generation_defaults import give_defaults
 from pet.compat.mindformers.logs import logger, report
 from pet.compat.mindformers.request import Request, in_a_list, is_path
 from pet.compat.mindformers.script_config import MindFormerConfig
+from pet.compat.mindformers.training_arguments import TrainingArguments
 from pet.compat.results import bring_checkpoint, find_weights
 from pet.compat.translation import ANY_LAYOUT, same
 from pet.recipe.callback_names import is_named
@@ -60,6 +62,29 @@ THEIRS = {
 """Arguments of MindFormers' trainer that this one has not."""
 
 
+def _is_args(value: Any) -> bool:
+    file = isinstance(value, (str, os.PathLike)) and os.fspath(value).endswith((".yaml", ".yml"))
+    return file or isinstance(value, (TrainingArguments, Mapping, MindFormerConfig))
+
+
+def _placed(arguments, model: Any, args: Any, task: Any = None, third: Any = None, *more: Any) -> Any:
+    """Puts MindFormers' first positional arguments among those by name, and gives the model."""
+    if more:
+        raise InputError(
+            "Trainer: give what follows the model by name: its order differs between MindFormers' releases"
+        )
+    for name, value in {"args": args, "task": task}.items():
+        if value is not None:
+            arguments[name] = _once(name, arguments.get(name), value)
+    return _once("model", model, third)
+
+
+def _once(name: str, by_name: Any, by_place: Any) -> Any:
+    if by_name is not None and by_place is not None:
+        raise InputError(f"Trainer: {name} is given twice")
+    return by_place if by_name is None else by_name
+
+
 class Trainer(Request):
     """Trains, tunes, measures and asks a model.
 
@@ -86,7 +111,12 @@ class Trainer(Request):
         InputError: an unknown task or method, settings that do not exist or contradict each other.
     """
 
-    def __init__(self, model=None, **arguments: Unpack[RequestSettings]):
+    def __init__(self, first=None, *more, model=None, **arguments: Unpack[RequestSettings]):
+        """``first`` is the model; or, as in MindFormers, the args, behind which the task and the model follow."""
+        if more or _is_args(first):
+            model = _placed(arguments, model, first, *more)
+        elif first is not None:
+            model = _once("model", model, first)
         own = {name: value for name, value in arguments.items() if name in ARGUMENTS}
         others = [name for name, value in arguments.items() if not (name in own or name in THEIRS or value is None)]
         if others:

@@ -2,21 +2,180 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from model_zoo.errors import InputError
 from model_zoo.tokenizers import Tokenizer
+from model_zoo.tokenizers.base import padded
 from model_zoo.tokenizers.prompts import STYLES, check_messages
 
 Texts = Sequence[str]
 
 
+UNLIMITED = int(1e30)
+"""``model_max_length`` of a tokenizer whose files say none, as there."""
+
+
+class Setting:
+    """An attribute that tokenizer_config.json gives its first value, and a script another one.
+
+    Args:
+        default: where the file says none.
+        fits: whether a value can be used.
+        expected: what can.
+    """
+
+    def __init__(self, default: Any, fits: Callable[[Any], bool], expected: str) -> None:
+        self.default, self.fits, self.expected = default, fits, expected
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, tokenizer: Any, owner: type | None = None) -> Any:
+        if tokenizer is None:
+            return self
+        found = tokenizer._settings.get(self.name)
+        return vars(tokenizer).get(self.name, self.default if found is None else found)
+
+    def __set__(self, tokenizer: Any, value: Any) -> None:
+        if not self.fits(value):
+            raise InputError(f"{self.name}: expected {self.expected}, found {value!r}")
+        vars(tokenizer)[self.name] = value
+
+
 class Spoken(Tokenizer if TYPE_CHECKING else object):
-    """Before a tokenizer's class: pieces and their ids, several rows at once, and prompts."""
+    """Before a tokenizer's class: pieces and their ids, several rows at once, padding, and prompts.
+
+    Attributes:
+        padding_side: ``right`` or ``left``; right where tokenizer_config.json says nothing, as there.
+        model_max_length: what texts are cut at, or padded to, where a call asks for it without ``max_length``.
+    """
+
+    padding_side = Setting("right", lambda value: value in ("left", "right"), "'left' or 'right'")
+    model_max_length = Setting(UNLIMITED, lambda value: isinstance(value, (int, float)) and value > 0, "a length")
+
+    def __call__(
+        self,
+        text: str | Texts,
+        add_special_tokens: bool = True,
+        padding: bool | str = False,
+        padding_side: str | None = None,
+        max_length: int | None = None,
+        truncation: bool = False,
+        return_tensors: str | None = None,
+        add_bos_token: bool | None = None,
+        add_eos_token: bool | None = None,
+    ) -> dict[str, Any]:
+        """See `Tokenizer`; with the tokenizer's own side and length.
+
+        Args:
+            add_bos_token, add_eos_token: of GPT-2's tokenizer: False leaves one of the ``<|endoftext|>`` out.
+        """
+        given = {"add_bos_token": add_bos_token, "add_eos_token": add_eos_token}
+        if given := {name: value for name, value in given.items() if value is not None}:
+            if self.class_name != "GPT2Tokenizer":
+                raise InputError(f"{', '.join(given)}: GPT-2's tokenizer alone has it")
+            tokenizer = copy.copy(self)
+            tokenizer._settings = {**self._settings, **given}
+        else:
+            tokenizer = self
+        if max_length is None and (truncation or padding == "max_length") and self.model_max_length < UNLIMITED:
+            max_length = int(self.model_max_length)
+        side = self.padding_side if padding_side is None else padding_side
+        how = {"padding_side": side, "max_length": max_length, "truncation": truncation}
+        return super(Spoken, tokenizer).__call__(
+            text, add_special_tokens, padding=padding, return_tensors=return_tensors, **how
+        )
+
+    def pad(
+        self,
+        encoded_inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        padding: bool | str = True,
+        max_length: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        return_attention_mask: bool | None = None,
+        return_tensors: str | None = None,
+        verbose: bool = True,
+    ) -> dict[str, Any]:
+        """Rows of ids, as calls of the tokenizer give them, in one length.
+
+        Args:
+            encoded_inputs: one row or several: ``input_ids`` and what stands beside them; or a list of such rows.
+            padding: True or ``longest``, ``max_length``, or False.
+            max_length: for ``padding="max_length"``; default `model_max_length`.
+            pad_to_multiple_of: the length is a multiple of it.
+            return_attention_mask: False leaves it out.
+            return_tensors: None for lists, ``np`` or ``ms``.
+            verbose: says nothing here.
+        """
+        if not isinstance(encoded_inputs, Mapping):
+            rows = list(encoded_inputs)
+            encoded_inputs = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+        if "input_ids" not in encoded_inputs:
+            raise InputError(f"pad: no input_ids, found {', '.join(encoded_inputs) or 'nothing'}")
+        found = {name: _rows(value) for name, value in encoded_inputs.items()}
+        single = bool(found["input_ids"]) and np.ndim(found["input_ids"][0]) == 0
+        found = {name: [value] for name, value in found.items()} if single else found
+        if return_attention_mask is not False:
+            found.setdefault("attention_mask", [[1] * len(row) for row in found["input_ids"]])
+        else:
+            found.pop("attention_mask", None)
+        if padding not in (False, "do_not_pad"):
+            width = self._width(padding, max_length, max(map(len, found["input_ids"]), default=0))
+            width = -(-width // pad_to_multiple_of) * pad_to_multiple_of if pad_to_multiple_of else width
+            if self.pad_token_id is None and any(len(row) < width for row in found["input_ids"]):
+                raise InputError(f"{self.source}: this tokenizer has no padding token")
+            fill = {"input_ids": self.pad_token_id}
+            found = {
+                name: [padded(list(row), width, fill.get(name, 0), self.padding_side) for row in value]
+                for name, value in found.items()
+            }
+        found = {name: value[0] for name, value in found.items()} if single else found
+        return found if return_tensors is None else {name: _as(return_tensors, one) for name, one in found.items()}
+
+    def _width(self, padding: bool | str, max_length: int | None, longest: int) -> int:
+        if padding is True or padding == "longest":
+            return longest
+        if padding != "max_length":
+            raise InputError(f"padding: unknown value {padding!r} (there is: False, True, 'longest', 'max_length')")
+        if max_length is None and self.model_max_length >= UNLIMITED:
+            raise InputError("max_length: needed for padding='max_length'")
+        return int(self.model_max_length if max_length is None else max_length)
+
+    def add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
+        """How many tokens were new: none, or an error.
+
+        Args:
+            new_tokens: texts of control tokens, or one.
+            special_tokens: says nothing here.
+
+        Raises:
+            InputError: one that is none of the tokenizer's control tokens.
+        """
+        lacking = [text for token in _texts(new_tokens) if (text := str(token)) and text not in self.special_tokens]
+        if lacking:
+            raise InputError(
+                f"add_tokens: {', '.join(map(repr, lacking))}: the tokenizer and the model's embedding stay as they "
+                "are; add them to the checkpoint's files"
+            )
+        return 0
+
+    def add_special_tokens(self, special_tokens_dict: Mapping[str, Any]) -> int:
+        """Names control tokens: of those that the tokenizer has, pad_token may be another one.
+
+        Raises:
+            InputError: see `add_tokens`; or another bos_token or eos_token than the tokenizer's.
+        """
+        self.add_tokens([one for value in special_tokens_dict.values() for one in _texts(value)])
+        for name, value in special_tokens_dict.items():
+            if name in ("bos_token", "eos_token", "pad_token") and str(value) != getattr(self, name):
+                setattr(self, name, str(value))
+        return 0
 
     def decode(self, ids, *arguments, **settings) -> str | list[str]:
         """The text of ids; of several rows a list."""
@@ -136,9 +295,23 @@ def _messages(query: str, history: list, role: str = "user") -> list:
     return [*history, {"role": role, "content": query}]
 
 
-def _as(kind: str, rows: list[list[int]]) -> Any:
+def _rows(value: Any) -> list:
+    """Arrays as lists."""
+    value = value.asnumpy() if hasattr(value, "asnumpy") else value
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return [_rows(one) if hasattr(one, "__len__") else int(one) for one in value]
+
+
+def _texts(value: Any) -> list:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _as(kind: str, rows: list) -> Any:
     if kind not in ("np", "ms"):
         raise InputError(f"return_tensors: unknown value {kind!r} (there is: 'np', 'ms')")
+    if len({len(row) for row in rows if np.ndim(row)}) > 1:
+        raise InputError("return_tensors: the rows have different lengths; add padding=True")
     array = np.asarray(rows, np.int32)
     if kind == "np":
         return array

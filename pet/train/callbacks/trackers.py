@@ -185,7 +185,7 @@ class TensorBoard(Tracker):
         self.writer = self.writer_class(str(directory / "tensorboard"), purge_step=step)
         if config:
             text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-            self.writer.add_text("recipe", "".join(f"    {line}\n" for line in text.splitlines()))  # Markdown's code
+            self.writer.add_text("recipe", "".join(f"    {line}\n" for line in text.rstrip("\n").split("\n")))  # code
 
     def write(self, numbers, step) -> None:
         for name, value in numbers.items():

@@ -1,6 +1,7 @@
 """Adafactor (Shazeer & Stern 2018): second moments of matrices by their row and column means alone.
 
-The state of an ``(n, m)`` matrix is n + m numbers instead of n·m. Without momentum, and with the learning rate of the
+The state of an ``(n, m)`` matrix is n + m numbers instead of n·m; a tensor of more dimensions is many matrices, of its
+last two. Without momentum, and with the learning rate of the
 schedule instead of one relative to the weights' size (``scale_parameter=False``, ``relative_step=False`` of the
 reference implementations). A prefix is a matrix for each layer; in PEFT it is one for all, whose means are other ones.
 """
@@ -20,24 +21,26 @@ _map = ops.HyperMap()
 TINY = 1e-30
 
 
-def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    """How a tensor is factored: all but its last dimension are rows; a vector has a single one."""
-    return (int(np.prod(shape[:-1])), int(shape[-1])) if len(shape) > 1 else (1, int(np.prod(shape)))
+def _factors(shape: tuple[int, ...]) -> tuple[int, int]:
+    """How many rows and how many columns all matrices of a tensor have together; a vector is one row."""
+    matrix = shape[-2:] if len(shape) > 1 else (1, *shape)
+    count = int(np.prod(shape[:-2]))
+    return count * int(matrix[0]), count * int(np.prod(matrix[1:]))
 
 
 def _update(clip, keep, remember, gradient, row, column):
     """A tensor's update, before the learning rate; ``row`` and ``column`` move. A vector is all column, unfactored."""
-    rows, columns = row.shape[0], column.shape[0]
-    gradient = ops.reshape(gradient, (rows, columns))
+    count = row.size * column.size // gradient.size
+    rows, columns = row.size // count, column.size // count
+    gradient = ops.reshape(gradient, (count, rows, columns))
     square = gradient * gradient + TINY
-    new_column = column * keep + square.mean(0) * remember
-    if rows == 1:
-        update = gradient * ops.rsqrt(new_column).reshape(1, columns)
-        new_row = row
-    else:
-        new_row = row * keep + square.mean(1) * remember
-        scale = ops.rsqrt(new_row / new_row.mean()).reshape(rows, 1)
-        update = gradient * scale * ops.rsqrt(new_column).reshape(1, columns)
+    new_column = column * keep + square.mean(1).reshape(-1) * remember
+    update = gradient * ops.rsqrt(new_column).reshape(count, 1, columns)
+    new_row = row
+    if rows > 1:
+        new_row = row * keep + square.mean(2).reshape(-1) * remember
+        each = new_row.reshape(count, rows, 1)
+        update = update * ops.rsqrt(each / each.mean(1, keep_dims=True))
     rms = ops.sqrt((update * update).mean())
     update = update / ops.maximum(rms / clip, ops.ones_like(rms))
     update = ops.depend(update, ops.assign(row, new_row))
@@ -60,7 +63,7 @@ class Adafactor(Optimizer):
     def make_state(self, index, segment):
         state = super().make_state(index, segment)
         for parameter in segment.parameters:
-            rows, columns = _as_matrix(parameter.shape)
+            rows, columns = _factors(parameter.shape)
             state[f"row/{parameter.name}"] = zeros(rows, f"exp_avg_sq_row.{parameter.name}")
             state[f"column/{parameter.name}"] = zeros(columns, f"exp_avg_sq_col.{parameter.name}")
         return state

@@ -102,7 +102,7 @@ def test_num_gpus_starts_the_script_in_so_many_processes(tmp_path):
 
 def test_processes_that_cannot_be_started_are_refused(monkeypatch, tmp_path):
     monkeypatch.setattr("pet.launching.launcher.launch", lambda *_, **__: pytest.fail("processes were started"))
-    (tmp_path / "hosts").write_text("10.0.0.1 slots=2\n# the second\n10.0.0.2 slots=2\n")
+    (tmp_path / "hosts").write_text("10.0.0.1 slots=2 # a\u2028b\n# the second\x85\n10.0.0.2 slots=2\n")
     for settings, message in (
         ({"num_nodes": 2}, "num_nodes x num_gpus = 2 processes, but this is one; .* --nnodes 2 --node-rank K"),
         ({"hostfile": str(tmp_path / "hosts"), "num_gpus": 2}, "= 4 processes.*pet launch -n 2 --nnodes 2"),

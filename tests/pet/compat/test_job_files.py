@@ -550,6 +550,7 @@ def test_llama_factorys_list_of_data_sets(tmp_path):
     index = {
         "talk": {"file_name": "talk.json", "formatting": "sharegpt", "columns": {"messages": "turns", "tools": "t"}},
         "seen": {"file_name": "seen.json", "formatting": "sharegpt", "columns": {"messages": "m", "images": "i"}},
+        "ask": {"file_name": "talk.json", "columns": {"prompt": "q", "response": "a", "tools": "t", "system": "s"}},
     }
     (tmp_path / "dataset_info.json").write_text(json.dumps(index))
     (tmp_path / "talk.json").write_text("[]")
@@ -561,6 +562,8 @@ def test_llama_factorys_list_of_data_sets(tmp_path):
         {"messages": "turns", "tools": "t"},
     )
     assert translation.get("data.enable_thinking") is False
+    translation = llama_factory.translate({**file, "dataset": "ask"}, tmp_path / "job.yaml")
+    assert translation.get("data.columns") == {"prompt": "q", "answer": "a", "tools": "t", "system": "s"}
     # tools go through the tokenizer's own template
     translation = llama_factory.translate({**file, "template": "qwen"}, tmp_path / "job.yaml")
     assert translation.get("data.template") is None and "template" in translation.ignored

@@ -158,6 +158,33 @@ def test_names_that_are_taken_are_listed(caplog, monkeypatch):
     assert "support list of AutoModel" in caplog.text and "glm2_6b" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [("llama_tiny", False), ("gpt_tiny", False), ("glm_tiny", False), ("llama_tiny", True), ("glm4_tiny", True)],
+)
+def test_of_a_file_with_more_layers_the_first_are_read(name, own, tmp_path, caplog):
+    """As MindSpore's load_param_into_net does, by MindFormers' names and by this library's."""
+    import mindspore as ms
+
+    from pet.compat.ckpt.doors import to_directory, to_file
+
+    model, file = AutoModel.from_pretrained(name), str(tmp_path / "m.ckpt")
+    ms.save_checkpoint(model, file) if own else to_file(name, file)
+    config = changed(AutoConfig.from_pretrained(name), checkpoint_name_or_path=file, num_layers=2)
+    found = AutoModel.from_config(config)
+    assert f"{file}: the first 2 of 4 layers are read" in caplog.text and found.config.dims.layers == 2
+    expected = {name: one.asnumpy() for name, one in model.parameters_dict().items()}
+    kept = {name: one.asnumpy() for name, one in found.parameters_dict().items()}
+    assert kept.keys() < expected.keys() and all(np.array_equal(expected[name], one) for name, one in kept.items())
+    caplog.clear()
+    to_directory(file, tmp_path / "hf", found.config.plain().to_dict())
+    assert "the first 2 of 4 layers are read" in caplog.text
+    there = pet.AutoModel.from_pretrained(tmp_path / "hf").parameters_dict()
+    assert there.keys() == kept.keys() and all(np.array_equal(there[name].asnumpy(), one) for name, one in kept.items())
+    with pytest.raises(InputError, match="is missing"):
+        AutoModel.from_config(changed(config, num_layers=5))
+
+
 @pytest.mark.parametrize("name", ["llama_tiny", "gpt_tiny", "glm_tiny", "glm4_tiny"])
 def test_a_file_that_mindspore_saved_of_a_model_is_a_checkpoint_of_it(name, tmp_path):
     import mindspore as ms

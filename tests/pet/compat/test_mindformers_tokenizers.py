@@ -10,7 +10,7 @@ import pytest
 
 import pet
 from model_zoo.errors import InputError
-from pet.compat.mindformers import AutoTokenizer, ChatGLM2Tokenizer, LlamaTokenizer
+from pet.compat.mindformers import AutoModel, AutoTokenizer, ChatGLM2Tokenizer, LlamaTokenizer
 
 TEXT = "hello, 世界 red"
 ASKED = [{"role": "user", "content": "a red"}]
@@ -46,6 +46,96 @@ def test_several_rows(tokenizer):
     rows = tokenizer(texts, padding=True, return_tensors="np")["input_ids"]
     assert tokenizer.decode(rows) == tokenizer.batch_decode(rows) == texts
     assert tokenizer.decode(rows[0]) == "a red" and tokenizer.decode([]) == ""
+
+
+def test_padding_is_on_the_tokenizers_own_side(tokenizer):
+    """Right, as in MindFormers, whose models find the end of a prompt, unless tokenizer_config.json says left, as GLM's
+    do; or as the script says."""
+    texts, pad = ["a red b c", "b"], tokenizer.pad_token_id
+    if pad is None:
+        tokenizer.pad_token = tokenizer.eos_token
+        pad = tokenizer.pad_token_id
+    assert tokenizer.padding_side == ("left" if "GLM" in type(tokenizer).__name__ else "right")
+    tokenizer.padding_side = "right"
+    plain = tokenizer(texts)
+    longest, short = map(len, plain["input_ids"])
+    ones, rest = [1] * short, [0] * (longest - short)
+    right, left = ones + rest, rest + ones
+    found = tokenizer(texts, padding=True)
+    assert found["attention_mask"][1] == right and found["input_ids"][1][short:] == [pad] * (longest - short)
+    assert tokenizer.pad(plain) == found
+    assert tokenizer.pad([tokenizer(text) for text in texts]) == found
+    tokenizer.padding_side = "left"
+    assert tokenizer(texts, padding=True)["attention_mask"][1] == left
+    assert tokenizer.pad(plain) == tokenizer(texts, padding=True) != found
+    assert copy.copy(tokenizer).padding_side == pickle.loads(pickle.dumps(tokenizer)).padding_side == "left"
+    assert tokenizer(texts, padding=True, padding_side="right") == found
+    with pytest.raises(InputError, match="padding_side: expected 'left' or 'right', found 'middle'"):
+        tokenizer.padding_side = "middle"
+
+
+def test_pad_takes_what_mindformers_takes(tokenizer):
+    tokenizer.pad_token, tokenizer.padding_side = tokenizer.pad_token or tokenizer.eos_token, "right"
+    pad = tokenizer.pad_token_id
+    rows = {"input_ids": [[5, 6, 7], [8]], "labels": [[1, 2, 3], [4]]}
+    found = tokenizer.pad(rows, pad_to_multiple_of=4, return_tensors="np")
+    assert found["input_ids"].tolist() == [[5, 6, 7, pad], [8, pad, pad, pad]]
+    assert found["labels"].tolist() == [[1, 2, 3, 0], [4, 0, 0, 0]]
+    assert found["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
+    one = tokenizer.pad({"input_ids": np.array([5, 6])}, padding="max_length", max_length=3)
+    assert one == {"input_ids": [5, 6, pad], "attention_mask": [1, 1, 0]}
+    assert tokenizer.pad(rows, padding=False, return_attention_mask=False) == rows
+    for wrong, words in (
+        ({"padding": "most"}, "padding: unknown value 'most'"),
+        ({"padding": False, "return_tensors": "np"}, "the rows have different lengths; add padding=True"),
+    ):
+        with pytest.raises(InputError, match=words):
+            tokenizer.pad(rows, **wrong)
+    with pytest.raises(InputError, match="pad: no input_ids, found labels"):
+        tokenizer.pad({"labels": [1]})
+
+
+def test_a_length_of_the_tokenizers_own(tokenizer):
+    whole = tokenizer("a red b c d e")["input_ids"]
+    tokenizer.model_max_length = len(whole) - 1
+    assert len(tokenizer("a red b c d e", truncation=True)["input_ids"]) == len(whole) - 1
+    assert tokenizer("a red b c d e")["input_ids"] == whole
+    assert tokenizer("a red b c d e", truncation=True, max_length=len(whole))["input_ids"] == whole
+    assert AutoTokenizer.from_pretrained("gpt_tiny").model_max_length == 128  # of its tokenizer_config.json
+    assert LlamaTokenizer.from_pretrained("llama_tiny").model_max_length == int(1e30)
+    with pytest.raises(InputError, match="max_length: needed for truncation"):
+        LlamaTokenizer.from_pretrained("llama_tiny")("a", truncation=True)
+
+
+def test_tokens_that_are_there_may_be_added(tokenizer):
+    known = list(tokenizer.special_tokens)
+    assert tokenizer.add_tokens(known) == tokenizer.add_tokens(known[0], special_tokens=True) == 0
+    assert tokenizer.add_special_tokens({"pad_token": known[-1], "additional_special_tokens": known}) == 0
+    assert tokenizer.pad_token == known[-1]
+    for add in (lambda: tokenizer.add_tokens(["<new>"]), lambda: tokenizer.add_special_tokens({"pad_token": "<new>"})):
+        with pytest.raises(InputError, match="add_tokens: '<new>': the tokenizer and the model's embedding stay as"):
+            add()
+
+
+def test_gpt2s_ends_as_a_call_says():
+    """Around a text up to release 0.6 of MindFormers; later ones have a switch for each, and an example with both."""
+    tokenizer = AutoTokenizer.from_pretrained("gpt_tiny")
+    end, ids = tokenizer.eos_token_id, tokenizer.encode("a red", add_special_tokens=False)
+    assert tokenizer("a red")["input_ids"] == [end, *ids, end]
+    assert tokenizer("a red", add_bos_token=False, add_eos_token=False)["input_ids"] == ids
+    assert tokenizer("a red", add_bos_token=False)["input_ids"] == [*ids, end]
+    with pytest.raises(InputError, match="add_bos_token: GPT-2's tokenizer alone has it"):
+        LlamaTokenizer.from_pretrained("llama_tiny")("a", add_bos_token=False)
+
+
+def test_what_a_call_pads_generate_takes():
+    tokenizer, model = AutoTokenizer.from_pretrained("llama_tiny"), AutoModel.from_pretrained("llama_tiny")
+    texts = ["Ada made this lamp", "Ada"]
+    inputs = tokenizer(texts, padding=True, return_tensors="np")
+    assert inputs["attention_mask"][1, -1] == 0
+    found = model.generate(**inputs, max_new_tokens=3, do_sample=False)
+    alone = [model.generate(tokenizer(text)["input_ids"], max_new_tokens=3, do_sample=False)[0] for text in texts]
+    assert [list(map(int, row)) for row in found] == [list(map(int, row)) for row in alone]
 
 
 def test_it_can_be_copied_and_sent_to_a_process(tokenizer):

@@ -47,6 +47,29 @@ def test_finetune_evaluate_predict_by_paths(base, tmp_path, numpy_loss, asked):
     assert answer == same("What is 3?", max_new_tokens=3, top_k=1)[0]
 
 
+def test_mindformers_first_argument_are_the_args(base, tmp_path):
+    """By place: args, task, model, in all of its releases; what follows differs between them."""
+    from pet.compat.mindformers import Trainer
+
+    arguments = pet.TrainingArguments(output_dir=str(tmp_path / "run"), **ARGUMENTS)
+    data = {"train_dataset": str(base / "data.jsonl"), "pet_method": "lora"}
+    expected = Trainer(args=arguments, model=str(base), **data).recipe()
+    for trainer in (
+        Trainer(arguments, model=str(base), **data),
+        Trainer(arguments, "text_generation", str(base), **data),
+        Trainer(str(base), args=arguments, **data),
+    ):
+        assert trainer.recipe() == expected
+    (tmp_path / "job.yaml").write_text(f"model: {{path: {base}}}\ndata: {{train: {base / 'data.jsonl'}}}\n")
+    assert Trainer(str(tmp_path / "job.yaml")).recipe() == Trainer(args=str(tmp_path / "job.yaml")).recipe()
+    assert Trainer(dict(ARGUMENTS), None, str(base)).recipe().model.path == str(base)
+    for given, words in (((arguments, "general", str(base), "llama_tiny"), "by name: its order differs"),):
+        with pytest.raises(InputError, match=words):
+            Trainer(*given)
+    with pytest.raises(InputError, match="Trainer: args is given twice"):
+        Trainer(arguments, model=str(base), args=arguments)
+
+
 def test_a_cell_and_a_mindspore_dataset(base, tmp_path, perplexity):
     from mindspore.dataset import GeneratorDataset
 

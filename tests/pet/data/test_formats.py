@@ -73,6 +73,29 @@ ROWS = {
         CALLED,
     ),
     "alpaca": ({"instruction": "Add.", "input": "1+1", "output": "2"}, [user("Add.\n1+1"), assistant("2")]),
+    "a question with an input": (
+        {"question": "Add.", "input": "1+1", "answer": "2"},
+        [user("Add.\n1+1"), assistant("2")],
+    ),
+    "ADGEN with an input": (
+        {"content": "Add.", "input": "1+1", "summary": "2"},
+        [user("Add.\n1+1"), assistant("2")],
+    ),
+    "a call as a function": (
+        {
+            "messages": [
+                user("a"),
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "function_call": {"name": "find", "arguments": '{"what": "shop"}'},
+                },
+                {"role": "function", "content": "12"},
+                assistant("b"),
+            ]
+        },
+        CALLED,
+    ),
     "alpaca without input": ({"instruction": "Hi", "output": "Ho"}, [user("Hi"), assistant("Ho")]),
     "alpaca with history": (
         {"instruction": "c", "input": "", "output": "d", "history": [["a", "b"]], "system": "s"},
@@ -243,6 +266,70 @@ def test_a_column_of_no_name_is_not_read(write):
     row = {"instruction": "a", "output": "b", "system": "s"}
     (read,) = read_rows(write("rows.jsonl", [row]), format="alpaca", columns={"system": ""})
     assert read.messages == [user("a"), assistant("b")]
+
+
+SAID = [user("a b"), assistant("c")]
+HUMAN = "\n\nHuman: Q\n\nAssistant:"
+COMPARED = {"chosen": "A", "rejected": "B"}
+UNREAD = {
+    "nothing": ({"messages": SAID, "input": "", "history": [], "system": None, "prompt": " "}, []),
+    "parts of a question beside messages": (
+        {"messages": SAID, "input": "a b", "history": [["a b", "c"]], "prompt": "a"},
+        ["input", "history", "prompt"],
+    ),
+    "a system message of its own": ({"messages": [system("s"), *SAID], "system": "t"}, ["system"]),
+    "the same system message": ({"messages": [system("s"), *SAID], "system": "s"}, []),
+    "two questions": ({"prompt": "a", "question": "b", "completion": "c", "response": "d"}, ["question", "response"]),
+    "another format": ({"messages": SAID, "instruction": "d", "input_ids": [1]}, ["instruction", "input_ids"]),
+    "a text beside its parts": ({"instruction": "a", "input": "b", "output": "c", "text": "a: b, c"}, ["text"]),
+    "pictures": ({"messages": SAID, "images": ["a.png"], "functions": [{"name": "f"}]}, ["images", "functions"]),
+    "a question beside a text": ({"text": "a", "prompt": "b", "input": "c"}, ["prompt", "input"]),
+    "a text beside tokens": ({"input_ids": [5], "text": "b"}, ["text"]),
+    "answers that are compared": ({"messages": SAID, "chosen": "c", "rejected": "d"}, ["chosen", "rejected"]),
+    "calls": ({"messages": CALLED, "tools": [CALL]}, []),
+}
+OF_PAIRS = {
+    "the whole dialogues": (
+        {"prompt": "Q", "chosen": [user("Q"), assistant("A")], "rejected": [user("Q"), assistant("B")]},
+        [],
+    ),
+    "two prompts": ({"prompt": "Q", "question": "R", **COMPARED}, ["question"]),
+    "turns in a text": ({"prompt": HUMAN, **COMPARED}, []),
+    "all of a question": ({"instruction": "Q", "input": "I", "history": [["a", "b"]], "system": "s", **COMPARED}, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "names"), UNREAD.values(), ids=UNREAD)
+def test_columns_that_are_not_read_are_known(write, row, names):
+    (found,) = read_rows(write("rows.jsonl", [row]))
+    assert found.unread == names
+
+
+@pytest.mark.parametrize(("row", "names"), OF_PAIRS.values(), ids=OF_PAIRS)
+def test_columns_of_pairs_that_are_not_read_are_known(write, row, names):
+    (found,) = read_rows(write("rows.jsonl", [row]), conversations=pairs, documents=2)
+    assert found.unread == names
+
+
+def test_columns_that_are_not_to_be_read_are_not_missed(write):
+    path = write("rows.jsonl", [{"turns": SAID, "input": "x", "system": "s", "history": [["y", "z"]]}])
+    (found,) = read_rows(path, columns={"messages": "turns", "system": "", "history": ""})
+    assert (found.messages, found.unread) == (SAID, ["input"])
+
+
+def test_a_column_of_no_name_decides_no_format(write):
+    row = {"messages": SAID, "instruction": "d", "output": "e"}
+    (found,) = read_rows(write("rows.jsonl", [row]), columns={"messages": ""})
+    assert (found.messages, found.unread) == ([user("d"), assistant("e")], [])
+    with pytest.raises(InputError, match="the chat format needs the messages"):
+        list(read_rows(write("rows.jsonl", [row]), format="chat", columns={"messages": ""}))
+
+
+@pytest.mark.parametrize("names", [("instruction", "output"), ("prompt", "completion"), ("content", "summary")])
+def test_questions_and_answers_have_tools(write, names):
+    row = dict(zip(names, "ab", strict=True), tools=json.dumps([CALL]))
+    (found,) = read_rows(write("rows.jsonl", [row]))
+    assert found.tools == [CALL]
 
 
 def test_questions_need_no_answer_when_predicting(write):

@@ -98,6 +98,41 @@ def test_each_path_is_read_in_its_own_way(write, settings, letters, streaming):
         load_dataset({"path": str(paths[0]), "colums": {}}, letters, settings=how)
 
 
+def test_columns_that_are_not_read_are_told_once(write, settings, letters, caplog):
+    """For all rows, also where the samples are in the cache; in a stream for its first window."""
+    rows = [{"prompt": "a", "completion": "b"}, *[{"prompt": "c", "completion": "d", "response": "e"}] * 2]
+    path = write("rows.jsonl", rows)
+    for streaming in (False, False, True):
+        caplog.clear()
+        found = load_dataset(path, letters, settings=settings(streaming=streaming, deduplicate=False))
+        if streaming:
+            found.window(0)
+        assert [line.getMessage() for line in caplog.records] == [
+            f"{path}: column 'response' is not read in 2 of 3 rows (the first: {path}:2)"
+        ]
+
+
+def test_a_text_without_a_place_for_what_rows_say(write, settings, letters, caplog):
+    rows = [{"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": "b", "system": "s"}]
+    rows += [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "reasoning": "t"}]}]
+    paths = write("rows.jsonl", rows[:2]), write("thought.jsonl", rows[2:])
+    found = load_dataset(paths, letters, settings=settings(template="{prompt}?"))
+    assert [text for text, _ in spelled(found)] == ["<a?b>"] * 3
+    system, thought = (line.getMessage() for line in caplog.records)
+    assert "the system message, for which data.template has no {system}, is not read in 1 of 3 rows" in system
+    assert "the thought, for which data.template has no place, is not read in 1 of 3 rows (the first:" in thought
+    caplog.clear()
+    load_dataset(paths[0], letters, settings=settings(template="{system}{prompt}?"))
+    assert not caplog.records
+    call = {"type": "function", "function": {"name": "find", "arguments": {}}}
+    for row in (
+        {"prompt": "a", "completion": "b", "tools": [call]},
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]},
+    ):
+        with pytest.raises(InputError, match=r"tools.jsonl:1: tools or calls of them, but data.template has no place"):
+            load_dataset(write("tools.jsonl", [row]), letters, settings=settings(template="{prompt}?"))
+
+
 def test_other_words_for_who_speaks_are_other_samples(write, settings, letters):
     """The cache is not that of the words before."""
     path = write("a.jsonl", [{"messages": [{"role": "x", "content": "q"}, {"role": "y", "content": "r"}] * 2}])

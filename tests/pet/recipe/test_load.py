@@ -158,7 +158,7 @@ def test_overrides_are_yaml(write):
     ],
 )
 def test_a_text_is_taken_as_it_stands(write, text, value):
-    recipe = load(write(), [text, *(["data.template={prompt}"] if "system" in text else [])])
+    recipe = load(write(), [text, *(["data.template={system}{prompt}"] if "system" in text else [])])
     assert (recipe.data.template if "template" in text else recipe.data.system) == value
 
 
@@ -339,6 +339,7 @@ def test_all_problems_in_one_report(write):
         ),
         (["data.template=no.jinja"], "data.template", "no.jinja: no such file"),
         (["data.template={prompt}", "data.enable_thinking=false"], "data.enable_thinking", "has no such switch"),
+        (["data.template={prompt}", "data.system=S"], "data.system", "the text has no {system}"),
         (["data.template=Ask {prompt}", "data.format=text"], "data.template", "text rows have no question"),
         (["data.system=Be short.", "data.format=tokens"], "data.system", "tokens rows have no question"),
         (["data.train_on=last", "data.format=text"], "data.train_on", "no effect on text rows"),

@@ -9,6 +9,7 @@ import types
 
 import numpy as np
 import pytest
+import yaml
 
 from model_zoo import progress
 from model_zoo.atomic import CannotWrite
@@ -95,6 +96,17 @@ def test_tensorboard_gets_every_number(toy, batch, tmp_path, monkeypatch):
     assert [written["train/loss", step] for step in (1, 2, 3, 4)] == sorted(
         (written["train/loss", step] for step in (1, 2, 3, 4)), reverse=True
     )
+
+
+def test_tensorboard_shows_the_recipe_line_by_line(tmp_path, monkeypatch):
+    """Indented for Markdown; a mark that Unicode takes for the end of a line is none of a file."""
+    written = []
+    writer = types.SimpleNamespace(add_text=lambda name, text: written.append((name, text)))
+    monkeypatch.setitem(sys.modules, "tensorboardX", types.SimpleNamespace(SummaryWriter=lambda *_, **__: writer))
+    config = {"data": {"system": "one\n\ntwo\u2028three\x85four"}}
+    make_callback("tensorboard").open(tmp_path, "a title", config, None)
+    dumped = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+    assert written == [("recipe", "    " + dumped.rstrip("\n").replace("\n", "\n    ") + "\n")]
 
 
 @pytest.fixture

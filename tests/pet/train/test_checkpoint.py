@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import threading
 import time
 
@@ -14,11 +15,15 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from members import Member
 
+import pet
 from model_zoo import atomic
+from model_zoo.checkpoint import digests
+from model_zoo.checkpoint.digests import check_beside
 from model_zoo.checkpoint.safetensors_io import read_file, write_file
 from model_zoo.errors import InputError
+from pet.cli import merge, predict
+from pet.names import bundled_models
 from pet.train import checkpoint as files
-from pet.train.digests import check_beside
 
 WEIGHTS = {"a.weight": np.arange(12, dtype=np.float32).reshape(3, 4).T, "b": np.float16([1.5, -2.0])}
 OPTIMIZER = {"exp_avg.a.weight": np.full((4, 3), 1e-30, np.float32)}
@@ -170,6 +175,46 @@ def test_what_lies_beside_the_weights_is_covered_by_the_digests(tmp_path):
     check_beside(path / "adapter")
     assert files.load(path).weights.keys() == WEIGHTS.keys()
     check_beside(tmp_path)  # no checkpoint's
+
+
+def test_a_damaged_adapter_or_model_in_a_checkpoint_is_opened_by_no_door(tmp_path, monkeypatch, capsys):
+    """As it is not exported, in the same words; and what was found whole is read for its digest once."""
+    base = bundled_models()["gpt_tiny"]
+    model = pet.apply_lora(pet.AutoModel.from_pretrained(base), rank=2)
+
+    def extra(stage):
+        pet.save_adapter(model, stage / "adapter")
+        shutil.copytree(base, stage / "model")
+
+    path = files.save(tmp_path, 1, WEIGHTS, OPTIMIZER, STATE, extra)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "a", "completion": "b"}))
+    asked = ["--input", "a", "--max-new-tokens", "1"]
+    doors = {
+        "adapter/adapter_model.safetensors": [
+            lambda: pet.load_adapter(pet.AutoModel.from_pretrained(base), path / "adapter"),
+            lambda: pet.merge_checkpoint(base, path / "adapter", tmp_path / "merged"),
+            lambda: merge.main([str(path / "adapter"), "--base", str(base), "--output", str(tmp_path / "out")]),
+            lambda: predict.main(["--model", str(base), "--adapter", str(path / "adapter"), *asked]),
+        ],
+        "model/model.safetensors": [
+            lambda: pet.AutoModel.from_pretrained(path / "model"),
+            lambda: predict.main(["--model", str(path / "model"), *asked]),
+        ],
+    }
+    read = []
+    digest_file = digests.digest_file
+    monkeypatch.setattr(digests, "digest_file", lambda file: read.append(file.name) or digest_file(file))
+    for opens in doors.values():
+        opens[0]()
+        opens[0]()
+    assert sorted(read) == sorted(set(read)) and "adapter_model.safetensors" in read
+    for name, opens in doors.items():
+        content = bytearray((path / name).read_bytes())
+        content[-1] ^= 1  # the last number's sign and exponent
+        (path / name).write_bytes(content)
+        for each in opens:
+            with pytest.raises(InputError, match=rf"checkpoint {path}: damaged: {name} has changed since it was writ"):
+                each()
 
 
 def test_nothing_there_is_no_error(tmp_path):

@@ -43,6 +43,45 @@ def test_a_warm_up_like_that_of_transformers(name, warmup):
         optimizer.step(), theirs.step()
 
 
+LIKE_TRANSFORMERS = [
+    ("constant", "constant_with_warmup", {}, {}),
+    ("linear", "linear", {}, {}),
+    ("cosine", "cosine", {}, {}),
+    ("inverse_sqrt", "inverse_sqrt", {}, {}),
+    *(("cosine", "cosine_with_min_lr", {"final_ratio": r}, {"min_lr_rate": r}) for r in (0.1, 1.0)),
+    *(("cosine_restarts", "cosine_with_restarts", {"cycles": n}, {"num_cycles": n}) for n in (1, 2, 3, 5)),
+    *(
+        ("polynomial", "polynomial", {"power": p, "final_ratio": 2 * end}, {"power": p, "lr_end": end})
+        for p, end in ((1.0, 1e-7), (2.0, 0.05), (0.5, 0.05))
+    ),
+    *(
+        (
+            "wsd",
+            "warmup_stable_decay",
+            {"decay": decay, "decay_shape": shape, "final_ratio": r},
+            {"num_decay_steps": decay, "decay_type": shape, "min_lr_ratio": r},
+        )
+        for decay in (0, 1, 4, 13, 50)
+        for shape, r in (("linear", 0.0), ("cosine", 0.2), ("1-sqrt", 0.1))
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "ours", "theirs"), LIKE_TRANSFORMERS)
+def test_every_step_like_that_of_transformers(name, kind, ours, theirs):
+    """Over short and long runs and warm-ups, a descent of wsd longer than the rest of the run among them."""
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    for total in (1, 2, 3, 7, 12, 40):
+        for warmup in sorted({0, 1, 2, total // 2, total - 1, total, total + 7}):
+            optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.5)
+            scheduler = transformers.get_scheduler(kind, optimizer, warmup, total, scheduler_specific_kwargs=theirs)
+            schedule = Schedule(name, 0.5, total, warmup, warmup_like="transformers", **ours)
+            for step in range(total):
+                assert schedule(step) == pytest.approx(scheduler.get_last_lr()[0], rel=1e-9, abs=1e-12), (total, warmup)
+                if step + 1 < total:
+                    optimizer.step(), scheduler.step()
+
+
 @pytest.mark.parametrize(("warmup", "steps"), [(0.19, 3), (4, 4)])
 def test_a_warm_up_like_that_of_mindformers(warmup, steps):
     train = Train(steps=20, warmup=warmup, learning_rate=0.5, schedule="linear", warmup_like="mindformers")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -99,7 +102,47 @@ def test_the_room_of_pairs_that_stream_is_that_of_both_answers(tmp_path, monkeyp
     assert seen == [64]
 
 
-def test_a_window_and_operators_without_kernels_share_nothing(monkeypatch):
+WITHOUT_KERNELS = """
+import json, sys
+import numpy as np
+import pet
+from model_zoo.engine import available
+from pet.data import DataSettings, TokenDataset
+from pet.train.distributed import DistributedContext
+from pet.train.feed import shared_loader
+random, documents = np.random.default_rng(3), []
+for _ in range(4):
+    question = random.integers(10, 60, random.integers(40, 70)).tolist()
+    for length in random.integers(10, 55, 2):
+        documents.append((question + random.integers(10, 60, length).tolist(), [0] * len(question) + [1] * length))
+data = TokenDataset.from_samples(documents)
+data.documents = 2
+model = pet.apply_lora(pet.AutoModel.from_pretrained("llama_tiny"), rank=4)
+settings = DataSettings(max_length=250, shuffle=False, share_question=True)
+loader = shared_loader(data, 1, settings, model, None, DistributedContext())
+trainer = pet.Trainer(model, loader, objective="dpo", steps=2, learning_rate=1e-3, seed=1, warmup=0)
+trainer.train()
+names = ("loss", "gradient_norm", "padding")
+print(json.dumps([available(), [[line[name] for name in names] for line in trainer.history]]))
+"""
+
+
+def test_without_kernels_pairs_are_packed_alike():
+    """Rows are longer than a block of the plain operators' queries, so that these have to look behind it."""
+    found = {}
+    for switch in ("0", ""):
+        environment = {**os.environ, "PET_NATIVE": switch, "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = {name: value for name, value in environment.items() if value or name != "PET_NATIVE"}
+        command = [sys.executable, "-c", WITHOUT_KERNELS]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        native, found[switch] = json.loads(done.stdout.splitlines()[-1])
+        assert native is (switch == "")
+    assert found["0"] == [pytest.approx(line, rel=1e-4) for line in found[""]]
+    assert [line[2] for line in found["0"]] == [line[2] for line in found[""]]
+
+
+def test_a_window_and_a_device_s_operators_share_nothing(monkeypatch):
     model = pet.AutoModel.from_pretrained("llama_tiny")
     settings = DataSettings(max_length=LENGTH)
     assert feed.shares_question(model, settings) and not feed.shares_question(object(), settings)
@@ -114,5 +157,5 @@ def test_a_window_and_operators_without_kernels_share_nothing(monkeypatch):
         feed.as_feed(loader, model=model)
     monkeypatch.undo()
     assert feed.as_feed(loader, model=model) is loader
-    monkeypatch.setattr(feed, "available", lambda: False)
+    monkeypatch.setattr(feed, "on_ascend", lambda: True)
     assert not feed.shares_question(model, settings)

@@ -1,8 +1,13 @@
-"""Whether a checkpoint is what was written: its state.json has the digest of every file, and its own."""
+"""Whether a training checkpoint is what was written: its state.json has the digest of every file, and its own.
+
+The trainer writes and reads these (`pet.train.checkpoint`). What lies in one for use without it, an adapter/ or a
+model/, is checked wherever adapters and models are opened.
+"""
 
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -78,14 +83,20 @@ def _unreadable(error: Exception) -> type[Damaged]:
 
 def check_beside(directory: str | os.PathLike) -> None:
     """Checks what lies in a checkpoint for use without the trainer, such as its adapter/; nothing of other directories.
+    Files that have not changed since are not read again.
 
     Raises:
         InputError: it is not what was written.
     """
     directory = Path(directory).resolve()
     path = directory.parent
-    if not NAME.fullmatch(path.name) or not (path / STATE).is_file():
-        return
+    if NAME.fullmatch(path.name) and (path / STATE).is_file():
+        there = (os.stat(file, follow_symlinks=file.exists()) for file in (path / STATE, *sorted(directory.rglob("*"))))
+        _check(directory, path, tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in there))
+
+
+@functools.lru_cache(64)
+def _check(directory: Path, path: Path, versions: tuple) -> None:
     try:
         content = read_state(path)
         check_name(path, content)
