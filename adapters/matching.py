@@ -22,11 +22,11 @@ from mindspore import nn
 
 from adapters.method import MethodConfig, check_config
 from adapters.patterns import as_list, full_match, is_glob, named, pattern_matches
-from adapters.peft_config import SCORE
 from adapters.replacement import wanted
 from adapters.sites import Site, plain_cells, sites
 from model_zoo.arguments import check_argument
 from model_zoo.errors import LISTED, InputError, nearest
+from model_zoo.labels import SCORE
 
 
 @dataclasses.dataclass(frozen=True)

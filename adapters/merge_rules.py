@@ -9,7 +9,6 @@ from mindspore import nn
 from adapters.cell_forms import weight_attribute
 from adapters.method import AdapterModule
 from adapters.registry import Registry
-from adapters.settings import NO_PLACE
 from model_zoo.errors import InputError
 from model_zoo.quantization.cells import is_quantized
 
@@ -17,8 +16,9 @@ from model_zoo.quantization.cells import is_quantized
 def refuse_unmergeable(state: Registry, name: str) -> None:
     """Raises InputError with the reason when an adapter cannot become part of the weights."""
     adapter = state.get(name)
-    known = NO_PLACE if adapter.scores else adapter.config.unmergeable
-    for reason in (known, *(module.why_unmergeable() for module in adapter.modules.values())):
+    if adapter.labels is not None and hasattr(state.model, "add_score"):
+        state.model.config.as_classifier(adapter.labels)  # or there is none
+    for reason in (adapter.config.unmergeable, *(module.why_unmergeable() for module in adapter.modules.values())):
         if reason:
             raise InputError(f"adapter {name!r} cannot be merged: {reason}")
 

@@ -28,6 +28,7 @@ from model_zoo.checkpoint.digests import check_beside
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.checkpoint.wrappers import unstacked
 from model_zoo.errors import InputError, similar
+from model_zoo.labels import SCORE
 
 log = logging.getLogger("pet")
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -39,10 +40,11 @@ PREFIX = "base_model.model."
 SECOND = re.compile(r"\.(modules_to_save|original_module)\.")
 """In names of a second copy of what is trained whole, and of the base's own, which PEFT writes where a vocabulary was
 extended, and passes over."""
-FINGERPRINT, QUANTIZATION, STARTED_BY = "base_fingerprint", "base_quantization", "init"
-"""What an adapter's tensor file says in its metadata: of the base, and how it was started where that matters."""
-SCORE, TASK_SCORE = "score", "SEQ_CLS"
-"""The cell of a reward model's head (`adapters.score`), and the ``task_type`` of its adapter."""
+FINGERPRINT, QUANTIZATION, STARTED_BY, LABELS = "base_fingerprint", "base_quantization", "init", "labels"
+"""What an adapter's tensor file says in its metadata: of the base, how it was started where that matters, and what the
+numbers of its head mean (`model_zoo.labels.Labels.read`)."""
+TASK_SCORE = "SEQ_CLS"
+"""The ``task_type`` of an adapter with a head that judges texts (`adapters.score`)."""
 TASKS = (TASK_SCORE, "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")
 """Other tasks of PEFT than text generation, on models of these families."""
 OF_TASKS = re.compile(r"((score|classifier|qa_outputs)\.(weight|bias))|(encoder\.)?(layers|h)\.\d+\..*")
@@ -194,14 +196,13 @@ def without_second(file: SafetensorsFile) -> SafetensorsFile:
 
 
 def check_task(file: SafetensorsFile, task: object) -> None:
-    """Refuses what belongs to a model for another task than text generation; a reward model's head of one label may be
-    there."""
+    """Refuses what belongs to a model for another task than text generation and the classification of texts."""
     for key, info in file.tensors.items() if task in TASKS else ():
         name = whole_name(key)
-        if OF_TASKS.fullmatch(name) and (name, info.shape[:1]) != (f"{SCORE}.weight", (1,)):
+        if OF_TASKS.fullmatch(name) and (task, name) != (TASK_SCORE, f"{SCORE}.weight"):
             raise InputError(
                 f"{file.path}: task_type is {task}: {name} {info.shape} is part of no model for text generation, and "
-                "is no head of one label"
+                "no classifier's head, score.weight"
             )
 
 

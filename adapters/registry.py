@@ -19,11 +19,11 @@ from adapters.graphs import state_changed
 from adapters.matching import chosen_sites
 from adapters.method import AdapterModule, MethodConfig, check_config
 from adapters.naming import name_module, trained_in
-from adapters.peft_config import SCORE
 from adapters.restart import base_loading
 from adapters.sites import Site, activate, attach, check_vacant, detach
 from model_zoo.arguments import check_argument
 from model_zoo.errors import InputError, nearest
+from model_zoo.labels import SCORE, Labels
 
 BASE = "__base__"
 """Stands for no adapter where rows of a batch are given one each."""
@@ -36,8 +36,9 @@ class Adapter:
     """One named adapter: its configuration, its modules by cell path, and what it replaces whole.
 
     ``companions`` are paths among `sites` that no target named (`MethodConfig.companions`). ``source`` is what the
-    files it was loaded from held beside the tensors, kept so that saving gives them back. No two adapters, and no two
-    states of one that compiled graphs must tell apart, have the same ``version``.
+    files it was loaded from held beside the tensors, kept so that saving gives them back. ``named`` says what the
+    numbers of a head mean, where anybody does. No two adapters, and no two states of one that compiled graphs must tell
+    apart, have the same ``version``.
     """
 
     name: str
@@ -47,12 +48,14 @@ class Adapter:
     replaced: list[replacement.Replacement]
     source: dict[str, Any] = dataclasses.field(default_factory=dict)
     companions: tuple[str, ...] = ()
+    named: Labels | None = None
     version: int = dataclasses.field(default_factory=new_version)
 
     @property
-    def scores(self) -> bool:
-        """Whether it has a reward model's head (`adapters.score`)."""
-        return any(item.saved_name == f"{SCORE}.weight" for item in self.replaced)
+    def labels(self) -> Labels | None:
+        """What the numbers of its head mean, where it has one that judges texts (`adapters.score`)."""
+        rows = next((item.own.shape[0] for item in self.replaced if item.saved_name == f"{SCORE}.weight"), 0)
+        return (self.named or Labels.plain(rows)) if rows else None
 
     def tensors(self) -> dict[str, Parameter]:
         """Every parameter of the adapter by its name in a file, without PEFT's prefix."""
@@ -124,6 +127,11 @@ class Registry:
             return self.active
         return tuple(dict.fromkeys(name for name in self.row_names if name != BASE))
 
+    @property
+    def base_labels(self) -> Labels | None:
+        """What the numbers of a classifier's own head mean."""
+        return self.model.config.labels if hasattr(self.model, "add_score") else None
+
     def get(self, name: str) -> Adapter:
         """The adapter of this name; InputError names those that there are."""
         if name not in self.adapters:
@@ -165,6 +173,7 @@ class Registry:
             check_vacant(site, name)
         adapter = Adapter(name, config, {site.path: site for site in chosen}, modules, replaced)
         adapter.companions = tuple(companion.site.path for companion in companions)
+        adapter.named = self.base_labels
         if not self.adapters:
             self.was_trainable = {parameter: parameter.requires_grad for parameter in self.model.get_parameters()}
             for parameter in self.was_trainable:
@@ -228,10 +237,13 @@ class Registry:
     def keep_merged(self) -> None:
         """Takes every adapter off and leaves what is merged in the weights for good."""
         merged, self.merged = self.merged, None
+        labels = next(filter(None, (self.adapters[name].labels for name in merged.names)), None)
         self.settled = new_version()
         for name in list(self.adapters):
             self.delete(name)
         merged.settle(self.was_trainable)
+        if labels is not None and hasattr(self.model, "add_score"):
+            self.model.become_classifier(labels)
 
     def refresh(self) -> None:
         """Makes the cells follow `running` and `merged`."""
@@ -256,7 +268,10 @@ class Registry:
         if hasattr(self.model, "position_offset"):
             self.model.mixed_rows = len(rows) or None
             self.refresh_columns(names, rows)
-        self.model.scoring = any(self.adapters[name].scores for name in names)
+        if hasattr(self.model, "add_score"):
+            heads = (*names, *(() if self.blocks else self.merged_names))
+            self.model.labels = next(filter(None, (self.adapters[name].labels for name in heads)), self.base_labels)
+            self.model.scoring = self.model.labels is not None
         # Compiled graphs are kept by this. Names alone would not do: one may be deleted and added anew.
         versions = tuple((name, self.adapters[name].version) for name in names)
         merged = (self.merged.names, self.merged.version) if self.merged is not None and not self.blocks else ()

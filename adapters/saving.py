@@ -25,6 +25,7 @@ from adapters.peft_config import (
     ALL_THE_SAME,
     CONFIG,
     FINGERPRINT,
+    LABELS,
     PREFIX,
     QUANTIZATION,
     STARTED_BY,
@@ -50,6 +51,7 @@ from model_zoo.checkpoint.fingerprint import ROUNDINGS, fingerprint, glance, sam
 from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.errors import InputError, located, nearest
+from model_zoo.labels import Labels
 from model_zoo.quantization import Storage
 from model_zoo.quantization.cells import quantized_cells
 from model_zoo.quantization.files import projections
@@ -114,6 +116,8 @@ def save_adapter(model: nn.Cell, directory: str | Path, name: str = "default") -
         start = getattr(adapter.config, "init", None)
         if start == "loftq" or (start in START and QUANTIZATION in metadata):  # what is packed belongs to it
             metadata[STARTED_BY] = start
+        if adapter.labels is not None:
+            metadata[LABELS] = json.dumps(adapter.labels.written(), ensure_ascii=False)
     with explained(directory):
         directory.mkdir(parents=True, exist_ok=True)
     write_file(directory / WEIGHTS, tensors, metadata)
@@ -171,7 +175,7 @@ def described(model: nn.Cell, adapter: Adapter) -> dict[str, Any]:
     """adapter_config.json for an adapter made here."""
     values = {
         "peft_type": adapter.config.peft_type,
-        "task_type": (TASK_SCORE if adapter.scores else "CAUSAL_LM") if knows(model) else None,
+        "task_type": (TASK_SCORE if adapter.labels else "CAUSAL_LM") if knows(model) else None,
         "base_model_name_or_path": base_name(model),
         "inference_mode": True,
         "revision": None,
@@ -251,6 +255,8 @@ def load_adapter(
         state.delete(name)
         raise
     adapter.source = {"values": values, "config": copy.deepcopy(config), "tensors": stored, "metadata": metadata}
+    if LABELS in metadata and adapter.labels is not None:
+        adapter.named = Labels.read(metadata[LABELS], len(adapter.labels.names))
     if activate:
         state.set(name)
     return skipped + problems
@@ -273,7 +279,7 @@ def read_arrays(model, state, directory: Path, values, config, strict: bool, ski
         if values.get("ensure_weight_tying"):
             check_apart(model, plain)
         plain = {key: stored for key, stored in plain.items() if stored not in beside}
-        prepare_for(model, config, plain)
+        prepare_for(model, config, {key: file.info(stored).shape for key, stored in plain.items()})
         dropped = fit(model, config, plain)
         if dropped:
             warnings.warn(f"{directory / CONFIG}: {'; '.join(dropped)}", stacklevel=4)

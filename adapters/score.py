@@ -1,62 +1,76 @@
-"""A head that gives one number: what makes a model with an adapter a reward model.
+"""A head that judges a whole text: what makes a model with an adapter a reward model, or a classifier.
 
-Hugging Face's ``…ForSequenceClassification`` call it ``score``, and PEFT keeps it in ``modules_to_save``. The cell of
-the base is zero: what is trained, and saved, is the adapter's copy.
+Hugging Face's ``…ForSequenceClassification`` call it ``score``, and PEFT keeps it in ``modules_to_save``: what is
+trained, and saved, is the adapter's copy. Without an adapter the model itself becomes a classifier, whose checkpoint
+has the head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 
 from mindspore import nn
 
-from adapters.peft_config import SCORE
 from adapters.registry import new_version, registry
 from adapters.replacement import own_copy
 from adapters.settings import NO_HEAD
 from model_zoo.errors import InputError
-from model_zoo.layers import Linear
+from model_zoo.labels import SCORE, Labels
 
 
-def add_cell(model: nn.Cell) -> None:
-    """Puts the head's cell on a model that has none."""
-    if not hasattr(model, SCORE):
-        cell = Linear(model.config.dims.hidden, 1, bias=False, dtype=model.dtype)
-        cell.weight.name, cell.weight.requires_grad = f"{SCORE}.weight", False
-        setattr(model, SCORE, cell)
-
-
-def prepare_for(model: nn.Cell, config, tensors: Collection[str]) -> None:
+def prepare_for(model: nn.Cell, config, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Makes a model ready for the adapter of a file with a head.
 
     Args:
         config: as the file has it. PEFT lists every name that a head may have, and one of them is there.
-        tensors: the names of the file's tensors, without PEFT's prefix.
+        shapes: of the file's tensors, by their names without PEFT's prefix.
     """
-    if f"{SCORE}.weight" in tensors and hasattr(model, "config"):
-        add_cell(model)
+    shape = shapes.get(f"{SCORE}.weight")
+    if shape is not None and hasattr(model, "add_score"):
+        model.add_score(Labels.plain(shape[0]))
         config.modules_to_save = [name for name in config.modules_to_save or [] if name != "classifier"]
 
 
-def add_score(model: nn.Cell) -> None:
-    """Gives the model's active adapter a head to train, if it has none yet; it starts at zero.
+def add_head(model: nn.Cell, labels: Labels, seed: int | None = None) -> None:
+    """Gives the model's active adapter a head to train, or without adapters the model itself, if it has none yet.
+
+    Args:
+        labels: what its numbers mean.
+        seed: of a new head's weights; None: they start at zero.
 
     Raises:
-        InputError: no adapter or several, or a method whose files have no place for a head.
+        InputError: several adapters, a method whose files have no place for a head, a head of other labels, or a model
+            that has no classifier in transformers.
     """
     state = registry(model)
-    if len(state.selected) != 1:
-        raise InputError("a reward model's head belongs to one adapter: apply one, such as pet.apply_lora, and no more")
-    adapter = state.get(state.selected[0])
-    if adapter.scores:
-        return
-    if not adapter.config.prefixed:
+    if not hasattr(model, "add_score"):
+        raise InputError(f"{type(model).__name__}: only a model of a known family gets a head that judges texts")
+    if len(state.selected) != 1 and state.adapters:
+        raise InputError(
+            "a head that judges texts belongs to one adapter: apply one, such as pet.apply_lora, and no more"
+        )
+    adapter = state.get(state.selected[0]) if state.selected else None
+    if adapter is not None and not adapter.config.prefixed:
         raise InputError(
             f"adapter {adapter.name!r}: {adapter.config.method} {NO_HEAD}; expected another method, such as lora"
         )
-    state.refuse_while_merged("add a head")
-    add_cell(model)
-    adapter.replaced.append(own_copy(adapter.name, SCORE, model.score, "weight", model.dtype))
-    adapter.config.modules_to_save = [*(adapter.config.modules_to_save or []), SCORE]
-    adapter.version = new_version()
+    known = model.labels if adapter is None else adapter.labels
+    if adapter is None:
+        model.config.as_classifier(labels)  # or there is none
+    if known is None:
+        state.refuse_while_merged("add a head")
+        model.add_score(labels, seed)
+    rows = len(known.names) if known is not None else model.score.weight.shape[0]
+    if rows != len(labels.names):
+        first = ", ".join(labels.names[:8])
+        raise InputError(f"the head has {rows} labels, {len(labels.names)} are asked for: {first}")
+    if adapter is None:
+        if labels != known:
+            model.become_classifier(labels)
+        return
+    if known is None:
+        adapter.replaced.append(own_copy(adapter.name, SCORE, model.score, "weight", model.dtype))
+        adapter.config.modules_to_save = [*(adapter.config.modules_to_save or []), SCORE]
+        adapter.version = new_version()
+    adapter.named = labels
     state.set(state.selected)

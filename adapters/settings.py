@@ -17,8 +17,7 @@ from model_zoo.settings import setting
 
 SEED = "Of what starts random."
 IN_FRONT = "it puts keys and values in front of the attention's own, which no weight can do"
-NO_PLACE = "a checkpoint of the model has no place for a reward model's head"
-NO_HEAD = "has no modules_to_save in PEFT's format, where a reward model's head is kept"
+NO_HEAD = "has no modules_to_save in PEFT's format, where a head that judges texts is kept"
 NO_MATRIX = "there is a non-linear function between its projections, so it is no matrix"
 FROM_WEIGHTS = ("pissa", "olora", "loftq")
 """Starts of LoRA that are computed out of the weights (`adapters.initial`)."""

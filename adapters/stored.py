@@ -23,10 +23,10 @@ from adapters.peft_config import (
     CONFIG,
     FINGERPRINT,
     IA3_KEYS,
+    LABELS,
     LORA_KEYS,
     QUANTIZATION,
     STARTED_BY,
-    TASK_SCORE,
     TOKENS_KEYS,
     ia3_settings,
     known_keys,
@@ -39,9 +39,10 @@ from adapters.peft_config import (
     whole_name,
 )
 from adapters.schema import Settings
-from adapters.settings import IA3, NO_PLACE, SETTINGS, BitFit, LoRA
+from adapters.settings import IA3, SETTINGS, BitFit, LoRA
 from model_zoo.checkpoint.dtypes import float_name
 from model_zoo.errors import InputError, nearest
+from model_zoo.labels import SCORE, Labels
 from model_zoo.quantization import Quantization
 
 # why a kind of adapter is no part of any weight
@@ -111,8 +112,6 @@ class StoredAdapter:
         kind = values["peft_type"]
         if kind in UNMERGEABLE:
             raise InputError(f"{self.directory}: an adapter of type {kind} cannot be merged: {UNMERGEABLE[kind]}")
-        if values.get("task_type") == TASK_SCORE:
-            raise InputError(f"{self.directory}: cannot be merged: {NO_PLACE}")
         self.settings = read_settings(values, self.directory / CONFIG, *MERGEABLE[kind])
         self.peft_type, self.ties = kind, bool(values.get("ensure_weight_tying"))
         if self.settings.get("init") in START:
@@ -122,6 +121,9 @@ class StoredAdapter:
             )
         self.file = open_weights(directory)
         self.given: set[str] = set()
+        if self.labels is not None:  # PEFT lists every name that a head may have
+            named = self.settings.get("modules_to_save") or []
+            self.settings["modules_to_save"] = [name for name in named if name != "classifier"]
 
     def close(self) -> None:
         self.file.close()
@@ -130,6 +132,12 @@ class StoredAdapter:
     def fingerprint(self) -> str | None:
         """The fingerprint of the base that this was trained on, where its writer recorded one."""
         return self.file.metadata.get(FINGERPRINT)
+
+    @property
+    def labels(self) -> Labels | None:
+        """What the numbers of its head mean, where it has one that judges texts."""
+        shapes = [self.file.info(key).shape for key in self.whole((f"{SCORE}.weight",)).values()]
+        return Labels.read(self.file.metadata.get(LABELS), shapes[0][0]) if shapes else None
 
     @property
     def needs_packed(self) -> bool:
@@ -174,6 +182,8 @@ class StoredAdapter:
         Raises:
             InputError: lists everything that does not fit, and what the configuration leaves out.
         """
+        if self.labels is not None and f"{SCORE}.weight" not in shapes:
+            raise InputError(f"{self.directory}: has a head that judges texts; only pet merge has a place for it")
         shapes = dict(shapes)
         if head is not None:
             shapes[head[0]] = shapes[head[1]]

@@ -15,7 +15,9 @@ from model_zoo.ends import listed_ends
 from model_zoo.engine import set_kernels
 from model_zoo.errors import InputError
 from model_zoo.factory import CellFactory
+from model_zoo.initialise import draw
 from model_zoo.inputs import as_int_tensor, as_mask, check_runs
+from model_zoo.labels import SCORE, Labels
 from model_zoo.layers import Linear, int_range, name_parameters
 from model_zoo.norms import LayerNorm, RMSNorm
 from model_zoo.turns import in_turn
@@ -32,15 +34,16 @@ def count_ones(mask):
 
 
 class CausalLM(nn.Cell):
-    """A decoder with a language-model head.
+    """A decoder with a language model's head, or a classifier's.
 
     Sub-classes build the cells, end their constructor with ``self.finish()``, and give ``hidden_states``.
     `position_offset` is the number of positions taken up in front of the first token (a prefix's), `virtual_tokens` the
     number of columns there (a trained prompt's); `mixed_rows` how many rows a batch must have while each goes through
     an adapter of its own, else None; `decoding` is set while single tokens go through over a cache; `runs_fast` is what
-    `set_fast` was last told; `adapter_state` changes with the adapters that take part; `scoring` says that one of these
-    is a reward model's; `compiles` is False where cells talk to other processes in an order that no compiled graph
-    keeps, so that everything runs operator by operator; `generation_config` holds the generation_config.json beside the
+    `set_fast` was last told; `adapter_state` changes with the adapters that take part; `labels` says what the numbers
+    of the head `score` mean where it is used (a classifier's, or such an adapter's), and `scoring` that it is;
+    `compiles` is False where cells talk to other processes in an order that no compiled graph keeps, so that everything
+    runs operator by operator; `generation_config` holds the generation_config.json beside the
     weights.
     """
 
@@ -54,7 +57,9 @@ class CausalLM(nn.Cell):
         self.decoding = False
         self.runs_fast = False
         self.adapter_state = ()
-        self.scoring = False
+        self.labels = config.labels
+        self.scoring = self.labels is not None
+        self.score = None
         self.compiles = True
         self.generation_config: dict[str, Any] = {}
 
@@ -115,11 +120,18 @@ class CausalLM(nn.Cell):
         save_pretrained(self, directory, **settings)
 
     def add_head(self, make: CellFactory, embedding) -> None:
-        """``lm_head``: a cell with a weight of its own, or one that uses the embedding's."""
+        """``lm_head``: a cell with a weight of its own, or one that uses the embedding's, as a classifier's does, which
+        nobody reads; and that one's ``score``."""
+        if self.scoring:
+            self.score = make(SCORE)
         self.lm_head = make("lm_head", needed=False)
         if self.lm_head is None:
-            self.lm_head = Linear(self.config.dims.hidden, 1, False, make.dtype)
-            self.lm_head.weight, self.lm_head.out_features = embedding.weight, embedding.weight.shape[0]
+            self.tie_head(embedding)
+
+    def tie_head(self, embedding) -> None:
+        """Gives the language model's head the embedding's weight."""
+        self.lm_head = Linear(self.config.dims.hidden, 1, False, embedding.weight.dtype)
+        self.lm_head.weight, self.lm_head.out_features = embedding.weight, embedding.weight.shape[0]
 
     def finish(self) -> None:
         """Names the parameters by their place, once all cells are there."""
@@ -134,7 +146,7 @@ class CausalLM(nn.Cell):
     @asked_as_elsewhere
     @in_turn
     def __call__(self, input_ids, attention_mask=None, position_ids=None):
-        """Logits ``(B, S, V)``, float32.
+        """Logits ``(B, S, V)``, float32; of a classifier ``(B, S, labels)``, as a text has them that ends there.
 
         Args:
             input_ids: ``(B, S)`` integers, a list, an array or a Tensor.
@@ -196,8 +208,39 @@ class CausalLM(nn.Cell):
         return position_ids, ops.zeros_like(index), index + 1, attention_mask
 
     def head(self, hidden):
-        """``(N, H)`` → logits ``(N, V)`` in float32."""
+        """``(N, H)`` → logits ``(N, V)``, or a classifier's ``(N, labels)``, in float32."""
+        if self.scoring:
+            return self.score(hidden).astype(ms.float32)
+        return self.logits(hidden)
+
+    def logits(self, hidden):
+        """The language model's."""
         return self.lm_head(hidden).astype(ms.float32)
+
+    def add_score(self, labels: Labels, seed: int | None = None) -> None:
+        """Puts the head's cell on a model that has none; a language model stays one, but for adapters that use it.
+
+        Args:
+            labels: of which it has a number each.
+            seed: of its weights; None: they are zero.
+        """
+        if self.score is not None:
+            return
+        cell = Linear(self.config.dims.hidden, len(labels.names), bias=False, dtype=self.dtype)
+        cell.weight.name, cell.weight.requires_grad = f"{SCORE}.weight", False
+        if seed is not None:
+            draw(cell.weight, self.config, seed)
+        self.score = cell
+
+    def become_classifier(self, labels: Labels) -> None:
+        """Leaves the head `score`, which must be there, in the place of the language model's, for good.
+
+        Raises:
+            InputError: transformers has no such model.
+        """
+        self.config, self.labels, self.scoring = self.config.as_classifier(labels), labels, True
+        self.tie_head(attrgetter(self.family.embedding)(self))
+        self.score.weight.requires_grad = True
 
     def set_fast(self, fast: bool = True) -> CausalLM:
         """Chooses the compiled fast kernels (True) or plain operators (False) in every cell that has both."""

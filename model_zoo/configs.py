@@ -7,6 +7,7 @@ sizes are counted, and a wrong file refused, before it is needed.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from itertools import groupby
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_type_hints
 from model_zoo.atomic import write_json
 from model_zoo.errors import InputError, shown
 from model_zoo.field_types import TokenId, check_types
+from model_zoo.labels import SCORE, Labels, as_classifier, is_classifier
 
 if TYPE_CHECKING:  # checking a recipe does without it
     import numpy as np
@@ -256,13 +258,37 @@ class Config:
         return self.extra.get("sliding_window") or 0 if listed and not self.reads_window else 0
 
     def tensors(self) -> dict[str, CellSpec]:
-        """{path: cell} of all cells with weights, ``*`` for a layer's number; a tied head is not among them."""
+        """{path: cell} of all cells with weights of a language model, ``*`` for a layer's number; a tied head is not
+        among them."""
         raise NotImplementedError
+
+    @property
+    def labels(self) -> Labels | None:
+        """What a classifier's numbers mean; None for a language model."""
+        return Labels.of(self.extra)
+
+    def as_classifier(self, labels: Labels) -> Config:
+        """The same with a classifier's head in the place of the language model's.
+
+        Raises:
+            InputError: transformers has no such model.
+        """
+        other = copy.copy(self)
+        other.extra = as_classifier(self.extra, labels, self.architectures[self.model_type])
+        return other
+
+    def own_tensors(self) -> dict[str, CellSpec]:
+        """`tensors`, with a classifier's own head."""
+        tensors, labels = self.tensors(), self.labels
+        if labels is None:
+            return tensors
+        others = {path: cell for path, cell in tensors.items() if path != self.family.head}
+        return {**others, SCORE: linear(len(labels.names), self.dims.hidden)}
 
     def cells(self) -> dict[str, CellSpec]:
         """The same with every layer spelled out."""
         found = {}
-        for layered, group in groupby(self.tensors().items(), lambda item: "*" in item[0]):
+        for layered, group in groupby(self.own_tensors().items(), lambda item: "*" in item[0]):
             group = list(group)
             for index in range(self.dims.layers if layered else 1):
                 found.update((path.replace("*", str(index)), cell) for path, cell in group)
@@ -278,6 +304,8 @@ class Config:
 
     def tied_head(self) -> tuple[str, str] | None:
         """(name of the head's weight, name of the embedding that it is); None where the head has its own weight."""
+        if self.labels is not None:
+            return None
         tensors = self.tensors()
         return next((pair for pair in self.family.tied.items() if pair[0].rpartition(".")[0] not in tensors), None)
 
@@ -333,6 +361,9 @@ class Config:
         said = ("_token_id", "sliding_window", "_softcapping")
         values = {key: value for key, value in values.items() if value is not None or key.endswith(said)}
         values.setdefault("architectures", [cls.architectures[values["model_type"]]])
+        ends = values.get("eos_token_id")
+        if is_classifier(values) and values.get("pad_token_id") is None and ends is not None:
+            values["pad_token_id"] = ends[0] if isinstance(ends, list) else ends  # it refuses batches without one
         if dtype is not None:
             # `dtype` is read by new versions only, `torch_dtype` by all
             for key in [key for key in ("dtype", "torch_dtype") if key in values] or ["torch_dtype"]:
@@ -349,8 +380,10 @@ class Config:
 
     def check_common(self) -> None:
         """Raises InputError where a value is one that transformers heeds in every family, and none here computes: no
-        mask, and fields of single layers."""
+        mask, fields of single layers, and a classifier that it does not have."""
         self.require("is_causal", True)
+        if self.labels is not None:
+            self.as_classifier(self.labels)
         if layers := self.extra.get("per_layer_config"):
             raise InputError(f"config.json: per_layer_config is {shown(layers)}; fields are those of all layers here")
 

@@ -25,12 +25,12 @@ class CellFactory:
     """Makes a model's cells with weights, as its configuration describes them.
 
     Args:
-        config: gives `Config.tensors`.
+        config: gives `Config.own_tensors`.
         dtype: of the parameters.
     """
 
     def __init__(self, config: Config, dtype):
-        self.tensors, self.layers, self.dtype = config.tensors(), config.family.layers, dtype
+        self.tensors, self.layers, self.dtype = config.own_tensors(), config.family.layers, dtype
 
     def __call__(self, path: str, needed: bool = True) -> nn.Cell | None:
         """The cell at a path; None where the model has none there and none is needed."""

@@ -134,5 +134,5 @@ class ChatGLM2ForConditionalGeneration(CausalLM):
             keep = ops.logical_or(attention_mask != 0, leading).astype(ms.int32)
         return position_ids, start, end, keep
 
-    def head(self, hidden):
+    def logits(self, hidden):
         return self.transformer.output_layer(hidden).astype(ms.float32)

@@ -234,7 +234,7 @@ class RotaryCausalLM(CausalLM):
         self.cap = SoftCap(config.logit_cap) if config.logit_cap > 0 else None
         self.finish()
 
-    def head(self, hidden):
+    def logits(self, hidden):
         logits = self.lm_head(hidden).astype(ms.float32)
         return logits if self.cap is None else self.cap(logits)
 

@@ -70,9 +70,9 @@ from pet.compat.mindspore_trainer.running import launch as launch
 from pet.compat.mindspore_trainer.tasks import Task as Task, register_task as register_task
 from pet.export import merge_checkpoint as merge_checkpoint
 from pet.info import describe as describe
-from pet.text_generation import pipeline as pipeline
+from pet.pipelines import pipeline as pipeline
+from pet.text_classification import scores as scores
 from pet.train.objectives.rdrop import RDropLoss as RDropLoss, rdrop_repeat as rdrop_repeat
-from pet.train.objectives.reward import scores as scores
 from pet.train.trainer import Trainer as Trainer
 
 __version__: str

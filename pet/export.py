@@ -29,8 +29,9 @@ from model_zoo.atomic import explained, staged, write_json, write_text
 from model_zoo.checkpoint.dtypes import STORAGE, convert, float_name
 from model_zoo.checkpoint.fingerprint import fingerprint, same_base
 from model_zoo.checkpoint.grown import grown, vocabulary_of, with_vocabulary
+from model_zoo.checkpoint.made import MadeTensor
 from model_zoo.checkpoint.reading import Checkpoint, assignment, open_checkpoint, read_config
-from model_zoo.checkpoint.safetensors_io import storage
+from model_zoo.checkpoint.safetensors_io import TensorInfo, nbytes, storage
 from model_zoo.checkpoint.saving import (
     BESIDE,
     MAX_SHARD_SIZE,
@@ -44,6 +45,7 @@ from model_zoo.checkpoint.saving import (
 from model_zoo.cores import available_cores
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError
+from model_zoo.labels import SCORE, as_classifier
 from model_zoo.quantization import Quantization
 from model_zoo.quantization.dequantized import Requantized, dequantized
 from model_zoo.quantization.files import SECTION
@@ -140,6 +142,7 @@ def merge_checkpoint(
                 f"{corrects[0].directory}: was started by LoftQ from what packing left out of the base, so that the "
                 "unquantised base would get that twice; merge with dequantize (--dequantize)"
             )
+        checkpoint, config = _judging(checkpoint, config, adapters)
         merge = _Merge({key: value for key, value in config.items() if key != SECTION}, checkpoint, target, safe)
         if strict:
             _check_bases(published, opened, adapters)
@@ -171,6 +174,26 @@ def _grown(checkpoint: Checkpoint, values: dict, adapters: Iterable[StoredAdapte
         rows = {name: one.file.read(key, (slice(size, None),), "float64") for name, key in whole.items()}
         return grown(checkpoint, config, rows), with_vocabulary(values, max(counts)), one.directory
     return checkpoint, values, None
+
+
+def _judging(checkpoint: Checkpoint, values: dict, adapters: Iterable[StoredAdapter]) -> tuple[Checkpoint, dict]:
+    """The base with a classifier's head, zero, in the place of the language model's, and its config.json's dictionary,
+    where an adapter brings such a head."""
+    labels = next(filter(None, (one.labels for one in adapters)), None)
+    config = config_of(values)
+    if labels is None or config.labels is not None:
+        return checkpoint, values
+    values = as_classifier(values, labels, config.architectures[config.model_type])
+    name, shape, kind = (
+        f"{SCORE}.weight",
+        (len(labels.names), config.dims.hidden),
+        checkpoint.dtype(checkpoint.names[0]),
+    )
+    zeros = MadeTensor(
+        TensorInfo(kind, shape, 0, nbytes(kind, shape)), lambda slices: np.zeros(shape, storage(kind))[slices]
+    )
+    heads = {f"{config.family.head}.weight", *config.family.saved_tied}
+    return checkpoint.without(heads.__contains__).with_tensors({name: zeros}), values
 
 
 def _copy_tokenizer(adapters: Sequence[Path], grown_by: Path | None, base: Path, stage: Path, output: Path) -> None:
@@ -319,7 +342,7 @@ class _Merge:
             names += sorted(
                 (name for name in file.tensors if name in self.checkpoint), key=lambda n: file.info(n).start
             )
-        names += [name for name in self.checkpoint.packed if name not in names]
+        names += [name for name in self.checkpoint if name not in names]  # packed ones, and a new classifier's head
         return names + ([head] if head is not None and head not in names else [])
 
     def _merged(self, name: str, dtype: str, report: ExportReport) -> np.ndarray:

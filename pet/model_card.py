@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
-from adapters.peft_config import CONFIG
+from adapters.peft_config import CONFIG, TASK_SCORE
+from adapters.stored import StoredAdapter
 from model_zoo.atomic import read_json, write_json, write_text
 from model_zoo.errors import InputError, first_line
 from model_zoo.generation_settings import DRAWN, FIELDS
+from model_zoo.labels import CLASSIFIER, Labels
 from model_zoo.tokenizers import AutoTokenizer
 from model_zoo.tokenizers.base import Tokenizer
 from model_zoo.tokenizers.style_templates import template_of
@@ -99,7 +102,7 @@ def card(
         "---",
         f"base_model: {known}",
         f"library_name: {'peft' if adapter else 'transformers'}",
-        "pipeline_tag: text-generation",
+        f"pipeline_tag: text-{'generation' if labels_of(stage) is None else 'classification'}",
         f"tags: [{method}, mindspore]",
         "---",
         "",
@@ -184,6 +187,16 @@ def _published_code(base: Path, tokenizer: Tokenizer) -> list[str]:
     return [name for name, is_needed in needed.items() if is_needed]
 
 
+def labels_of(place: Path) -> Labels | None:
+    """What the head of an adapter or of a checkpoint gives, where it judges texts."""
+    if not (place / CONFIG).is_file():
+        return Labels.of(read_json(place / "config.json"))
+    if read_json(place / CONFIG).get("task_type") != TASK_SCORE:
+        return None
+    with contextlib.closing(StoredAdapter(place)) as stored:
+        return stored.labels
+
+
 def _loading(stage: Path, base: Path, known: str, adapter: bool, tokenizer: Tokenizer) -> list[str]:
     coded = _published_code(base, tokenizer)
     trusted = coded or read_json(base / "config.json").get("auto_map")
@@ -192,28 +205,32 @@ def _loading(stage: Path, base: Path, known: str, adapter: bool, tokenizer: Toke
     what = " and the ".join(coded)
     by_code = f"transformers and vLLM open the {what} by the code (`*.py`) that is published with ChatGLM and GLM-4"
     note = [f"{by_code}; it has to lie beside {places}.", ""] if coded else []
+    if (labels := labels_of(stage)) is None:
+        auto, count, ask, served = "AutoModelForCausalLM", "", "pet chat", [f"vllm serve .{flag}"]
+    else:
+        auto, count, ask, served = f"AutoModel{CLASSIFIER}", f", num_labels={len(labels.names)}", "pet predict", []
     if not adapter:
         return [
             *note,
             "```python",
-            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            f"from transformers import {auto}, AutoTokenizer",
             "",
-            f'model = AutoModelForCausalLM.from_pretrained("."{remote})',
+            f'model = {auto}.from_pretrained("."{remote})',
             f'tokenizer = AutoTokenizer.from_pretrained("."{remote})',
             "```",
             "",
             "```sh",
-            f"vllm serve .{flag}",
-            "pet chat --model .",
+            *served,
+            f"{ask} --model ." + (' --input "…"' if count else ""),
             "```",
         ]
     lines = [
         *note,
         "```python",
         "from peft import PeftModel",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        f"from transformers import {auto}, AutoTokenizer",
         "",
-        f'base = AutoModelForCausalLM.from_pretrained("{known}"{remote})',
+        f'base = {auto}.from_pretrained("{known}"{count}{remote})',
         'model = PeftModel.from_pretrained(base, ".")',
         f'tokenizer = AutoTokenizer.from_pretrained("."{remote})',
         "```",
@@ -228,4 +245,4 @@ def _loading(stage: Path, base: Path, known: str, adapter: bool, tokenizer: Toke
     except InputError as error:
         reason = first_line(error).removeprefix(f"{stage}: ")
         after = ["", f"vLLM cannot serve it beside its base: {reason}"]
-    return [*lines, f"pet chat --model {known} --adapter .", "```", *after]
+    return [*lines, f"{ask} --model {known} --adapter ." + (' --input "…"' if count else ""), "```", *after]

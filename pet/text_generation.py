@@ -1,4 +1,4 @@
-"""``pet.pipeline``: text in, text out, in one line."""
+"""Text in, text out, in one line."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ import numpy as np
 
 from adapters.stored import check_loadable
 from model_zoo.arguments import check_argument
-from model_zoo.errors import InputError, similar
+from model_zoo.errors import InputError
 from model_zoo.generation_settings import DRAWN, LIMITS, says_limit
 from pet.names import own_tokenizer
 
 log = logging.getLogger("pet")
-
-TASKS = ("text_generation",)
 
 
 class TextGeneration:
@@ -35,26 +33,7 @@ class TextGeneration:
     """
 
     def __init__(self, model, tokenizer=None, adapter=None, chat: bool | None = None, batch_size: int = 8, **defaults):
-        from pet.auto import AutoModel, AutoTokenizer
-
-        check_argument("pipeline: adapter", "str | os.PathLike | None", adapter)
-        if adapter is not None:
-            check_loadable(adapter)
-        if isinstance(model, (str, os.PathLike)):
-            model = AutoModel.from_pretrained(model)
-        if tokenizer is None:
-            tokenizer = own_tokenizer(adapter) or getattr(model, "loaded_from", None)
-        if isinstance(tokenizer, (str, os.PathLike)):
-            tokenizer = AutoTokenizer.from_pretrained(tokenizer)
-        if tokenizer is None:
-            raise InputError("pipeline: a model without a directory needs tokenizer=")
-        if not hasattr(tokenizer, "chats"):
-            wanted = "a path or one of pet.AutoTokenizer"
-            raise InputError(f"pipeline: tokenizer is of the type {type(tokenizer).__name__}; {wanted} was expected")
-        if adapter is not None:
-            from adapters.saving import load_adapter
-
-            load_adapter(model, adapter)
+        model, tokenizer = opened(model, tokenizer, adapter)
         self.model, self.tokenizer, self.batch_size, self.defaults = model, tokenizer, batch_size, defaults
         self.chat = tokenizer.chats if chat is None else chat
 
@@ -123,6 +102,35 @@ class TextGeneration:
         return [until(answer, ends) for answer in answers]
 
 
+def opened(model, tokenizer=None, adapter=None) -> tuple[Any, Any]:
+    """A model with an adapter, and its tokenizer, of names, directories or objects.
+
+    Raises:
+        InputError: one of them cannot be opened.
+    """
+    from pet.auto import AutoModel, AutoTokenizer
+
+    check_argument("pipeline: adapter", "str | os.PathLike | None", adapter)
+    if adapter is not None:
+        check_loadable(adapter)
+    if isinstance(model, (str, os.PathLike)):
+        model = AutoModel.from_pretrained(model)
+    if tokenizer is None:
+        tokenizer = own_tokenizer(adapter) or getattr(model, "loaded_from", None)
+    if isinstance(tokenizer, (str, os.PathLike)):
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+    if tokenizer is None:
+        raise InputError("pipeline: a model without a directory needs tokenizer=")
+    if not hasattr(tokenizer, "chats"):
+        wanted = "a path or one of pet.AutoTokenizer"
+        raise InputError(f"pipeline: tokenizer is of the type {type(tokenizer).__name__}; {wanted} was expected")
+    if adapter is not None:
+        from adapters.saving import load_adapter
+
+        load_adapter(model, adapter)
+    return model, tokenizer
+
+
 def completed(defaults: Mapping[str, Any], settings: Mapping[str, Any], room: int) -> dict[str, Any]:
     """A call's settings with the defaults for what it leaves out.
 
@@ -155,26 +163,3 @@ def warn_of_full_context(answers: Sequence[Sequence[int]], ends: Collection[int]
 def until(ids: list[int], ends: Collection[int]) -> list[int]:
     """The ids before the first end."""
     return list(itertools.takewhile(lambda token: token not in ends, ids))
-
-
-def check_task(task: str, model: Any) -> None:
-    """Raises InputError for an unknown task, or where there is no model."""
-    name = str(task).replace("-", "_")
-    if name not in TASKS:
-        raise InputError(f"pipeline: task {task!r} is not known; supported: {', '.join(TASKS)}{similar(name, TASKS)}")
-    if model is None:
-        raise InputError("pipeline: model is missing; give a checkpoint directory, a bundled base's name, or a model")
-
-
-def pipeline(task: str = "text_generation", model=None, tokenizer=None, adapter=None, **settings) -> TextGeneration:
-    """A callable for a task.
-
-    Args:
-        task: ``text_generation`` (also written ``text-generation``).
-        model, tokenizer, adapter, settings: see `TextGeneration`.
-
-    Raises:
-        InputError: an unknown task, no model, or one that cannot be loaded.
-    """
-    check_task(task, model)
-    return TextGeneration(model, tokenizer, adapter, **settings)

@@ -22,6 +22,8 @@ ROOMS = {
     "recipe": ("pet/recipe", "pet/run_directory.py"),
     "data": ("pet/data",),
     "models": (
+        "pet/pipelines.py",
+        "pet/text_classification.py",
         "pet/text_generation.py",
         "pet/export.py",
         "pet/gguf",
@@ -49,6 +51,7 @@ FOR_ADAPTERS = (
     "checkpoint",
     "engine",
     "graph",
+    "labels",
     "quantization",
     "settings",
 )

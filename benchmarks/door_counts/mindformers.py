@@ -37,7 +37,8 @@ def count(clone: Path, work: Path, seconds: float | None = None) -> list[Case]:
         write_base(base, work / base)
     for name, values in files(clone, work):
         loader = values["train_dataset"]["data_loader"]
-        rows = data[",".join(loader.get("origin_columns") or [loader["type"]])]
+        judges = values["trainer"]["type"] == "TextClassificationTrainer"
+        rows = data["labels" if judges else ",".join(loader.get("origin_columns") or [loader["type"]])]
         trainer = request(values, work / name, rows, work)
         recipe, problem = attempt(trainer.recipe, values["run_mode"], trainer.load_checkpoint)
         if problem:
@@ -132,6 +133,15 @@ def write_data(directory: Path) -> dict[str, Path]:
     writer.add_schema({"input_ids": {"type": "int32", "shape": [-1]}}, "rows")
     ids = np.random.default_rng(0).integers(5, 1000, (ROWS, TOKENS), dtype=np.int32)
     writer.write_raw_data([{"input_ids": row} for row in ids])
+    writer.commit()
+    found["labels"] = directory / "labels.mindrecord"
+    writer = FileWriter(str(found["labels"]), overwrite=True)
+    names = ("input_ids", "attention_mask", "labels")
+    writer.add_schema({name: {"type": "int64", "shape": [-1]} for name in names}, "rows")
+    mask = np.ones_like(ids)
+    writer.write_raw_data(
+        [dict(zip(names, map(np.int64, (row, mask[0], [number % 2])), strict=True)) for number, row in enumerate(ids)]
+    )
     writer.commit()
     return found
 

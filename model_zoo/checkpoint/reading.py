@@ -36,6 +36,8 @@ from model_zoo.quantization.scaled import find_scaled
 if TYPE_CHECKING:
     from mindspore import nn
 
+    from model_zoo.configs import Config
+
 
 def read_config(directory: str | Path) -> dict:
     """The dictionary in a checkpoint's ``config.json``; InputError when it is missing or not a JSON object."""
@@ -350,9 +352,13 @@ def note_source(model: nn.Cell, directory: Path) -> None:
     model.loaded_from = str(directory)
 
 
-def base_parameters(model: nn.Cell) -> dict[str, object]:
-    """{published name: Parameter} of a model, without what adapters and new tokens added to it."""
-    names = model.config.shapes()
+def base_parameters(model: nn.Cell, config: Config | None = None) -> dict[str, object]:
+    """{published name: Parameter} of a model, without what adapters and new tokens added to it.
+
+    Args:
+        config: of what it is to be; default its own.
+    """
+    names = (config or model.config).shapes()
     return {parameter.name: parameter for parameter in model.get_parameters() if parameter.name in names}
 
 

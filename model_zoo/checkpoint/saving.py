@@ -19,6 +19,7 @@ from model_zoo.checkpoint.parameters import read_parameter
 from model_zoo.checkpoint.reading import base_parameters
 from model_zoo.checkpoint.safetensors_io import nbytes, write_stream
 from model_zoo.errors import InputError
+from model_zoo.labels import SCORE
 from model_zoo.quantization import files
 
 if TYPE_CHECKING:
@@ -86,9 +87,12 @@ def save_pretrained(
             f"{directory}: a {type(model).__name__} is of no known family, which config.json would name; "
             "mindspore.save_checkpoint writes its weights"
         )
-    own = model.config.alone
-    names = dict(zip(model.config.shapes(), own.shapes(), strict=True))
-    parameters = {names[name]: parameter for name, parameter in base_parameters(model).items()}
+    config = model.config
+    if model.scoring and model.score.weight.name == f"{SCORE}.weight":  # the base's, into which one may be merged
+        config = config.as_classifier(model.labels)
+    own = config.alone
+    names = dict(zip(config.shapes(), own.shapes(), strict=True))
+    parameters = {names[name]: parameter for name, parameter in base_parameters(model, config).items()}
     absent = [name for name in own.shapes() if name not in parameters]
     if absent:
         raise InputError(
@@ -96,7 +100,7 @@ def save_pretrained(
             "replaces them is active (disable or merge it first), or this is one part of a divided model"
         )
     for saved in model.family.saved_tied:
-        if saved not in parameters:
+        if saved not in parameters and own.labels is None:
             parameters[saved] = parameters[model.family.tied[saved]]
     target = float_name(dtype) if dtype is not None else None
     packed = {name: parameter.packed_in for name, parameter in parameters.items() if hasattr(parameter, "packed_in")}
@@ -106,8 +110,8 @@ def save_pretrained(
         if name not in packed
     }
     types = {word for word, _ in described.values()}
-    config = own.for_file(own.to_dict(), types.pop() if len(types) == 1 else None)
-    config.pop("quantization_config", None)
+    values = own.for_file(own.to_dict(), types.pop() if len(types) == 1 else None)
+    values.pop("quantization_config", None)
     arrays = {}
     for name, cell in packed.items():
         if target is not None:
@@ -116,7 +120,7 @@ def save_pretrained(
         path = name.removesuffix(".weight")
         described.update(files.described(path, cell.storage, cell.shape))
         arrays.update(files.written(path, cell.storage, cell.shape, cell.arrays()))
-        config["quantization_config"] = files.config_section(cell.storage, files.projections(own, packed))
+        values["quantization_config"] = files.config_section(cell.storage, files.projections(own, packed))
 
     def data(name: str) -> np.ndarray:
         if name in arrays:
@@ -124,7 +128,7 @@ def save_pretrained(
         return packed[name].published() if name in packed else read_parameter(parameters[name])
 
     limit = parse_size(max_shard_size)
-    if own is not model.config:
+    if own is not config:
         log.warning("%s: written as a model of type %s; pet merge keeps the rest", directory, own.model_type)
     if active := [name for name, _ in (model.adapter_state or ((),))[0]]:
         log.warning(
@@ -135,7 +139,7 @@ def save_pretrained(
         )
     with staged(directory, replaces=WEIGHTS) as stage:
         write_weights(stage, described, data, limit)
-        write_json(stage / "config.json", config)
+        write_json(stage / "config.json", values)
         source = getattr(model, "loaded_from", None)
         if source:
             copy_companions(source, stage, directory)

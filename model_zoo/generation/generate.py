@@ -106,7 +106,7 @@ def generate(
     """
     given = {name: value for name, value in locals().items() if name in FIELDS}
     if model.scoring:
-        raise InputError("the active adapter is a reward model's: it scores answers and writes none (pet.scores)")
+        raise InputError("the model's head, or its adapter's, judges texts and writes none (pet.scores)")
     ids, mask = as_prompt(input_ids, attention_mask)
     model.check_ids(as_int_tensor("input_ids", ids, 2))
     longest, context, config = int(mask.sum(1).max()), model.room, model.generation_config

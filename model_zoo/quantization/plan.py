@@ -10,6 +10,7 @@ from typing import Any
 from model_zoo.arguments import misfit
 from model_zoo.configs import Config
 from model_zoo.errors import InputError, nearest, shown
+from model_zoo.labels import SCORE
 from model_zoo.quantization.storage import BLOCKS, KINDS, Storage
 
 
@@ -115,7 +116,7 @@ class Quantization:
         projections = {
             path: cell.weight[::-1] if cell.transposed else cell.weight
             for path, cell in config.cells().items()
-            if cell.kind in ("linear", "conv1d")
+            if cell.kind in ("linear", "conv1d") and path != SCORE
         }
         skip = (config.family.head, *config.family.routers) if self.skip is None else self.skip
         problems, left = [], set()

@@ -87,7 +87,9 @@ class FastTokenizer(Tokenizer):
         if eos is None:
             eos = stops[0] if stops else first(_USUAL_EOS, "eos_token")
         pad = first(_USUAL_PAD, "pad_token")
+        self.around_pair = _template(description, controls, "pair") if before or after else None
         if str(settings.get("tokenizer_class", "Llama")).startswith(FLAGGED):
+            self.around_pair = None
             before = _with_token(before, bos, settings.get("add_bos_token"), first=True)
             after = _with_token(after, eos, settings.get("add_eos_token"), first=False)
         top = max([*self._engine.get_vocab(with_added_tokens=True).values(), *controls.values()], default=-1) + 1
@@ -228,16 +230,17 @@ def _decoding(description: dict, source: str) -> tuple[bool, int]:
     raise InputError(f"{source}: found the decoder {names}, expected byte-level or sentencepiece-like BPE")
 
 
-def _template(description: dict, controls: dict[str, int]) -> tuple[list[int], list[int]]:
-    """Control tokens before and after a text, from a ``TemplateProcessing`` post-processor."""
-    sides: tuple[list[int], list[int]] = ([], [])
+def _template(description: dict, controls: dict[str, int], form: str = "single") -> list[list[int]]:
+    """Control tokens before and after a text, or with ``pair`` before, between and after two, from a
+    ``TemplateProcessing`` post-processor."""
+    sides: list[list[int]] = [[], []] if form == "single" else [[], [], []]
     for step in steps(description.get("post_processor"), "processors"):
         if step.get("type") != "TemplateProcessing":
             continue
         side = 0
-        for item in step["single"]:
+        for item in step[form]:
             if "Sequence" in item:
-                side = 1
+                side += 1
             else:
                 name = item["SpecialToken"]["id"]
                 ids = step.get("special_tokens", {}).get(name, {}).get("ids") or [controls[name]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,32 +24,65 @@ EXAMPLES = [
 ]
 
 
-def _questions(options: Any, session: ChatSession) -> list[Any]:
-    """What is asked, in order: the texts of --input, then the rows of --file."""
-    from pet.data.load import Question, load_questions
-
-    def question(text: str, where: str) -> Question:
-        return Question(session.prompt([{"role": "user", "content": text}]), text, "", where)
-
-    found = [question(text, "--input") for text in options.input or []]
+def _given(options: Any) -> Iterator[tuple[str, str | None]]:
+    """What is asked, in order: (text, its place) of --input, of stdin and of files with a text a line, and (file, None)
+    for those with rows."""
+    for text in options.input or []:
+        yield text, "--input"
     for name in options.file or []:
-        if name == "-":
-            try:
-                lines = sys.stdin.read().split("\n")
-            except UnicodeDecodeError as error:
-                raise not_text(error) from None
-            found += [question(line, f"stdin:{number}") for number, line in enumerate(lines, 1) if line.strip()]
-        elif name.endswith(".txt") and Path(name).is_file():
-            try:
-                lines = Path(name).read_text("utf-8-sig").split("\n")
-            except UnicodeDecodeError:
-                raise InputError(f"--file {name}: not UTF-8 text") from None
-            found += [question(line, f"{name}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+        lines = name.endswith(".txt") and Path(name).is_file()
+        if name != "-" and not lines:
+            yield name, None
+            continue
+        try:
+            read = Path(name).read_text("utf-8-sig") if lines else sys.stdin.read()
+        except UnicodeDecodeError as error:
+            raise (InputError(f"--file {name}: not UTF-8 text") if lines else not_text(error)) from None
+        place = name if lines else "stdin"
+        yield from ((line, f"{place}:{number}") for number, line in enumerate(read.split("\n"), 1) if line.strip())
+
+
+def _answers(options: Any, session: ChatSession) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each answer, and its row for JSONL."""
+    from pet.data.load import Question, load_questions
+    from pet.train.evaluate import Answers
+
+    questions: list[Any] = []
+    for text, where in _given(options):
+        if where is None:
+            questions += load_questions(text, session.tokenizer, settings=session.settings)
         else:
-            found += load_questions(name, session.tokenizer, settings=session.settings)
-    if not found:
-        raise InputError("nothing is asked: give --input TEXT, or --file with questions in it")
-    return found
+            questions.append(Question(session.prompt([{"role": "user", "content": text}]), text, "", where))
+    how = {"batch_size": options.batch_size, "seed": session.generation.seed or 0}
+    for one in Answers(session.model, session.tokenizer, questions, session.generation, **how)() if questions else ():
+        reference = {"reference": one.reference} if one.reference else {}
+        yield one.answer, {"prompt": one.prompt, "answer": one.answer, "where": one.where, **reference}
+
+
+def _labels(options: Any, session: ChatSession) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The label of each text by a model that judges them, and its row for JSONL."""
+    from pet.data.classified import asked, whole_text
+    from pet.data.formats import Row, read_rows
+    from pet.text_classification import TextClassification
+
+    judge, rows = TextClassification(session.model, session.tokenizer), []
+    how = {**session.settings.reading, "conversations": asked}
+    for text, where in _given(options):
+        rows += read_rows(text, **how) if where is None else [Row(Path(where), 0, text=text)]
+    room, tokenizer = session.model.room, session.tokenizer
+    ids = [row.tokens[0] if row.tokens else whole_text(tokenizer, row.text, row.text_pair, room) for row in rows]
+    for first in range(0, len(rows), options.batch_size):
+        part = slice(first, first + options.batch_size)
+        for row, labels in zip(rows[part], judge.judged(ids[part]), strict=True):
+            chosen = judge.chosen(labels)
+            texts = {name: getattr(row, name) for name in ("text", "text_pair") if getattr(row, name) is not None}
+            scores = {one["label"]: one["score"] for one in labels}
+            reference = {} if row.label is None else {"reference": row.label}
+            where = row.where if row.line else str(row.path)
+            yield (
+                ", ".join(chosen) if isinstance(chosen, list) else str(chosen),
+                {**texts, "label": chosen, "scores": scores, "where": where, **reference},
+            )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -60,7 +93,9 @@ def main(arguments: Sequence[str]) -> int:
         "--file", action="append", help="questions: .txt (one a line), any data file of a recipe, or - for stdin"
     )
     parser.add_argument("--output", metavar="FILE", help="write JSONL there instead of printing")
-    parser.add_argument("--json", action="store_true", help="print JSONL: question, answer, reference, place")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSONL: question, answer, reference, place; or text, label, scores"
+    )
     parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="batch size (default 16)")
     add_chat_session(parser)
     options = parser.read(arguments)
@@ -70,22 +105,13 @@ def main(arguments: Sequence[str]) -> int:
         raise InputError(f"--batch-size {options.batch_size}: expected 1 or more")
     check_output_file(options.output)
     session = make_chat_session(options)
-    questions = _questions(options, session)
-    from pet.train.evaluate import Answers
-
-    seed = session.generation.seed or 0
-    answers = Answers(
-        session.model, session.tokenizer, questions, session.generation, batch_size=options.batch_size, seed=seed
-    )()
+    found = list((_labels if session.model.scoring else _answers)(options, session))
+    if not found:
+        raise InputError("nothing is asked: give --input TEXT, or --file with questions in it")
     if not options.output and not options.json:
-        print("\n".join(answer.answer for answer in answers))
+        print("\n".join(text for text, _ in found))
         return 0
-    rows = []
-    for answer in answers:
-        row = {"prompt": answer.prompt, "answer": answer.answer, "where": answer.where}
-        if answer.reference:
-            row["reference"] = answer.reference
-        rows.append(json.dumps(row, ensure_ascii=False))
+    rows = [json.dumps(row, ensure_ascii=False) for _, row in found]
     if options.output:
         from pet.files import write_text
 

@@ -1,8 +1,9 @@
 """Tokenised data on disk, mapped into memory, made once for each content, tokenizer and settings.
 
 A cache is a directory named by a digest of all that its content depends on. It holds ``tokens.bin`` (int32),
-``trained.bin`` (uint8), ``lengths.bin`` (int32), ``origin.bin`` (int64 triples) and ``meta.json`` with their sizes and
-check sums. It appears whole or not at all; one that does not match its sums is made again.
+``trained.bin`` (uint8), ``lengths.bin`` (int32), ``origin.bin`` (int64 triples), ``said.bin`` (int32, what the data
+says of each sample) and ``meta.json`` with their sizes and check sums, and with what is said. It appears whole or not
+at all; one that does not match its sums is made again.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from .settings import DataSettings
 log = logging.getLogger("pet.data")
 
 # Goes into every digest: raise it when the same input gives other samples than before, or a file other places.
-VERSION = 11
+VERSION = 12
 ROOM = 1 << 20
 """Bytes without which a directory counts as full."""
-PARTS = {"tokens": np.int32, "trained": np.uint8, "lengths": np.int32, "origin": np.int64}
+PARTS = {"tokens": np.int32, "trained": np.uint8, "lengths": np.int32, "origin": np.int64, "said": np.int32}
 # Settings that decide which samples come out; the others only arrange them.
 DECIDING = (
     "format",
@@ -172,13 +173,15 @@ def read_cache(directory: Path, files: list[Path]) -> TokenDataset | None:
     lengths = arrays["lengths"].astype(np.int64)
     origin = arrays["origin"].reshape(-1, 3)
     names = [str(path) for path in files]
-    return TokenDataset(arrays["tokens"], arrays["trained"], starts_of(lengths), lengths, origin, names, counts)
+    found = TokenDataset(arrays["tokens"], arrays["trained"], starts_of(lengths), lengths, origin, names, counts)
+    found.said, found.said_of = meta["said"], arrays["said"]
+    return found
 
 
 def write_cache(directory: Path, chunks: Iterable[tuple[list[Row], Encoded]], files: list[Path]) -> None:
     """Write samples as they come, so that no more than a chunk of them is in memory."""
     numbers = {path: number for number, path in enumerate(files)}
-    counts = Counts()
+    counts, said = Counts(), {}
     with atomic_directory(directory) as temporary:
         with contextlib.ExitStack() as stack:
             streams = {name: stack.enter_context(open(temporary / f"{name}.bin", "wb")) for name in PARTS}
@@ -190,11 +193,14 @@ def write_cache(directory: Path, chunks: Iterable[tuple[list[Row], Encoded]], fi
                     streams["trained"].write(trained.tobytes())
                     streams["lengths"].write(np.int32(len(ids)).tobytes())
                     streams["origin"].write(np.asarray([numbers[row.path], row.line, row.row], np.int64).tobytes())
+                    number = said.setdefault(json.dumps(row.label), len(said))
+                    streams["said"].write(np.int32(number).tobytes())
         parts = {}
         for name in PARTS:
             path = temporary / f"{name}.bin"
             parts[name] = [path.stat().st_size, _check_sum(path)]
-        write_json(temporary / "meta.json", {"parts": parts, "counts": vars(counts)})
+        meta = {"parts": parts, "counts": vars(counts), "said": [json.loads(text) for text in said]}
+        write_json(temporary / "meta.json", meta)
 
 
 def writable_directory(wanted: str | os.PathLike | None) -> Path:

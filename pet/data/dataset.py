@@ -157,8 +157,7 @@ class TokenDataset:
 
     Attributes:
         tokens: (N,) int32, the samples one after the other.
-        trained: (N,) uint8, not 0 where the token is a label; 2 in answers that an objective counts as undesirable;
-            `ENDED` where the label is not the token but `end`.
+        trained: (N,) uint8, not 0 where the token is a label; `ENDED` where the label is not the token but `end`.
         starts: (samples,) int64, where each begins in ``tokens``.
         lengths: (samples,) int64, tokens in each.
         origin: (samples, 3) int64, for each sample the index of its file in ``files``, its line there, and the number
@@ -168,6 +167,8 @@ class TokenDataset:
         documents: how many neighbouring entries make one sample and stay together (an objective that compares); where
             it is more than 1, the arrays above have an entry for each of its documents.
         end: id of the tokenizer's end token.
+        said: what the data says of samples (`pet.data.formats.Row.label`), each once.
+        said_of: (samples,) which of these of each; None: nothing.
         own: settings of files whose rows are read in a way of their own.
     """
 
@@ -180,12 +181,16 @@ class TokenDataset:
     counts: Counts = field(default_factory=Counts)
     documents: int = 1
     end: int | None = None
+    said: list[Any] = field(default_factory=list)
+    said_of: np.ndarray | None = None
     own: dict[str, dict[str, Any]] = field(default_factory=dict)
     _label_counts: np.ndarray | None = field(default=None, repr=False)
 
     @classmethod
-    def from_samples(cls, samples: Iterable[tuple[Sequence[int], Sequence[bool]]]) -> TokenDataset:
-        """From pairs (ids, trained) in memory.
+    def from_samples(
+        cls, samples: Iterable[tuple[Sequence[int], Sequence[bool]]], said: Sequence[Any] | None = None
+    ) -> TokenDataset:
+        """From pairs (ids, trained) in memory, and what is said of each.
 
         Raises:
             ValueError: a sample has no tokens, or its two parts differ in length.
@@ -201,7 +206,10 @@ class TokenDataset:
         origin[:, 1] = np.arange(len(lengths))
         counts = Counts(rows=len(lengths), samples=len(lengths))
         tokens, trained = np.concatenate(ids_list), np.concatenate(trained_list)
-        return cls(tokens, trained, starts_of(lengths), lengths, origin, ["memory"], counts)
+        found = cls(tokens, trained, starts_of(lengths), lengths, origin, ["memory"], counts)
+        if said is not None:
+            found.said, found.said_of = list(said), np.arange(len(found))
+        return found
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -222,6 +230,10 @@ class TokenDataset:
         ids, marks = self.tokens[self.starts[index] : self.starts[index] + self.lengths[index]], self.marks(index)
         return np.where(marks == ENDED, self.end, np.where(marks, ids, IGNORED)).astype(np.int32)
 
+    def label(self, index: int) -> Any:
+        """What the data says of a sample; None: nothing."""
+        return None if self.said_of is None else self.said[self.said_of[index]]
+
     def select(self, indices: Sequence[int] | np.ndarray) -> TokenDataset:
         """The samples at ``indices`` as a dataset of its own, over the same tokens."""
         indices = np.asarray(indices, np.int64)
@@ -231,6 +243,7 @@ class TokenDataset:
             starts=self.starts[indices],
             lengths=self.lengths[indices],
             origin=origin,
+            said_of=None if self.said_of is None else self.said_of[indices],
             counts=Counts(rows=len(np.unique(origin, axis=0)), samples=len(indices) // self.documents),
             _label_counts=self.label_counts[indices],
         )
@@ -249,12 +262,12 @@ class TokenDataset:
         return found
 
     def digests(self) -> Iterator[bytes]:
-        """A digest of each sample's tokens and labels."""
+        """A digest of each sample's tokens and labels, and of what is said of it."""
         for first in range(0, len(self), self.documents):
             digest = hashlib.blake2b(digest_size=16)
             for index in range(first, first + self.documents):
                 digest.update(np.int64(self.lengths[index]).tobytes() + self[index][0].tobytes())
-                digest.update(self.marks(index).tobytes())
+                digest.update(self.marks(index).tobytes() + repr(self.label(index)).encode())
             yield digest.digest()
 
     @property

@@ -20,6 +20,7 @@ from model_zoo.cores import available_cores
 from model_zoo.errors import InputError, located
 from pet.recipe.fields import is_template_file
 
+from .classified import whole_text
 from .dataset import Counts
 from .formats import Row
 from .messages import last_question
@@ -139,16 +140,14 @@ class Encoder:
                 encoded.counts.note_empty(row.where)
                 continue
             for documents in own._fit(row, encoded.counts):
-                if not all(any(trained[1:]) for _, trained in documents):
+                if not row.is_judged and not all(any(trained[1:]) for _, trained in documents):
                     encoded.counts.dropped_unlabelled += 1
                     continue
                 if len(documents) > 1 and all(ids == documents[0][0] for ids, _ in documents[1:]):
                     encoded.counts.dropped_equal += 1
                     continue
                 for ids, trained in documents:
-                    marks = np.asarray(trained, np.uint8)
-                    marks[marks == 1] = 1 if row.desirable else 2
-                    encoded.samples.append((np.asarray(ids, np.int32), marks))
+                    encoded.samples.append((np.asarray(ids, np.int32), np.asarray(trained, np.uint8)))
                     encoded.rows.append(number)
         encoded.counts.samples = len(encoded.samples) // self.settings.documents
         encoded.counts.empty_thoughts = self._emptied() - emptied
@@ -172,9 +171,12 @@ class Encoder:
         return False
 
     def tokens(self, row: Row, messages: list[dict[str, Any]] | None = None) -> tuple[list[int], list[bool]]:
-        """All ids of a row that is no text, and which are labels; not yet cut. ``messages``: one of its documents, by
-        default the first."""
+        """All ids of a row that is no text, unless a label says what it is, and which are labels; not yet cut.
+        ``messages``: one of its documents, by default the first."""
         messages = messages or row.messages
+        if row.text is not None:
+            ids = whole_text(self.tokenizer, row.text, row.text_pair)
+            return ids, [True] * len(ids)
         if row.tokens is not None:
             pad, ends = self.settings.padding, self.settings.padding_ends
             return without_padding(row.tokens[0], pad, ends) if row.bare and pad is not None else row.tokens
@@ -247,7 +249,7 @@ class Encoder:
         limit = self.settings.max_length
         if row.messages is None and self.settings.template is not None:
             raise InputError(f"{row.where}: no question and answer, which data.template needs")
-        if row.text is not None:
+        if row.text is not None and not row.is_judged:
             yield from self._fit_text(row, counts)
             return
         documents = [self.tokens(row, messages) for messages in (row.messages, *row.others)]
@@ -260,6 +262,10 @@ class Encoder:
             counts.dropped_long += 1
         else:
             counts.cut += 1
+            if row.text is not None:
+                ids = whole_text(self.tokenizer, row.text, row.text_pair, limit)
+                yield [(ids, [True] * len(ids))]
+                return
             places = self._kept(row, limit) if self.settings.too_long == "shorten" else [range(limit)] * len(documents)
             for (ids, trained), stay in zip(documents, places, strict=True):
                 stay = [place for place in stay if place < len(ids)]

@@ -47,7 +47,7 @@ from .messages import (
     usual,
 )
 from .parts import part_of, with_parts
-from .preferences import SAYING_THE_SAME, labelled, pairs
+from .preferences import SAYING_THE_SAME
 from .readers import read_records
 from .records import BEGINNING, Place, Problems, Record, type_name
 from .token_rows import TOKEN_COLUMNS, is_bare, tokens_of
@@ -75,7 +75,7 @@ KNOWN = {name for roles in COLUMNS.values() for names in roles.values() for name
 REQUIRED = ("prompt", "answer", "messages", "text", "input_ids")
 LISTS = ("messages", "input_ids")
 """Roles whose columns hold lists."""
-NEEDED = ("prompt", "messages", "answer", "chosen", "rejected", "label")
+NEEDED = ("prompt", "messages", "answer", "chosen", "rejected", "text", "text_pair", "label")
 """Roles that no row may lack whose column ``data.columns`` names, where an objective reads rows itself."""
 
 
@@ -99,7 +99,9 @@ class Row:
         bare: whether nothing in the row says which of its tokens are learnt.
         row: its number, where another row begins on its line; otherwise 0. With file and line it names the row.
         unread: columns of a known name that hold something and were not read.
-        desirable: whether the answer is one to be learnt; for objectives that tell both kinds apart.
+        text_pair: a second text that is judged with the first.
+        label: what the data says of it, for objectives that learn that: a name, a number, or a list of these; of an
+            answer whether it is desirable.
     """
 
     path: Path
@@ -113,7 +115,8 @@ class Row:
     place: Place = BEGINNING
     row: int = 0
     bare: bool = False
-    desirable: bool = True
+    text_pair: str | None = None
+    label: Any = None
     tools: list[dict[str, Any]] | None = None
     thinking: bool | None = None
     unread: list[str] = field(default_factory=list)
@@ -124,10 +127,15 @@ class Row:
         return place_name(self.path, self.line, self.row)
 
     @property
+    def is_judged(self) -> bool:
+        """Whether it is one text, or two, with a label."""
+        return self.messages is None and self.label is not None
+
+    @property
     def size(self) -> int:
         """Characters, or tokens: memory and time go by them."""
         if self.messages is None:
-            return len(self.text or "") + (len(self.tokens[0]) if self.tokens else 0)
+            return len(self.text or "") + len(self.text_pair or "") + (len(self.tokens[0]) if self.tokens else 0)
         return sum(len(message["content"]) for messages in (self.messages, *self.others) for message in messages)
 
 
@@ -242,11 +250,13 @@ def _documents_of(
             own = Columns({name: value for name, value in record.columns.items() if name not in hidden} | renamed)
             found = conversations(own)
             # a user's own function may read columns in any way
-            record.columns.asked |= own.asked if conversations in (pairs, labelled) else own.keys()
+            record.columns.asked |= own.asked if conversations.__module__.startswith(__package__) else own.keys()
         except (KeyError, TypeError, ValueError) as error:
             names = ", ".join(map(repr, record.columns))
             text = f"no column {error}, found {names}" if isinstance(error, KeyError) else str(error)
             raise Wrong(text) from error
+        if isinstance(found, Mapping):  # no conversations
+            return Row(path, record.line, place=record.place, row=record.row, **found)
         if len(found) != documents:
             raise Wrong(f"{len(found)} documents; the objective compares {documents}")
         every = [messages_of(messages) for messages in found]
@@ -255,7 +265,7 @@ def _documents_of(
         row = Row(path, record.line, every[0], others=every[1:], place=record.place, row=record.row)
         row.input = next((one["_input"] for one in reversed(found[0]) if "_input" in one), "")
         row.prompt = last_question(every[0]).removesuffix(f"\n{row.input}" if row.input else "")
-        row.desirable = found[0][-1].get("desirable", True)
+        row.label = found[0][-1].get("desirable")
         row.tools, row.thinking = tools_of(own.get("tools")), thinking_of(own.get(KWARGS))
         return row
 

@@ -208,7 +208,7 @@ def load_questions(
             continue  # the rest is still read for what is wrong with it
         if row.messages is None:
             continue
-        if wanted is not None and (not row.desirable or (str(row.path), row.line, row.row) not in wanted):
+        if wanted is not None and (row.label is False or (str(row.path), row.line, row.row) not in wanted):
             continue
         own, asked = encoder.of(row.path), last_question(row.messages)
         prompt = own.prompt(row)

@@ -188,8 +188,8 @@ class Loader:
         """The batches of ``epoch`` from number ``start`` on, this rank's rows of each.
 
         Each is a :class:`Batch` with ``input_ids``, ``labels``, ``start``, ``end`` (B, S), ``position_ids`` (B, S) or
-        (B, 2, S), and ``sample_ids``: for each row the list of its samples' indices in the dataset. ``desirable`` says
-        of each whether its answer is (an objective that compares labelled answers asks).
+        (B, 2, S), and ``sample_ids``: for each row the list of its samples' indices in the dataset. ``said`` has
+        what the data says of each (`TokenDataset.label`), for objectives that learn that.
         """
         yield from self._batches(self.dataset, self.plan(epoch), start, 0)
 
@@ -214,8 +214,7 @@ class Loader:
                 )
             )
             batch["sample_ids"] = members
-            last = [dataset.starts[row] + dataset.lengths[row] - 1 for row in plan.rows[own]]
-            batch["desirable"] = [(dataset.trained[places] != 2).tolist() for places in last]
+            batch["said"] = [[dataset.label(sample) for sample in row] for row in members]
             batch.index = shift + index
             batch.label_tokens = int(labels[own].sum())
             batch.global_label_tokens = int(labels[first : first + per_batch].sum())

@@ -129,8 +129,9 @@ def describe(
         members = [dataset[number] for number in range(index, index + dataset.documents)]
         tokens = " and ".join(str(len(ids)) for ids, _ in members)
         learnt = " and ".join(str(int(dataset.label_counts[index + number])) for number in range(len(members)))
-        unwanted = ", undesirable" if (dataset.marks(index) == 2).any() else ""
-        lines.append(heading(f"{dataset.where(index)} · {tokens} tokens, {learnt} learnt{unwanted}"))
+        said = dataset.label(index)
+        told = ", undesirable" if said is False else "" if said in (None, True) else f", label {said}"
+        lines.append(heading(f"{dataset.where(index)} · {tokens} tokens, {learnt} learnt{told}"))
         if len(members) == 2:
             lines.append(pair_text(*members, tokenizer, colour))
         else:

@@ -142,16 +142,17 @@ class StreamDataset:
         spans, problems = self.windows[number], Problems()
         numbers = {Path(self.files[file]): file for file, _, _ in spans}
         read = chain.from_iterable(self.span_rows(span, problems) for span in spans)
-        samples, origin, counts = [], [], Counts()
+        samples, origin, said, counts = [], [], [], Counts()
         try:
             for chunk, encoded in encode_rows(read, self.encoder, progress=False, pool=pool):
                 samples += encoded.samples
                 origin += [(numbers[chunk[row].path], chunk[row].line, chunk[row].row) for row in encoded.rows]
+                said += [chunk[row].label for row in encoded.rows]
                 counts.add(encoded.counts)
             problems.raise_if_any()
         finally:  # which is the reason of whatever was wrong
             self._check_unchanged(numbers.values())
-        dataset = TokenDataset.from_samples(samples)
+        dataset = TokenDataset.from_samples(samples, said)
         dataset.documents, dataset.end = self.settings.documents, self.encoder.tokenizer.eos_token_id
         dataset.origin, dataset.files = np.asarray(origin, np.int64).reshape(-1, 3), self.files
         dataset.counts = counts

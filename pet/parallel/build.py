@@ -41,7 +41,7 @@ def divided_model(recipe, distributed, load: Callable, attach: Callable, fresh: 
             model.base_fingerprint = base_fingerprint(model, directory)  # a loaded adapter is checked against it
         attach(model)
         reference.attach(model)
-        if not starts_from_base(model):
+        if model.config is config and not starts_from_base(model):
             return distributed.prepare(model, directory)
     model = load(recipe)
     attach(model)

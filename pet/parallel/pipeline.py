@@ -158,7 +158,7 @@ class PipelineMeasure:
         numbers = np.zeros(self.sums or start.size)
         if self.mesh.is_last:
             found = self.measure(x, position_ids, start, end, *own)
-            numbers = np.array([value.asnumpy() for value in found] if self.sums else found.asnumpy())
+            numbers = np.concatenate([np.ravel(value.asnumpy()) for value in (found if self.sums else [found])])
         else:
             self.behind.exchange(self.forward(x, position_ids, start, end))
             self.behind.finish()

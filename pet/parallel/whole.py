@@ -13,9 +13,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from adapters.dropout import dropouts
-from adapters.peft_config import SCORE
 from adapters.registry import Adapter, registry
-from adapters.score import add_cell
 from model_zoo.auto import model_class
 from model_zoo.checkpoint.fingerprint import fingerprint
 from model_zoo.checkpoint.reading import Checkpoint
@@ -70,15 +68,15 @@ def whole_model(model: nn.Cell, weights: dict[str, np.ndarray]) -> nn.Cell:
     for name in ("loaded_from", "generation_config", "base_fingerprint", "base_form"):
         if hasattr(model, name):
             setattr(whole, name, getattr(model, name))
-    if hasattr(model, SCORE):
-        add_cell(whole)
     adapters = trained_adapters(model)
+    for labels in filter(None, (adapter.labels for adapter in adapters.values())):
+        whole.add_score(labels)
     for name, adapter in adapters.items():
         config = adapter.config
         if getattr(config, "init", None) == "loftq":  # it starts from packed weights, which are not here
             config = dataclasses.replace(config, init="default")
         fresh = registry(whole).add(config, name)
-        fresh.config, fresh.source = adapter.config, dict(adapter.source)
+        fresh.config, fresh.source, fresh.named = adapter.config, dict(adapter.source), adapter.named
     if adapters:
         registry(whole).set(registry(model).active)
     for name, parameter in saved_parameters(whole).items():

@@ -38,9 +38,12 @@ OBJECTIVES = {
     **PAIRS,
     "kto": "pet.train.objectives.kto:KTO",
     "reward": "pet.train.objectives.reward:Reward",
+    "classification": "pet.train.objectives.classification:Classification",
 }
 COMPARED = {**dict.fromkeys((*PAIRS, "reward"), 2), "kto": 1}
 """Objectives over rows that compare answers, and how many answers a row has."""
+JUDGING = ("reward", "classification")
+"""Objectives that train a head which judges a whole text."""
 OPTIONS = {
     "label_smoothing": ("causal", "sft", "dpo", "robust"),
     "r_drop_alpha": ("causal", "sft"),
@@ -78,6 +81,8 @@ def find_objective(name: str) -> type:
 def rows_of(objective: str) -> dict[str, Any]:
     """How an objective reads rows, as settings of the data; nothing where it leaves that to ``data.format``."""
     if objective in OBJECTIVES:  # their classes are MindSpore's, which looking at data does without
+        if objective == "classification":
+            return {"conversations": importlib.import_module("pet.data.classified").classified, "documents": 1}
         if objective not in COMPARED:
             return {}
         forms, documents = importlib.import_module("pet.data.preferences"), COMPARED[objective]

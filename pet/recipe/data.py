@@ -19,6 +19,7 @@ Role = Literal[
     "messages",
     "tools",
     "text",
+    "text_pair",
     "chosen",
     "rejected",
     "label",

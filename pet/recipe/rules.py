@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from adapters.schema import Settings
-from adapters.settings import NO_HEAD, NO_PLACE, method_and_settings, named
+from adapters.settings import NO_HEAD, method_and_settings, named
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError
 from model_zoo.generation_settings import DRAWN, OF_BEAMS, is_missed
 from pet.launching.environment import read_job
 from pet.recipe import evaluation_rules
 from pet.recipe.adapter import MANAGEMENT
-from pet.recipe.classes import OPTIONS
+from pet.recipe.classes import JUDGING, OPTIONS
 from pet.recipe.data import WITHOUT_QUESTIONS, Reading
 from pet.recipe.fields import ADAPTERS_OFF, PRECOMPUTE, is_jinja
 from pet.recipe.schema import Recipe
@@ -166,6 +166,10 @@ def optimizer(recipe: Recipe) -> Iterator[Finding]:
 LESS_THAN_HALF = "robust takes less than half of the pairs to be wrong"
 
 
+PROMPTS = ("template", "template_without_input", "enable_thinking", "system", "train_on")
+"""Settings of the data that shape a prompt and what is learnt behind it."""
+
+
 def preferences(recipe: Recipe) -> Iterator[Finding]:
     """Settings that do not go with learning from preferences."""
     train = recipe.train
@@ -173,15 +177,20 @@ def preferences(recipe: Recipe) -> Iterator[Finding]:
         yield "train.label_smoothing", "train.objective", LESS_THAN_HALF
     if train.objective == "kto" and train.batch_size // recipe.parallel.data % 2:
         yield "train.batch_size", "train.objective", "kto exchanges answers of two rows; give an even number"
-    if train.objective == "reward":
-        if recipe.adapter.method == "none":
-            yield "adapter.method", "train.objective", "reward trains a head beside an adapter; choose one"
-        elif not named(recipe.adapter.method).targeted:
+    if train.objective in JUDGING:
+        if recipe.adapter.method != "none" and not named(recipe.adapter.method).targeted:
             yield "adapter.method", "train.objective", f"{recipe.adapter.method} {NO_HEAD}; expected lora, for one"
-        if recipe.output.merged:
-            yield "output.merged", "train.objective", NO_PLACE
         if written := recipe.eval.written:
-            yield "eval.metrics", "train.objective", f"{', '.join(written)}: a reward model writes no answers"
+            yield (
+                "eval.metrics",
+                "train.objective",
+                f"{', '.join(written)}: the model judges texts and writes no answers",
+            )
+    if "f1" in recipe.eval.metrics and train.objective != "classification":
+        yield "eval.metrics", "train.objective", "f1 is measured with train.objective: classification"
+    for name in PROMPTS if train.objective == "classification" else ():
+        if _given(recipe.data, name):
+            yield f"data.{name}", "train.objective", "has no effect: texts are judged as they stand, without a prompt"
     if train.reference == ADAPTERS_OFF and recipe.adapter.method == "none":
         yield "adapter.method", "train.reference", f"{ADAPTERS_OFF}: there is no adapter to switch off"
     if train.reference == PRECOMPUTE and recipe.data.streaming:

@@ -115,8 +115,8 @@ class Train(Section):
     objective: str = Field(
         "causal",
         description="Training objective: causal (next token; also called sft); of preferred and rejected answers dpo, "
-        "ipo, robust, simpo or orpo, or a reward model's head (reward); of answers with a label kto; or module:Class "
-        "for a custom one.",
+        "ipo, robust, simpo or orpo, or a reward model's head (reward); of answers with a label kto; of texts with a "
+        "label classification; or module:Class for a custom one.",
     )
     beta: float | None = Field(
         None,
@@ -182,7 +182,7 @@ class Train(Section):
     _recompute = field_validator("recompute", mode="before")(every)
 
 
-Metric = Literal["loss", "perplexity", "accuracy", "rouge_1", "rouge_2", "rouge_l", "bleu", "exact_match"]
+Metric = Literal["loss", "perplexity", "accuracy", "f1", "rouge_1", "rouge_2", "rouge_l", "bleu", "exact_match"]
 METRICS = get_args(Metric)
 # Metrics for which the model has to write its answers; the others come from the logits of the given answer.
 GENERATED = ("rouge_1", "rouge_2", "rouge_l", "bleu", "exact_match")
@@ -198,7 +198,8 @@ class Eval(Section):
     batch_size: int | None = Field(None, ge=1, description="Evaluation batch size. Default: train.batch_size.")
     metrics: list[Metric] = Field(
         default_factory=lambda: ["loss", "perplexity"],
-        description="accuracy: top-1 accuracy over label tokens. rouge_*, bleu and exact_match compare "
+        description="accuracy: top-1 accuracy over label tokens, or of classification over texts; f1: its mean over "
+        "the labels (macro F1). rouge_*, bleu and exact_match compare "
         "generated answers, by the settings of generation.",
     )
     generated_samples: int | None = Field(

@@ -20,7 +20,7 @@ from pet.train.compiled import Compiled
 from pet.train.distributed import DistributedContext
 from pet.train.feed import checked
 from pet.train.metrics import score
-from pet.train.objectives.base import Objective
+from pet.train.objectives.base import Objective, check_head
 from pet.train.step import in_whole, tensors
 from pet.train.stop import check_signals
 
@@ -63,6 +63,7 @@ class LossEvaluation:
     @in_turn
     def __call__(self) -> dict[str, float]:
         """What the objective's `metrics` makes of the sums over all batches."""
+        check_head(self.objective, self.model)
         if getattr(self.model, "adapter_state", None) != self.state:
             self.compile_anew()
         self.objective.begin(self.model, self.feed, False, self.distributed, self.compiled)
@@ -72,7 +73,8 @@ class LossEvaluation:
                 check_signals()
                 batch = self.objective.prepare(batch, training=False)
                 sums = self.measure(*tensors(batch, self.objective.arrays))
-                totals += [*(float(value.asnumpy()) for value in sums), self.objective.count(batch)]
+                numbers = np.concatenate([np.ravel(value.asnumpy()) for value in sums])
+                totals += [*numbers.astype(np.float64), self.objective.count(batch)]
         *sums, count = self.distributed.sum_numbers(totals.tolist())
         return self.objective.metrics(sums, int(count))
 
@@ -226,6 +228,8 @@ class Evaluation:
         return found
 
     def from_logits(self) -> dict[str, float]:
-        """Those of the metrics for which nothing has to be written."""
+        """Those of the metrics for which nothing has to be written; of texts that are judged all of them."""
         unwanted = set(METRICS) - {"loss", "perplexity", *self.settings.metrics}
+        if getattr(self.losses.objective, "judges", False):
+            return self.losses()
         return {name: value for name, value in self.losses().items() if name not in unwanted}

@@ -184,6 +184,11 @@ def complete(batch: dict[str, Any], model=None, index: int = 0) -> dict[str, Any
     names = batch.get("sample_ids")
     names = [f"batch {index}, row {row}" for row in range(count)] if names is None else names
     whole["sample_ids"] = list(names) if is_several(names) else []
+    if "label" in batch:  # of each row, where texts are judged
+        whole["said"] = [[one] for one in np.asarray(batch["label"]).tolist()]
+        whole["document"] = np.where(mask != 0, 0, np.where(np.cumsum(mask, 1) == 0, -1, 1))
+        if len(whole["said"]) != count:
+            raise InputError(f"batch {index}: label has {len(whole['said'])} values, input_ids {count} rows")
     if len(whole["sample_ids"]) != count:
         raise InputError(f"batch {index}: sample_ids is {shown(names)}; a list of {count} was expected")
     given = {key: _integers(batch[key], f"batch {index}: {key}") for key in PLACES if key in batch}

@@ -118,6 +118,8 @@ class Measuring:
         """Remembers the best evaluation; ends the run where ``patience`` is at its end."""
         settings = self.eval_settings
         value = measured.get(settings.best_metric)
+        if value is None and "best_metric" in settings.model_fields_set:
+            raise InputError(f"eval.best_metric: {settings.best_metric} is not measured here: {', '.join(measured)}")
         if value is None or math.isnan(value):
             return
         sign = -1.0 if settings.direction() == "min" else 1.0

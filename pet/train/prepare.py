@@ -13,7 +13,7 @@ from model_zoo.errors import InputError
 from model_zoo.tokenizers.files import TokenizerFiles
 from pet.names import own_tokenizer
 from pet.recipe.adapter import MANAGEMENT, recipe_method
-from pet.recipe.classes import find_objective
+from pet.recipe.classes import JUDGING, find_objective
 
 log = logging.getLogger("pet")
 
@@ -95,8 +95,9 @@ def load_tokenizer(recipe):
     return AutoTokenizer.from_pretrained(recipe.model.tokenizer or recipe.model.path)
 
 
-def attach_adapter(model, recipe, tokenizer=None) -> None:
-    """Puts the recipe's adapter on the model, new or loaded; without one, every weight is trained.
+def attach_adapter(model, recipe, tokenizer=None, data=None) -> None:
+    """Puts the recipe's adapter on the model, new or loaded; without one, every weight is trained. What the objective
+    trains for itself, which may go by the data, is added.
 
     Raises:
         InputError: a target matches nothing; or a loaded adapter has other settings than the recipe says.
@@ -105,9 +106,8 @@ def attach_adapter(model, recipe, tokenizer=None) -> None:
     if section.method == "none":
         for parameter in model.get_parameters():
             parameter.requires_grad = True
-        return
-    config = recipe_method(section, recipe.train.seed, tokenizer)
-    if section.load is not None:
+    elif section.load is not None:
+        config = recipe_method(section, recipe.train.seed, tokenizer)
         from adapters.apply import set_adapter
         from adapters.saving import load_adapter
 
@@ -118,9 +118,9 @@ def attach_adapter(model, recipe, tokenizer=None) -> None:
     else:
         from adapters.apply import apply
 
-        apply(model, config, name=section.name)
+        apply(model, recipe_method(section, recipe.train.seed, tokenizer), name=section.name)
     if (extend := getattr(find_objective(recipe.train.objective), "extend", None)) is not None:
-        extend(model)
+        extend(model, data, recipe.train.seed)
 
 
 def tell_of_template(recipe, tokenizer) -> None:
@@ -253,7 +253,7 @@ def load_asked(recipe, prepared: Prepared, required: bool = True) -> list:
     from pet.train.evaluate import context_of
 
     written, limit = recipe.eval.written, recipe.eval.asked
-    if prepared.evaluation is None or recipe.train.objective == "reward" or limit == 0:
+    if prepared.evaluation is None or recipe.train.objective in JUDGING or limit == 0:
         return []
     found = load_questions(prepared.evaluation, prepared.tokenizer, settings=held_out_settings(recipe), limit=limit)
     context = context_of(prepared.model)
@@ -293,7 +293,7 @@ def prepare(recipe, distributed) -> Prepared:
         raise InputError("data.train: missing; a training run needs a file or a directory of files")
 
     def attach(model) -> None:
-        attach_adapter(model, recipe, tokenizer)
+        attach_adapter(model, recipe, tokenizer, train)
 
     if distributed.divides_model:
         from pet.parallel.build import divided_model
@@ -305,6 +305,8 @@ def prepare(recipe, distributed) -> Prepared:
         model = load_model(recipe)
         attach(model)
         model = distributed.prepare(model)
+    if recipe.output.merged and model.scoring:  # that there is none shows now rather than after the training
+        model.config.as_classifier(model.labels)
     prepared = Prepared(model, tokenizer, recipe.model.path, train, evaluation)
     make_feeds(recipe, prepared, distributed)
     prepared.questions = load_asked(recipe, prepared) if distributed.can_generate else []

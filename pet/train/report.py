@@ -21,7 +21,8 @@ NARROW = 60
 TITLES = {
     "loss": "held-out loss",
     "perplexity": "perplexity",
-    "accuracy": "token accuracy",
+    "accuracy": "accuracy",
+    "f1": "macro F1",
     "rouge_1": "ROUGE-1",
     "rouge_2": "ROUGE-2",
     "rouge_l": "ROUGE-L",

@@ -29,7 +29,7 @@ from model_zoo.turns import in_turn
 from pet.train.compiled import Compiled
 from pet.train.distributed import DistributedContext
 from pet.train.feed import count_useful
-from pet.train.objectives.base import MODEL_ARRAYS, Objective
+from pet.train.objectives.base import MODEL_ARRAYS, Objective, check_head
 from pet.train.optimizers.base import Optimizer, scalar
 from pet.train.segments import vectors_of
 
@@ -136,6 +136,7 @@ class TrainStep:
         distributed: DistributedContext | None = None,
         compiled: bool = True,
     ):
+        check_head(objective, model)
         self.optimizer, self.objective = optimizer, objective
         self.clip_norm, self.set_key, self.seed = clip_norm, set_key, seed
         self.distributed = distributed or DistributedContext()

@@ -135,7 +135,7 @@ class Trainer(Measuring, Saving):
         self.phase, self.position, self.finish, self.stop_reason = LOADING, Position(), finish, None
         self.callbacks = make_callbacks(callbacks, self.directory is not None)
         self.compiled = compiled and getattr(model, "compiles", True)  # the update is compiled all the same
-        self.objective.extend(model)
+        self.objective.extend(model, self.feed, self.settings.seed)
         self.precision = prepare_model(model, self.settings, self.distributed)
         self.trained = trainable_parameters(model)
         self.optimizer = self.distributed.make_optimizer(

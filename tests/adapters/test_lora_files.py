@@ -258,7 +258,7 @@ def test_neither_loads_nor_merges_a_part_of_an_adapter(llama, fixtures, director
 
 
 TASKS = {  # task_type, and tensors that its models alone have
-    "labels": ("SEQ_CLS", {"score.weight": (3, 64)}),
+    "labels": ("SEQ_CLS", {"classifier.weight": (3, 64)}),
     "labels of tokens": ("TOKEN_CLS", {"score.weight": (2, 64), "score.bias": (2,)}),
     "classifier": ("TOKEN_CLS", {"classifier.weight": (2, 64)}),
     "answers in a text": ("QUESTION_ANS", {"qa_outputs.weight": (2, 64)}),

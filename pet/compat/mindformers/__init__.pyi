@@ -5,6 +5,7 @@ from model_zoo.generation.streamers import (
     TextStreamer as TextStreamer,
 )
 from pet.compat.mindformers.asking import (
+    TextClassificationPipeline as TextClassificationPipeline,
     TextGenerationPipeline as TextGenerationPipeline,
     pipeline as pipeline,
 )

@@ -10,8 +10,10 @@ from typing import Any
 from model_zoo.errors import InputError
 from pet.compat.mindformers.classes import AutoModel, AutoTokenizer
 from pet.compat.mindformers.presets import Listed
+from pet.pipelines import check_task
 from pet.recipe.translation import Ignored, Translation
-from pet.text_generation import TextGeneration, check_task
+from pet.text_classification import TextClassification
+from pet.text_generation import TextGeneration
 
 NAME = "text_generation_text"
 BUILT = {
@@ -19,6 +21,13 @@ BUILT = {
     for name in ("use_past", "seq_length")
 }
 """Arguments by which MindFormers makes its model."""
+OF_LABELS = {
+    **BUILT,
+    "max_length": Ignored("a text is cut where the model's context ends"),
+    "padding": Ignored("rows are as long as their texts"),
+    "dataset": Ignored("labels have the names that the head's configuration gives them"),
+}
+"""The same of the pipeline for labels, and what else it takes."""
 
 
 class TextGenerationPipeline(Listed, TextGeneration):
@@ -44,13 +53,7 @@ class TextGenerationPipeline(Listed, TextGeneration):
         model_name: str | None = None,
         **defaults,
     ):
-        if isinstance(model, (str, os.PathLike)):
-            tokenizer = AutoTokenizer.from_pretrained(model) if tokenizer is None and adapter is None else tokenizer
-            model = AutoModel.from_pretrained(model)
-        said = Translation("pipeline")
-        said.apply({name: defaults.pop(name) for name in BUILT if name in defaults}, BUILT)
-        said.finish()
-        super().__init__(model, tokenizer, adapter, bool(chat), **defaults)
+        super().__init__(*named(model, tokenizer, adapter, defaults, BUILT), adapter, bool(chat), **defaults)
         self.together, self.templated = batch_size, str(model_name).startswith("glm32k")
         self.alone, self.bare = self.batch_size, False
 
@@ -108,15 +111,36 @@ class TextGenerationPipeline(Listed, TextGeneration):
         return super().written(text, prompt, answer) if self.chat else self.tokenizer.decode([*prompt, *answer])
 
 
-def pipeline(task: str = "text_generation", model=None, tokenizer=None, **settings: Any) -> TextGenerationPipeline:
+class TextClassificationPipeline(Listed, TextClassification):
+    """``pipeline("text_classification", model=DIR)("I love Beijing")``; see `pet.text_classification`."""
+
+    def __init__(self, model, tokenizer=None, adapter=None, **defaults):
+        super().__init__(*named(model, tokenizer, adapter, defaults, OF_LABELS), adapter, **defaults)
+
+
+def named(model, tokenizer, adapter, defaults: dict[str, Any], theirs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Model and tokenizer by MindFormers' names; what is said in `theirs` is taken out of the settings."""
+    if isinstance(model, (str, os.PathLike)):
+        tokenizer = AutoTokenizer.from_pretrained(model) if tokenizer is None and adapter is None else tokenizer
+        model = AutoModel.from_pretrained(model)
+    said = Translation("pipeline")
+    said.apply({name: defaults.pop(name) for name in theirs if name in defaults}, theirs)
+    said.finish()
+    return model, tokenizer
+
+
+def pipeline(
+    task: str = "text_generation", model=None, tokenizer=None, **settings: Any
+) -> TextGenerationPipeline | TextClassificationPipeline:
     """A callable for a task.
 
     Args:
-        task: ``text_generation`` (also written ``text-generation``).
-        model, tokenizer, settings: see `TextGenerationPipeline`.
+        task: ``text_generation`` or ``text_classification`` (also written ``text-generation``).
+        model, tokenizer, settings: see `TextGenerationPipeline` and `TextClassificationPipeline`.
 
     Raises:
         InputError: an unknown task, no model, or one that cannot be loaded.
     """
-    check_task(task, model)
+    if check_task(task, model) == "text_classification":
+        return TextClassificationPipeline(model, tokenizer, **settings)
     return TextGenerationPipeline(model, tokenizer, **settings)

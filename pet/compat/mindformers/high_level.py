@@ -91,7 +91,7 @@ class Trainer(Request):
     Args:
         model: a bundled base, checkpoint directory or preset name, also ``X_lora`` (with its LoRA settings); or a cell;
             or a `MindFormerConfig`, which stands for ``args``.
-        task: ``text_generation``.
+        task: ``text_generation``, or ``text_classification`` of rows with a label.
         pet_method: ``lora``, ``prefix``, ``ptuning2``, ``adapter``, …; empty trains every weight, unless the recipe or
             the model's name says otherwise.
         args: `TrainingArguments`, a dictionary of the same names, or the path of a recipe (or MindFormers YAML file),
@@ -183,7 +183,8 @@ class Trainer(Request):
 
     def predict(self, input_data=None, predict_checkpoint=None, **generation) -> list[dict[str, list[str]]]:
         """One text or several with what the model continues them with, by MindFormers' ``pipeline``. A model that a run
-        of this library has tuned on questions is asked in their prompt, and its answers stand alone.
+        of this library has tuned on questions is asked in their prompt, and its answers stand alone. One that judges
+        texts gives their labels.
 
         Args:
             input_data: a text, a list of texts, or a file with one on each line.
@@ -191,7 +192,7 @@ class Trainer(Request):
             generation: settings of ``generate``: ``max_length``, ``max_new_tokens``, ``top_k``, ``do_sample`` …;
                 and ``batch_size``, the number of texts that are continued together and whose results stand together.
         """
-        from pet.compat.mindformers.asking import TextGenerationPipeline
+        from pet.compat.mindformers.asking import TextClassificationPipeline, TextGenerationPipeline
 
         generation = self._change_by_call(generation)
         if input_data is None:
@@ -201,10 +202,14 @@ class Trainer(Request):
             input_data = [line for line in lines if line.strip()]
         model, tokenizer = self._model_and_tokenizer(predict_checkpoint)
         together = {"batch_size": generation.pop("batch_size")} if "batch_size" in generation else {}
-        chat = tokenizer.chats and self._tuned_on_questions(predict_checkpoint)
-        answers = TextGenerationPipeline(model, tokenizer, chat=chat, **together)(input_data, **generation)
+        if judges := getattr(model, "scoring", False):
+            answers = TextClassificationPipeline(model, tokenizer, **together, **generation)(input_data)
+        else:
+            chat = tokenizer.chats and self._tuned_on_questions(predict_checkpoint)
+            answers = TextGenerationPipeline(model, tokenizer, chat=chat, **together)(input_data, **generation)
         if isinstance(self.base_recipe, MindFormerConfig):
-            report(answers, self.base_recipe.save_file or "text_generation_result.txt")
+            task = "classification" if judges else "generation"
+            report(answers, self.base_recipe.save_file or f"text_{task}_result.txt")
         return answers
 
     def _tuned_on_questions(self, checkpoint) -> bool:

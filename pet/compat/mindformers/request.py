@@ -25,7 +25,7 @@ from pet.recipe.translation import Translation
 
 log = logging.getLogger("pet")
 
-TASKS = ("text_generation", "general")
+TASKS = ("text_generation", "text_classification", "general")
 
 
 def is_path(value: Any) -> bool:
@@ -70,7 +70,8 @@ class Request:
         options: Mapping[str, Any] | None = None,
     ):
         if str(task).replace("-", "_") not in TASKS:
-            raise InputError(f"Trainer: task {task!r} is not known; supported: text_generation")
+            raise InputError(f"Trainer: task {task!r} is not known; supported: {', '.join(TASKS[:2])}")
+        self.classifies = str(task).replace("-", "_") == "text_classification"
         if isinstance(model, MindFormerConfig):  # MindFormers' first argument are the settings
             args, model = model, None
         if isinstance(args, MindFormerConfig) or not (args is None or isinstance(args, (TrainingArguments, Mapping))):
@@ -152,6 +153,8 @@ class Request:
             translation.put("output.dir", output_directory("output"))
         self._put_model(translation, mode, model)
         self._put_padding(translation)
+        if self.classifies:
+            translation.put("train.objective", "classification")
         for name, data in (("train", self.train_dataset), ("eval", self.eval_dataset)):
             if is_path(data):
                 paths = data if isinstance(data, (list, tuple)) else [data]

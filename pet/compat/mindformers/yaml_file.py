@@ -60,7 +60,7 @@ TOP = {
     **same(elsewhere, "pretrained_model_dir input_data predict_batch_size save_file"),  # of the trainer
 }
 TRAINER = {
-    "type": Refused("only text generation", harmless=("CausalLanguageModelingTrainer", "GeneralTaskTrainer")),
+    "type": lambda t, n, v: _task(t, n, v),
     "model_name": elsewhere,
 }
 WRAPPER = {
@@ -123,6 +123,9 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
     _model(t, values, "load_checkpoint" in changes)
     chosen = t.get("train.optimizer") or "adamw"
     t.drop(*(f"train.{name}" for name in ("betas", "eps") if chosen not in USERS[name][0]))
+    if t.get("train.objective") == "classification":
+        count = _section(t, _section(t, values, "model"), "model_config").get("num_labels", 2)
+        t.put("model.config", {**(t.get("model.config") or {}), "num_labels": count})
     _layout(t, values)
     for name, key in (("train_dataset", "data.train"), ("eval_dataset", "data.eval")):
         _data(t, _section(t, values, name), key)
@@ -139,6 +142,14 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
     entries = [*(values.get("callbacks") or []), *(values.get("eval_callbacks") or [])]
     translate_callbacks(t, entries, {**values, "remote_save_url": url})
     return t
+
+
+def _task(t: Translation, name: str, value: Any) -> None:
+    """The trainers of texts that are continued, and of those that are judged."""
+    if value == "TextClassificationTrainer":
+        t.put("train.objective", "classification")
+    elif value not in ("CausalLanguageModelingTrainer", "GeneralTaskTrainer"):
+        t.refuse(name, f"{value!r}: only text generation and text classification")
 
 
 def _leave_unread(t: Translation, mode: str | None) -> None:

@@ -102,7 +102,7 @@ class CsvFile(MetricsFile):
     columns = (
         *("step", "epoch", "loss", "learning_rate", "gradient_norm", "label_tokens", "useful_tokens_per_second"),
         *("tokens_per_second", "padding", "seconds", "memory_mb", "loss_scale", "eval_loss", "eval_perplexity"),
-        *("eval_accuracy", "eval_rouge_1", "eval_rouge_2", "eval_rouge_l", "eval_bleu", "eval_exact_match"),
+        *("eval_accuracy", "eval_f1", "eval_rouge_1", "eval_rouge_2", "eval_rouge_l", "eval_bleu", "eval_exact_match"),
     )
     head = ",".join(columns) + "\n"
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from mindspore import nn, ops
 
+from model_zoo.errors import InputError
+
 MODEL_ARRAYS = ("input_ids", "position_ids", "start", "end")
 """What every model takes, in the order of `CausalLM.hidden_states`. The first arrays of every graph function."""
 
@@ -32,6 +34,7 @@ class Objective(nn.Cell):
         sums: how many numbers `measure` gives.
         counted: what `count` counts, as it is called in metrics.jsonl.
         reported: whether a training step gives the sums of `measure`, too, for its line in metrics.jsonl.
+        judges: whether what it learns of is the head `score`, which judges a whole text, and no next token.
     """
 
     arrays: tuple[str, ...] = ("labels",)
@@ -40,6 +43,7 @@ class Objective(nn.Cell):
     sums: int = 1
     counted: str = "label_tokens"
     reported: bool = False
+    judges: bool = False
 
     @classmethod
     def from_settings(cls, settings) -> Objective:
@@ -47,8 +51,13 @@ class Objective(nn.Cell):
         return cls()
 
     @staticmethod
-    def extend(model) -> None:
-        """Adds to a model, adapter included, what is trained for this objective alone. May be called again."""
+    def extend(model, data=None, seed: int = 0) -> None:
+        """Adds to a model, adapter included, what is trained for this objective alone. May be called again.
+
+        Args:
+            data: what is trained on: a dataset or a feed.
+            seed: of what starts random.
+        """
 
     def prepare(self, batch: dict[str, Any], training: bool) -> dict[str, Any]:
         """A batch of the loader with all the arrays that are needed, on the host; rows may be added in training."""
@@ -72,7 +81,7 @@ class Objective(nn.Cell):
         return self.loss(logits, *arrays)
 
     def measure(self, logits, *arrays) -> tuple:
-        """The same without dropout, for evaluation → sums, the loss first. Graph code."""
+        """The same without dropout, for evaluation → sums, the loss first, in one tensor or several. Graph code."""
         return (self.loss(logits, *arrays),)
 
     def metrics(self, sums: Sequence[float], count: int) -> dict[str, float]:
@@ -103,6 +112,15 @@ class Objective(nn.Cell):
     def measured(self, model, fast: bool = False) -> Callable:
         """``(*arrays) → sums`` of `measure`."""
         return through(model, self.measure, self.measure_of_hidden(model) if fast else None)
+
+
+def check_head(objective: Objective, model) -> None:
+    """Raises InputError where the model's head gives other numbers than an objective learns of."""
+    judges = getattr(objective, "judges", False)
+    if judges and not getattr(model, "scoring", False):
+        raise InputError("train.objective: learns of a head that judges texts, and the model has none")
+    if getattr(model, "scoring", False) and not judges:
+        raise InputError("train.objective: learns of a language model's head, and the model's judges texts")
 
 
 def through(model, of_logits: Callable, of_hidden: Callable | None) -> Callable:

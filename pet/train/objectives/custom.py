@@ -28,11 +28,12 @@ class CustomForward(Objective):
         super().__init__()
         self.objective, self.forward_step = objective, forward_step
         self.documents, self.sums, self.counted = objective.documents, objective.sums, objective.counted
+        self.judges = objective.judges
         self.known = (*MODEL_ARRAYS, *objective.arrays)
         self.names: tuple[str, ...] | None = None
 
-    def extend(self, model) -> None:
-        self.objective.extend(model)
+    def extend(self, model, data=None, seed: int = 0) -> None:
+        self.objective.extend(model, data, seed)
 
     def begin(self, *arguments) -> None:
         self.objective.begin(*arguments)
@@ -63,10 +64,13 @@ class CustomForward(Objective):
         return {**batch, "count": np.asarray([self.count(batch)], np.float32)}
 
     def forward(self, model, fast: bool = False) -> Callable:
+        self.objective.forward(model)  # it may look at the model
         return self.through_user(model, self.objective.loss, total_alone, ("loss", "logits"))
 
     def measured(self, model, fast: bool = False) -> Callable:
-        zeros = self.objective.sums - 1
+        self.objective.measured(model)
+        self.sums = self.objective.sums
+        zeros = self.sums - 1
 
         def with_zeros(total):
             return (total,) + (total * 0.0,) * zeros

@@ -63,11 +63,11 @@ class KTO(Preference):
         return [float(value.sum(dtype=np.float64)) for row in self.reference.score()(mixed) for value in row]
 
     def prepare(self, batch: dict[str, Any], training: bool) -> dict[str, Any]:
-        moved, labels = self.moved(batch, training), batch["desirable"]
+        moved, labels = self.moved(batch, training), batch["said"]
         batch = super().prepare(batch, training)
         weight = np.zeros(batch["document"].shape, np.float32)
         for row, liked in enumerate(labels):
-            weight[row, : len(liked)] = np.where(liked, self.weights[0], -self.weights[1])
+            weight[row, : len(liked)] = np.where([one is not False for one in liked], self.weights[0], -self.weights[1])
         learnt, moved = learnt_next(batch["labels"]), np.full(weight.shape, moved, np.float32)
         return {**batch, "learnt": learnt, "weight": weight, "moved": moved}
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import mindspore as ms
 import numpy as np
 from mindspore import ops
 
 from model_zoo.errors import InputError
-from model_zoo.graph import evaluating
-from model_zoo.turns import turn
-from pet.data.dataset import IGNORED
+from model_zoo.labels import Labels
 from pet.train.objectives.base import Objective, sums_of, through
 from pet.train.objectives.preference import count_pairs
 from pet.train.objectives.reference import counts_of, documents_of
@@ -26,20 +23,21 @@ class Reward(Objective):
     """
 
     arrays = ("chosen", "rejected", "paired")
+    judges = True
     documents = 2
     counted = "pairs"
     sums = 4
     reported = True
 
     @staticmethod
-    def extend(model) -> None:
-        from adapters.score import add_score
+    def extend(model, data=None, seed: int = 0) -> None:
+        from adapters.score import add_head
 
-        add_score(model)
+        add_head(model, model.labels or Labels.plain(1))
 
     def begin(self, model, feed, training: bool, distributed, compiled: bool = True) -> None:
-        if not getattr(model, "scoring", False):
-            raise InputError("reward: the model has no head; expected a reward model's adapter")
+        if (count := len(model.labels.names)) != 1:
+            raise InputError(f"reward: the model's head has {count} labels; one number was expected")
 
     def prepare(self, batch: dict[str, Any], training: bool) -> dict[str, Any]:
         """Adds, for each pair of a row at the place of its number: the places of both answers' last tokens, and 1.0."""
@@ -74,9 +72,7 @@ class Reward(Objective):
         return sums_of(losses, (better > worse).astype(losses.dtype), better, worse)
 
     def forward(self, model, fast: bool = False) -> Callable:
-        return through(model, None, scored(model, self.measure))
-
-    measured = forward
+        return through(model, self.measure, None)
 
     def metrics(self, sums, count: int) -> dict[str, float]:
         """``loss``; ``reward_accuracy``, the share of pairs whose preferred answer has the higher score; the mean
@@ -89,38 +85,3 @@ class Reward(Objective):
             "reward_chosen": chosen,
             "reward_rejected": rejected,
         }
-
-
-def scored(model, then: Callable) -> Callable:
-    """``(hidden (B·S, H), *arrays)`` → what `then` makes of the head's numbers."""
-
-    def of_hidden(hidden, *arrays):
-        return then(model.score(hidden), *arrays)
-
-    return of_hidden
-
-
-def scores(model, input_ids, attention_mask=None) -> np.ndarray:
-    """A reward model's scores ``(B,)`` of whole dialogues, at the last token of each.
-
-    Args:
-        model: with the adapter of a reward model (``train.objective: reward``, or PEFT's ``SEQ_CLS``).
-        input_ids: ``(B, S)`` integers.
-        attention_mask: ``(B, S)``, 1 for real tokens; default all real.
-
-    Raises:
-        InputError: the active adapter has no head, or arrays of a wrong form.
-    """
-    from pet.train.feed import check_tokens, complete
-    from pet.train.step import tensors
-
-    if not getattr(model, "scoring", False):
-        raise InputError("scores: no active adapter has a reward model's head")
-    batch = complete({"input_ids": input_ids, "attention_mask": attention_mask}, model)
-    check_tokens(batch, model, "input_ids")
-    real = batch["labels"] != IGNORED
-    if not real.any(1).all():
-        raise InputError("scores: attention_mask has a row without a token")
-    with turn, evaluating(model):
-        found = model.score(model.hidden_states(*tensors(batch, ()), None)).astype(ms.float32).asnumpy()
-    return found.reshape(real.shape)[np.arange(len(real)), [np.flatnonzero(row)[-1] for row in real]]

@@ -208,7 +208,7 @@ def test_keys_of_the_models_beyond_llama_and_glm(given, expected):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trainer__type": "TextClassificationTrainer"}, "trainer.type: 'TextClassificationTrainer'"),
+        ({"trainer__type": "TranslationTrainer"}, "trainer.type: 'TranslationTrainer'"),
         ({"parallel_config__context_parallel": 2, "use_parallel": True}, "parallel_config: context_parallel: 2"),
         ({"layer_scale": True}, "layer_scale: True"),
         ({"remote_save_url": "/mnt/results"}, "remote_save_url: '/mnt/results': file:///directory or obs://"),

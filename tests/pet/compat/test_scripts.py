@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+UNKNOWN = "Trainer: task 'translation' is not known; supported: text_generation, text_classification"
+
 
 def run(tmp_path, line):
     script = tmp_path / "job.py"
@@ -16,7 +18,7 @@ def run(tmp_path, line):
 def test_a_wrong_argument_is_one_line_with_the_scripts_own(tmp_path):
     ran = run(tmp_path, "Trainer(model='llama_tiny', task='translation')")
     assert ran.returncode == 2
-    assert ran.stderr == "job.py:2: Trainer: task 'translation' is not known; supported: text_generation\n"
+    assert ran.stderr == f"job.py:2: {UNKNOWN}\n"
 
 
 def test_a_script_among_processes_says_at_once_what_is_wrong(tmp_path):
@@ -31,7 +33,7 @@ def test_a_script_among_processes_says_at_once_what_is_wrong(tmp_path):
             said = one.stderr.readline()
         finally:
             one.kill()
-    assert said == "rank 0: job.py:2: Trainer: task 'translation' is not known; supported: text_generation\n"
+    assert said == f"rank 0: job.py:2: {UNKNOWN}\n"
 
 
 def test_a_scripts_own_error_stays_what_it_is(tmp_path):

@@ -148,7 +148,8 @@ def test_a_column_with_a_role_is_read_in_it_alone_and_is_the_only_one_of_it(tmp_
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
     settings = DataSettings(columns=columns, **rows_of(objective))
     (read,) = read_rows(tmp_path / "rows.jsonl", **settings.reading)
-    assert [one["content"] for one in read.messages] == ["Q", "A"] and read.desirable
+    assert [one["content"] for one in read.messages] == ["Q", "A"]
+    assert read.label is (True if objective == "kto" else None)
 
 
 @pytest.mark.parametrize("flagged", ["chosen", "rejected"])

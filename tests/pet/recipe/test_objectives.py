@@ -9,7 +9,7 @@ import pytest
 from adapters.settings import SETTINGS
 from model_zoo.errors import InputError
 from pet.parallel.fits import check_fits
-from pet.recipe.classes import COMPARED
+from pet.recipe.classes import COMPARED, JUDGING
 from pet.recipe.loading import from_dict
 
 METHODS = [name for method in SETTINGS for name in method.names()]
@@ -29,13 +29,8 @@ DIMENSIONS = {
     "run": [{"train.recompute": True}, {"train.accumulation": 2}, {"train.resume": True}, {"output.merged": True}],
 }
 REFUSED = {
-    # its head is saved in an adapter's files, and a language model's checkpoint has no place for it
-    ("reward", "adapter.method", "none"): "trains a head beside an adapter",
-    ("reward", "output.merged", True): "has no place for a reward model's head",
-    **{
-        ("reward", "adapter.method", name): "no modules_to_save"
-        for name in ("prefix", "ptuning2", "prompt", "p_tuning")
-    },
+    (objective, "adapter.method", name): "no modules_to_save"  # where a head is kept
+    for objective, name in itertools.product(JUDGING, ("prefix", "ptuning2", "prompt", "p_tuning"))
 }
 """(objective, key, value) that an objective refuses by itself."""
 
@@ -63,7 +58,7 @@ def combinations() -> dict[tuple, dict]:
     return found
 
 
-@pytest.mark.parametrize("objective", COMPARED)
+@pytest.mark.parametrize("objective", [*COMPARED, "classification"])
 def test_an_objective_refuses_nothing_else(combinations, objective):
     assert len(combinations) > 300
     unexpected, met = {}, set()

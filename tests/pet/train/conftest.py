@@ -68,10 +68,10 @@ def comparisons(model, kind: str = "pairs", *, rows: int = 2, length: int = 24, 
         question = random.integers(10, 60, random.integers(2, length // 2)).tolist()
         if model.family.name == "glm":  # the question ends with what it is read by, in both directions
             question += [model.config.gmask_token_id, model.config.bos_token_id]
-        for mark in (1, 1 if pairs else 2):
+        for _ in range(2):
             answer = random.integers(10, 60, random.integers(1, length // 2 - 2)).tolist()
-            documents.append((question + answer, [0] * len(question) + [mark] * len(answer)))
-    data = TokenDataset.from_samples(documents)
+            documents.append((question + answer, [0] * len(question) + [1] * len(answer)))
+    data = TokenDataset.from_samples(documents, None if pairs else [True, False] * 6)
     data.documents = 2 if pairs else 1
     how = {"max_length": length, "shuffle": False, "share_question": pairs and shared, **settings}
     return shared_loader(data, rows, DataSettings(**how), model, None, DistributedContext())

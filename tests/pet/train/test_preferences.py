@@ -45,15 +45,15 @@ def pairs_of(seed: int, count: int):
     return documents
 
 
-def dataset(documents, together: int = 2) -> TokenDataset:
-    found = TokenDataset.from_samples(documents)
+def dataset(documents, together: int = 2, said=None) -> TokenDataset:
+    found = TokenDataset.from_samples(documents, said)
     found.documents = together
     return found
 
 
-def packed(documents, rows: int = 2, together: int = 2):
+def packed(documents, rows: int = 2, together: int = 2, said=None):
     settings = DataSettings(packing="pack", max_length=24 // together, shuffle=False)
-    return next(iter(Loader(dataset(documents, together), rows, settings).batches(0)))
+    return next(iter(Loader(dataset(documents, together, said), rows, settings).batches(0)))
 
 
 def per_token(documents, references):
@@ -155,11 +155,8 @@ def test_ktos_losses_and_gradients_are_the_formulas(moved):
     torch = pytest.importorskip("torch")
     objective = make_objective(Train(objective="kto", beta=0.3, desirable_weight=0.7, undesirable_weight=1.2))
     liked = [True, False, True, True, False, False]
-    documents = [
-        (ids, [one * (1 if good else 2) for one in trained])
-        for (ids, trained), good in zip(pairs_of(4, 3), liked, strict=True)
-    ]
-    batch = packed(documents, together=1)
+    documents = pairs_of(4, 3)
+    batch = packed(documents, together=1, said=liked)
     random = np.random.default_rng(5)
     references = random.normal(-5, 1, len(documents)).tolist()
     objective.reference.known[True] = per_token(documents, dict(enumerate(references)))

@@ -11,6 +11,8 @@ import yaml
 from first_layers import first_layers
 
 import pet
+from adapters.score import add_head
+from model_zoo.labels import Labels
 from pet import AutoModel, InputError, apply_lora
 from pet.cli.main import main
 from pet.data.dataset import TokenDataset
@@ -178,29 +180,27 @@ def test_a_trainer_gives_an_adapter_its_head(pairs, tmp_path):
 
 
 def test_what_a_reward_model_cannot_do_is_refused(trained, base, job, pairs, capsys, tmp_path):
-    said = job("wrong", "adapter={method: none}", capsys=capsys)
-    assert "adapter.method: reward trains a head beside an adapter" in said
     said = job("wrong", "adapter={method: prefix}", capsys=capsys)
     assert "adapter.method: prefix has no modules_to_save in PEFT's format" in said
-    said = job("wrong", "output.merged=true", capsys=capsys)
-    assert "output.merged: " in said and "reward model's head" in said
     said = job("wrong", "eval.metrics=[loss, rouge_l]", capsys=capsys)
     assert "eval.metrics: rouge_l" in said and "writes no answers" in said
     said = job("wrong", command=("evaluate", "--base"), capsys=capsys)
-    assert "reward: the model has no head" in said
+    assert "learns of a head that judges texts, and the model has none" in said
     model = AutoModel.from_pretrained(base)
     with pytest.raises(InputError, match="prompt has no modules_to_save"):
         Trainer(pet.apply_prompt(model, length=2), pairs, objective="reward", steps=1)
     pet.delete_adapter(model, "default")
-    with pytest.raises(InputError, match="no active adapter has a reward model's head"):
+    with pytest.raises(InputError, match="no head that judges texts, nor has an active adapter"):
         pet.scores(model, [[1, 2]])
-    with pytest.raises(InputError, match="reward model's head"):
-        pet.merge_checkpoint(base, trained / "adapter", tmp_path / "merged")
     pet.load_adapter(model, trained / "adapter")
-    with pytest.raises(InputError, match="reward model's head"):
-        pet.merge(model)
-    with pytest.raises(InputError, match="scores answers and writes none"):
+    with pytest.raises(InputError, match="judges texts and writes none"):
         model.generate([[1, 2]])
+    with pytest.raises(InputError, match="learns of a language model's head, and the model's judges texts"):
+        Trainer(model, [{"input_ids": [[1, 2, 3]]}], steps=1)
+    pairs_only = pet.apply_lora(AutoModel.from_pretrained(base), rank=2, targets=["q_proj"])
+    add_head(pairs_only, Labels.plain(2))
+    with pytest.raises(InputError, match="head has 2 labels; one number was expected"):
+        Trainer(pairs_only, pairs, objective="reward", steps=1)
     with pet.disable_adapters(model):
         assert model.generate([[1, 2]], max_new_tokens=1).shape == (1, 3), "the base still writes"
 

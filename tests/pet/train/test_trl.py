@@ -97,7 +97,7 @@ def documents_of(dataset) -> list[tuple[list[int], list[int]]]:
     """The documents that TRL made of its rows, with what is learnt of them."""
     found = []
     for row in dataset:
-        mark, start = (1 if row.get("label", True) else 2), row.get("prompt_ids") or row["prompt_input_ids"]
+        start = row.get("prompt_ids") or row["prompt_input_ids"]
         for name in ("chosen", "rejected", "completion"):
             if f"{name}_ids" in row:
                 answer = row[f"{name}_ids"]
@@ -105,7 +105,7 @@ def documents_of(dataset) -> list[tuple[list[int], list[int]]]:
                 answer = row[f"{name}_input_ids"][len(start) :]
             else:
                 continue
-            found.append((start + answer, [0] * len(start) + [mark] * len(answer)))
+            found.append((start + answer, [0] * len(start) + [1] * len(answer)))
     return found
 
 
@@ -141,7 +141,8 @@ def test_the_curve_of_trl(case, peer, trl_side, tmp_path):
     theirs.train()
     model = pet.AutoModel.from_pretrained("llama_tiny")
     pet.load_adapter(model, tmp_path / "start")
-    data = TokenDataset.from_samples(documents)
+    labels = [row["label"] for row in theirs.train_dataset] if objective == "kto" else None
+    data = TokenDataset.from_samples(documents, labels)
     data.documents = 1 if objective == "kto" else 2
     order = DataSettings(packing="none", max_length=max(len(ids) for ids, _ in documents), shuffle=False)
     how = {"objective": objective, "steps": steps, "learning_rate": 1e-3, "schedule": "constant", "warmup": 0}

@@ -1,0 +1,74 @@
+"""Rows with a label: their columns, their tokens against transformers, and how they are cut."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pet.auto import AutoTokenizer
+from pet.data import load_dataset
+from pet.data.classified import classified, whole_text
+from pet.names import bundled_models
+
+COLUMNS = [
+    ({"text": "a", "label": 1}, ("a", None)),
+    ({"sentence": "a", "label": 1, "idx": 3}, ("a", None)),
+    ({"text": "a", "text_pair": "b", "labels": 1}, ("a", "b")),
+    ({"sentence1": "a", "sentence2": "b", "label": 1}, ("a", "b")),
+    ({"premise": "a", "hypothesis": "b", "label": 1}, ("a", "b")),
+    ({"question1": "a", "question2": "b", "label": 1}, ("a", "b")),
+    ({"question": "a", "sentence": "b", "label": 1}, ("a", "b")),
+]
+
+
+@pytest.mark.parametrize(("columns", "texts"), COLUMNS)
+def test_columns(columns, texts):
+    found = classified(columns)
+    assert (found["text"], found["text_pair"]) == texts
+    assert found["label"] == 1
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory):
+    """Directories by name: GPT-2's and LLaMA's, and one whose file says what stands around two texts."""
+    library = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    own = tmp_path_factory.mktemp("own")
+    plain = transformers.AutoTokenizer.from_pretrained(bundled_models()["gpt_tiny"])
+    text = json.loads(plain.backend_tokenizer.to_str())
+    end = plain.eos_token
+    engine = library.Tokenizer.from_str(json.dumps(text))
+    engine.post_processor = library.processors.TemplateProcessing(
+        single=f"{end} $A", pair=f"{end} $A {end} {end} $B", special_tokens=[(end, plain.eos_token_id)]
+    )
+    engine.save(str(own / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": end, "eos_token": end}
+    (own / "tokenizer_config.json").write_text(json.dumps(settings))
+    return {"own": own, **bundled_models()}
+
+
+SHORT, LONG = "A red shirt.", "The quick brown fox jumps over the lazy dog, and the dog sleeps on. "
+
+
+@pytest.mark.parametrize("limit", [None, 9, 12, 21])
+@pytest.mark.parametrize("texts", [(SHORT, None), (SHORT, LONG), (LONG, SHORT), (LONG, LONG)])
+@pytest.mark.parametrize("place", ["gpt_tiny", "llama_tiny", "own"])
+def test_tokens_are_those_of_transformers(tokenizers, place, texts, limit):
+    transformers = pytest.importorskip("transformers")
+    kept = {"truncation": "longest_first", "max_length": limit} if limit else {}
+    expected = transformers.AutoTokenizer.from_pretrained(tokenizers[place])(*texts, **kept)["input_ids"]
+    assert whole_text(AutoTokenizer.from_pretrained(tokenizers[place]), *texts, limit) == expected
+
+
+def test_labels_stay_with_their_texts(tmp_path):
+    rows = [{"review": text, "stars": stars} for text, stars in (("a b", 2), ("a b", 5), ("a b", 2), (" ", 1))]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {"columns": {"text": "review", "label": "stars"}, "conversations": classified, "deduplicate": True}
+    settings["cache_dir"] = str(tmp_path / "cache")
+    for _ in range(2):  # the second time from the cache
+        found = load_dataset(file, AutoTokenizer.from_pretrained("llama_tiny"), settings=settings)
+        assert [found.label(index) for index in range(len(found))] == [2, 5]
+        assert found.counts.repeated == 1 and found.counts.dropped_empty == 1
+    assert found.select([1]).label(0) == 5
