@@ -10,7 +10,7 @@ from mindspore import ops
 
 from model_zoo.errors import InputError
 from model_zoo.labels import Labels
-from pet.train.objectives.base import Objective, sums_of, through
+from pet.train.objectives.base import Objective, positive, sums_of, through
 from pet.train.objectives.preference import count_pairs
 from pet.train.objectives.reference import counts_of, documents_of
 
@@ -69,7 +69,7 @@ class Reward(Objective):
 
     def measure(self, scores, *arrays):
         losses, better, worse = self.of_pairs(scores, *arrays)
-        return sums_of(losses, (better > worse).astype(losses.dtype), better, worse)
+        return sums_of(losses, positive(better - worse), better, worse)
 
     def forward(self, model, fast: bool = False) -> Callable:
         return through(model, self.measure, None)
