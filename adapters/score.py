@@ -30,7 +30,6 @@ def prepare_for(model: nn.Cell, config, tensors: Collection[str]) -> None:
     """Makes a model ready for the adapter of a file with a head.
 
     Args:
-        config: as the file has it. PEFT lists every name that a head may have, and one of them is there.
         tensors: the names of the file's tensors, without PEFT's prefix.
     """
     if f"{SCORE}.weight" in tensors and hasattr(model, "config"):

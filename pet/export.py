@@ -59,7 +59,6 @@ class ExportReport:
     """What a merge on disk did; prints as one line.
 
     Attributes:
-        directory: the checkpoint that was written.
         changed: how many tensors got new values.
         error: the largest difference between a merged value and its rounding to the type it is stored in.
         untied: the head that was tied to the embedding and has a weight of its own now.

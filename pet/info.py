@@ -30,7 +30,6 @@ class Description:
     """A model's size, what an adapter would train of it, and the memory of a training step; prints as a table.
 
     Attributes:
-        name: what was asked for.
         config: config.json's dictionary.
         parameters: of the base; a tied head counts once.
         adapter: the method's name, or None when every weight is trained.

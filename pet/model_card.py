@@ -30,7 +30,6 @@ def accompany(
     Args:
         stage: the directory of the weights.
         result: the adapter or model that they come from.
-        base: the base's directory.
         name: of what is exported.
         called: the base's name or path, as the recipe or the adapter has it.
         recipe, run: that it was made by; None where only the adapter is known.

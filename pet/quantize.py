@@ -24,7 +24,6 @@ class QuantizeReport:
     """What was written; prints as one line.
 
     Attributes:
-        directory: the checkpoint that was written.
         packed: how many matrices are packed in it.
         nbytes, before: of all tensors, and of those that they were made of.
     """

@@ -254,7 +254,6 @@ def assignment(
     """Which stored tensor goes to which parameter.
 
     Args:
-        checkpoint: the open checkpoint.
         shapes: {parameter name: shape} of the model.
         tied: {saved name: parameter name} for a tensor that a file may hold a second time under another name.
         ignored: regular expressions of stored names that are no parameters (mask buffers, inv_freq).

@@ -44,13 +44,9 @@ def write_model(directory: str | Path, output: str | Path, dtype: str = "float16
 
     Args:
         directory: Hugging Face checkpoint of a LLaMA, Mistral, Qwen or GLM-4, with its tokenizer.
-        output: the file.
         dtype: of the matrices: float32, float16, bfloat16 or q8_0 (8 bits with a factor for each 32 weights). Matrices
             whose rows are no multiple of 32 stay in float16 with q8_0. Norms and biases are float32 always.
         name: of the model, inside the file; by default the directory's.
-
-    Returns:
-        one line about the file.
 
     Raises:
         InputError: a family or a tokenizer that llama.cpp does not have, a directory that is no checkpoint, or the

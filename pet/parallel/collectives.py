@@ -171,10 +171,6 @@ class GroupGather(nn.Cell):
     """The rows of all members one after the other, ``(N, …) → (size·N, …)``. No derivative.
 
     Within graphs it is an operator, which on a CPU knows the group of all processes alone; outside it is not.
-
-    Args:
-        group: the members.
-        dtype: of the tensor.
     """
 
     def __init__(self, group: Group, dtype):

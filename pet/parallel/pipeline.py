@@ -54,7 +54,6 @@ class Pipeline:
     Args:
         step: the training step that this serves; its `accumulate` is replaced.
         model: the stage's cells (`pet.parallel.stages.cut_stage`).
-        mesh: the layout.
         micro_batches: pieces that each batch is cut into.
         stages: the layers of each stage, for the report.
     """

@@ -33,7 +33,6 @@ class Share:
     """A parameter, and what a process has of it.
 
     Attributes:
-        name: as in the model.
         shape: of the whole tensor.
         role: how the terms of its gradient come together (`pet.parallel.split`, and `TIED`).
         division: how tensor-parallel members share it; None where each has all of it.
@@ -98,7 +97,6 @@ def shares(
     """How a model and its adapter are divided.
 
     Args:
-        meta_model: the model.
         adapter: a method's configuration; None trains every weight.
         tensor, pipeline: shards and stages.
         replicas: those that share what is frozen (`pet.parallel.gathered`); 1 where each has all of it.

@@ -70,7 +70,6 @@ class ShardSpecs:
     """How a tensor-parallel group shares a model's parameters.
 
     Args:
-        config: the model's.
         members: of the group; one has everything.
 
     Attributes:
@@ -203,7 +202,6 @@ def stage_layers(config: Config, sizes: Iterable[tuple[str, int]], stages: int) 
     """The layers of each stage, by what there is in each and in front of and behind them.
 
     Args:
-        config: the model's.
         sizes: (name, numbers) of parameters, those of a tied head among them.
         stages: how many.
 

@@ -27,7 +27,6 @@ class Report:
     """What was done; prints as a line.
 
     Attributes:
-        output: the directory.
         ranks: files written.
         tensors: whole ones that they hold together.
     """
@@ -55,9 +54,6 @@ def transform(
         output: where ``rank_N/<prefix>N.ckpt`` go.
         source_strategy, output_strategy: a strategy file, a folder of them (one per rank or stage), or None: whole.
         prefix: of the written files' names.
-
-    Returns:
-        A `Report`.
 
     Raises:
         InputError: files or ranks that are missing, tensors that do not fit the strategy, a full output directory.
