@@ -114,11 +114,7 @@ def card(
 
 
 def _summary(run: Path) -> dict[str, Any]:
-    """What a run's summary.json holds; {} where there is none.
-
-    Raises:
-        InputError: it is damaged.
-    """
+    """What a run's summary.json holds; {} where there is none. Raises InputError: it is damaged."""
     path = run / "summary.json"
     found = read_json(path) if path.is_file() else {}
     wanted = {"trainable": int, "total": int, "before": dict, "after": dict}

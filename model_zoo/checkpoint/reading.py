@@ -152,11 +152,7 @@ class Checkpoint:
         return next(file for file in self.files.values() if name in file.tensors).read(name, slices, dtype)
 
     def parts(self, name: str) -> codec.Arrays:
-        """The arrays of a packed matrix.
-
-        Raises:
-            InputError: NaN or infinity among its factors.
-        """
+        """The arrays of a packed matrix. Raises InputError: NaN or infinity among its factors."""
         with located(self.directory):
             return self.packed[name].parts(self.stored)
 

@@ -105,11 +105,7 @@ class Tracer(abc.ABC):
         return self.operands[-1]
 
     def parameter(self, parameter: Parameter, types: tuple = PLAIN) -> Value:
-        """A weight, which is of one of these types.
-
-        Raises:
-            NotTraceable: it is not.
-        """
+        """A weight, which is of one of these types. Raises NotTraceable: it is not."""
         if parameter.dtype not in types:
             raise NotTraceable(f"{parameter.name} is {parameter.dtype}")
         for known, value in zip(self.parameters, self.operands[-len(self.parameters) :], strict=False):

@@ -33,11 +33,7 @@ def bubble(stages: int, micro_batches: int) -> float:
 
 
 def pieces_of(batch: dict[str, Any], count: int, arrays: Sequence[str]) -> list[dict[str, Any]]:
-    """A batch as micro-batches of equally many rows.
-
-    Raises:
-        InputError: the rows cannot be divided evenly.
-    """
+    """A batch as micro-batches of equally many rows. Raises InputError: the rows cannot be divided evenly."""
     rows = len(batch["input_ids"])
     if rows % count:
         raise InputError(f"parallel.micro_batches: {rows} rows cannot be divided over {count} micro-batches")

@@ -117,11 +117,7 @@ class ShardSpecs:
         return (PARTIAL if path.rpartition(".")[0] in self.regions else WHOLE), None
 
     def of_adapter(self, path: str, module: AdapterModule, name: str) -> Spec:
-        """For a parameter of a module on the cell at a path.
-
-        Raises:
-            InputError: nobody knows how to divide it.
-        """
+        """For a parameter of a module on the cell at a path. Raises InputError: nobody knows how to divide it."""
         kind = type(module).__name__
         if self.members == 1:
             return WHOLE, None

@@ -177,11 +177,7 @@ class Part:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the part.
-
-        Raises:
-            InputError: an axis that cannot be divided so.
-        """
+        """Of the part. Raises InputError: an axis that cannot be divided so."""
         whole = self.source.shapes[self.name]
         for axis, extent in enumerate(whole):
             if extent % self.layout.parts(axis):
@@ -238,11 +234,7 @@ def check_known(source: Source, strategy: Strategy) -> None:
 
 
 def rank_file(directory: Path, rank: int) -> Path:
-    """The newest checkpoint file of a rank.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The newest checkpoint file of a rank. Raises InputError: there is none."""
     folder = directory / f"rank_{rank}"
     found = sorted(folder.glob("*.ckpt"), key=lambda path: (path.stat().st_mtime, path.name))
     if not found:

@@ -251,11 +251,7 @@ def reason(message: str) -> str:
 
 
 def micro_batches(work: Work, data: int, pipeline: int) -> list[int]:
-    """The possible rows of one forward pass.
-
-    Raises:
-        InputError: the batch cannot be divided so.
-    """
+    """The possible rows of one forward pass. Raises InputError: the batch cannot be divided so."""
     if work.batch % data:
         raise InputError("the batch cannot be divided over the replicas")
     rows = work.batch // data
