@@ -23,7 +23,6 @@ class HeadDropout(Dropout):
     """Dropout of attention weights ``(B, heads, S, K)``, of which a process may have some heads only.
 
     Args:
-        rate, name: see `Dropout`.
         parts, part: into how many parts the heads are divided, and which one this is.
     """
 

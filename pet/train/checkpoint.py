@@ -57,12 +57,7 @@ WEIGHTS, OPTIMIZER = "weights.safetensors", "optimizer.safetensors"
 
 
 class Tensors(Mapping[str, np.ndarray]):
-    """Tensors by name, each of which is read when it is asked for.
-
-    Args:
-        names: of all.
-        read: gives the tensor of a name.
-    """
+    """Tensors by name, each of which is read when it is asked for."""
 
     def __init__(self, names: Iterable[str], read: Callable[[str], np.ndarray]):
         self.names, self.read = dict.fromkeys(names), read
@@ -87,7 +82,6 @@ class Checkpoint:
     """What a checkpoint holds. Tensors are read when they are asked for, and put together where they are in parts.
 
     Attributes:
-        path: its directory.
         weights: trainable parameters by name.
         optimizer: optimizer state by ``<slot>.<parameter name>``.
         state: the trainer's numbers, as it gave them to `save`.

@@ -154,7 +154,6 @@ def execute(
         recipe, prepared: settings, and what they come to.
         distributed: sums over processes.
         show: takes the texts for the user; None where there are none.
-        callbacks: more of them.
         objective: see `start`.
         save: `save_result`, or what stands in for it where the recipe does not say all, since model or data are
             objects. Such a run has no recipe.yaml: it could not be run again from that.
