@@ -75,7 +75,6 @@ def config_for(path: Path, given: str | os.PathLike | Mapping[str, Any] | None =
     """The config.json's dictionary of the model in a ``.ckpt`` file.
 
     Args:
-        path: the file.
         given: a dictionary; a checkpoint directory, config.json, preset's or bundled base's name; or a MindFormers YAML
             file. Default: the config.json beside the file, or else the one preset whose tensors are of these shapes.
 
