@@ -186,35 +186,27 @@ def _loading(stage: Path, base: Path, known: str, adapter: bool, tokenizer: Toke
     places = "these files and the base's" if adapter else "these files"
     what = " and the ".join(coded)
     by_code = f"transformers and vLLM open the {what} by the code (`*.py`) that is published with ChatGLM and GLM-4"
-    note = [f"{by_code}; it has to lie beside {places}.", ""] if coded else []
-    if not adapter:
-        return [
-            *note,
-            "```python",
-            "from transformers import AutoModelForCausalLM, AutoTokenizer",
-            "",
-            f'model = AutoModelForCausalLM.from_pretrained("."{remote})',
-            f'tokenizer = AutoTokenizer.from_pretrained("."{remote})',
-            "```",
-            "",
-            "```sh",
-            f"vllm serve .{flag}",
-            "pet chat --model .",
-            "```",
+    if adapter:
+        model = [
+            f'base = AutoModelForCausalLM.from_pretrained("{known}"{remote})',
+            'model = PeftModel.from_pretrained(base, ".")',
         ]
+    else:
+        model = [f'model = AutoModelForCausalLM.from_pretrained("."{remote})']
     lines = [
-        *note,
+        *([f"{by_code}; it has to lie beside {places}.", ""] if coded else []),
         "```python",
-        "from peft import PeftModel",
+        *(["from peft import PeftModel"] if adapter else []),
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
-        f'base = AutoModelForCausalLM.from_pretrained("{known}"{remote})',
-        'model = PeftModel.from_pretrained(base, ".")',
+        *model,
         f'tokenizer = AutoTokenizer.from_pretrained("."{remote})',
         "```",
         "",
         "```sh",
     ]
+    if not adapter:
+        return [*lines, f"vllm serve .{flag}", "pet chat --model .", "```"]
     try:
         rank = check_served(stage, base, ENGINES["vllm"])
         limit = next(allowed for allowed in RANKS if allowed >= rank)

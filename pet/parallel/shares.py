@@ -179,11 +179,9 @@ def adapter_shares(
 
 def modules_at(meta_model: MetaModel, adapter: MethodConfig, chosen: list) -> dict:
     """A module for each cell. Cells alike in all but their layer get the same one: only its shapes are looked at."""
-    plain = dataclasses.replace(adapter, use_dora=False) if getattr(adapter, "use_dora", False) else adapter
-    if getattr(plain, "init", "default") != "default":
-        plain = dataclasses.replace(plain, init="default")  # another start, the same shapes
-    if getattr(plain, "dropout", 0.0):
-        plain = dataclasses.replace(plain, dropout=0.0)  # its key is one number
+    # neither another start nor a magnitude changes these shapes; dropout's key is one number
+    simplest = {"use_dora": False, "init": "default", "dropout": 0.0}
+    plain = dataclasses.replace(adapter, **{name: value for name, value in simplest.items() if hasattr(adapter, name)})
     rank_at = getattr(plain, "rank_at", lambda path: 0)
     models: dict[tuple, str] = {}
     kinds = {}

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import os
 import shutil
@@ -31,7 +30,7 @@ import numpy as np
 from model_zoo.arguments import check_argument
 from model_zoo.atomic import files_below
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, warn_once
 from pet.files import UNFINISHED, atomic_directory, sweep, write_json
 from pet.train.copies import bring
 from pet.train.digests import (
@@ -182,14 +181,8 @@ def shared(stage: Path, distributed: DistributedContext) -> bool:
     """Whether all processes see the directory that the main one has made."""
     seen = distributed.objects(stage.is_dir())
     if not all(seen) and distributed.is_main:
-        say_once(f"{stage.parent} is not on a file system that all processes share: the main one gathers checkpoints")
+        warn_once(f"{stage.parent} is not on a file system that all processes share: the main one gathers checkpoints")
     return all(seen)
-
-
-@functools.cache
-def say_once(text: str) -> None:
-    """A warning that holds for every checkpoint of a run."""
-    log.warning("%s", text)
 
 
 def _write(stage: Path, weights, optimizer, held: set[str], distributed: DistributedContext) -> dict[str, dict]:
