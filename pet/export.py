@@ -29,7 +29,7 @@ from model_zoo.atomic import explained, staged, write_json, write_text
 from model_zoo.checkpoint.dtypes import STORAGE, convert, float_name
 from model_zoo.checkpoint.fingerprint import fingerprint, same_base
 from model_zoo.checkpoint.grown import grown, vocabulary_of, with_vocabulary
-from model_zoo.checkpoint.reading import Checkpoint, assignment, open_checkpoint, read_config
+from model_zoo.checkpoint.reading import Checkpoint, assignment, read_config
 from model_zoo.checkpoint.safetensors_io import storage
 from model_zoo.checkpoint.saving import (
     BESIDE,
@@ -120,7 +120,7 @@ def merge_checkpoint(
             raise InputError(f"{output}: is an input of the merge; give another directory for the result")
     with ExitStack() as stack:
         config = published = read_config(base)
-        checkpoint = opened = stack.enter_context(open_checkpoint(base))
+        checkpoint = opened = stack.enter_context(Checkpoint(base))
         adapters = []
         for directory in directories:
             adapters.append(StoredAdapter(directory))

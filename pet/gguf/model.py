@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from model_zoo.checkpoint.reading import assignment, open_checkpoint, read_config
+from model_zoo.checkpoint.reading import Checkpoint, assignment, read_config
 from model_zoo.configs import Config
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError, nearest
@@ -58,7 +58,7 @@ def write_model(directory: str | Path, output: str | Path, dtype: str = "float16
     config = config_of(values)
     architecture = architecture_of(config)
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    with open_checkpoint(directory) as checkpoint:
+    with Checkpoint(directory) as checkpoint:
         sources, _ = assignment(checkpoint, config.shapes(), dict([tied] if (tied := config.tied_head()) else []))
         count = 0
 
