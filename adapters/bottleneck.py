@@ -98,18 +98,16 @@ class Bottleneck(AdapterModule):
 
     def construct(self, x, y):
         source = x if self.parallel else y
-        flat = source.reshape(-1, source.shape[-1]).astype(ms.float32)  # (N, in)
-        if self.norm is not None:
-            flat = self.norm(flat)
-        if self.dropout is not None:
-            flat = self.dropout(flat)
-        change = self.up(self.activation(self.down(flat))) * self.scaling  # (N, out)
+        change = self.network(source.reshape(-1, source.shape[-1]).astype(ms.float32)) * self.scaling
         return y + change.reshape(y.shape).astype(y.dtype)
 
-    def trace(self, tracer, x, y):
-        flat = x if self.parallel else y
+    def network(self, flat):
+        """``(N, in)`` → ``(N, out)``."""
         if self.norm is not None:
             flat = self.norm(flat)
         if self.dropout is not None:
             flat = self.dropout(flat)
-        return tracer.add(self.up(self.activation(self.down(flat))), y, self.scaling)
+        return self.up(self.activation(self.down(flat)))
+
+    def trace(self, tracer, x, y):
+        return tracer.add(self.network(x if self.parallel else y), y, self.scaling)

@@ -39,7 +39,6 @@ class CombineReport:
     """What a combination did; prints as one line.
 
     Attributes:
-        name: the new adapter.
         method: how it was made.
         rank: the largest rank among its cells.
         error: ‖cut − whole‖ / ‖whole‖ over all cells (Frobenius norms): what the rank left out.

@@ -12,9 +12,9 @@ from mindspore import Parameter, Tensor, nn
 class Factor(nn.Cell):
     """A trained matrix under the name ``weight``, as PEFT's files call it."""
 
-    def __init__(self, values: np.ndarray, dtype=ms.float32):
+    def __init__(self, values: np.ndarray):
         super().__init__()
-        self.weight = Parameter(Tensor(np.ascontiguousarray(values)).astype(dtype), name="weight")
+        self.weight = Parameter(Tensor(np.ascontiguousarray(values)).astype(ms.float32), name="weight")
 
     def construct(self):
         return self.weight

@@ -22,8 +22,6 @@ def fit(model, config: MethodConfig, tensors: Collection[str]) -> list[str]:
     """Takes out of a configuration, in place, what means nothing on this model.
 
     Args:
-        model: the base.
-        config: as the file has it.
         tensors: the names of the file's tensors, without PEFT's prefix.
 
     Returns:

@@ -206,7 +206,6 @@ class Companion:
     """A cell outside the targets that an adapter works on too, and how its module is built.
 
     Attributes:
-        site: the cell.
         parameters: how many it adds.
         build: () → module.
     """

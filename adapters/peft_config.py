@@ -6,8 +6,6 @@ refuses the other refuses too.
 
 from __future__ import annotations
 
-import functools
-import logging
 import math
 import re
 import warnings
@@ -27,10 +25,9 @@ from model_zoo.atomic import no_directory, read_json
 from model_zoo.checkpoint.digests import check_beside
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.checkpoint.wrappers import unstacked
-from model_zoo.errors import InputError, similar
+from model_zoo.errors import InputError, similar, warn_once
 from model_zoo.labels import SCORE
 
-log = logging.getLogger("pet")
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTER_WEIGHTS = (WEIGHTS, "adapter_model.bin")
 """What the tensor file is called now, and what PEFT before 0.7 called it."""
@@ -133,17 +130,12 @@ def read_adapter_config(directory: str | Path, supported: Collection[str]) -> di
         raise InputError(named)
     for head in (directory / name for name in VALUE_HEADS):
         if head.exists():
-            _say_left_out(head)
+            # a configuration is read before a base is loaded, too
+            warn_once(f"{head}: is not read: the head of a reward or value model that belongs to this adapter")
     if shown_as(values):
         with open_weights(directory, values) as file:
             return file.values
     return values
-
-
-@functools.cache
-def _say_left_out(head: Path) -> None:
-    """Once for each: a configuration is read before a base is loaded, too."""
-    log.warning("%s: is not read: the head of a reward or value model that belongs to this adapter", head)
 
 
 ALL_THE_SAME = "strict=False (--no-strict of pet merge, evaluate, predict, chat) takes it all the same"

@@ -22,7 +22,6 @@ def prepare_for(model: nn.Cell, config, shapes: Mapping[str, tuple[int, ...]]) -
     """Makes a model ready for the adapter of a file with a head.
 
     Args:
-        config: as the file has it. PEFT lists every name that a head may have, and one of them is there.
         shapes: of the file's tensors, by their names without PEFT's prefix.
     """
     shape = shapes.get(f"{SCORE}.weight")

@@ -35,7 +35,6 @@ class Site:
 
     Attributes:
         path: its dotted name in the model.
-        cell: the cell.
         kind: ``linear``, ``embedding``, ``conv``, ``attention`` (an attention core), ``model`` (the whole) or ``none``.
         in_features, out_features: widths of a linear cell; vocabulary and width of an embedding; channels of a
             convolution; key/value heads and head width of an attention core.

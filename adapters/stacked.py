@@ -32,7 +32,6 @@ class UnstackedFile(SafetensorsFile):
     """The tensor file of an adapter with ``target_parameters``, with the experts' matrices under names of their own.
 
     Args:
-        path: of the file.
         values: its adapter_config.json.
         prefix: of the tensors' names, which paths lack.
 

@@ -312,8 +312,6 @@ class Delta:
     """One `Change` applied to blocks of outputs, one after another, so that no product is ever held as a whole.
 
     Args:
-        adapter: that it belongs to.
-        change: what it does.
         transposed: whether the outputs are the weight's columns: for GPT-2's Conv1D, and for an embedding table under
             DoRA, which takes its norms over the vocabulary.
         weight: factor of the ΔW.

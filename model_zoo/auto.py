@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 from importlib import import_module
 from pathlib import Path
 
@@ -15,20 +13,12 @@ from model_zoo.causal_lm import CausalLM
 from model_zoo.checkpoint.dtypes import float_name
 from model_zoo.checkpoint.reading import Checkpoint, assignment, load_into, read_config
 from model_zoo.configs import Config
-from model_zoo.errors import InputError, located, nearest
+from model_zoo.errors import InputError, located, nearest, warn_once
 from model_zoo.families import CONFIGS, PRESETS, config_class
 from model_zoo.initialise import initialise
 from model_zoo.quantization.loading import pack_model, storages
 from model_zoo.quantization.plan import Quantization
 from model_zoo.storage import kept_types, set_storage, stored_types
-
-log = logging.getLogger("pet")
-
-
-@functools.cache
-def say_left_out(directory: Path, what: str) -> None:
-    """Once for each checkpoint."""
-    log.warning("%s: %s", directory, what)
 
 
 def model_class(config: type[Config]) -> type[CausalLM]:
@@ -122,7 +112,7 @@ class AutoModel:
         """A model for a checkpoint, without the weights, which take no memory until they are loaded."""
         family, shapes = config.family, config.shapes()
         if config.left_out:
-            say_left_out(checkpoint.directory, config.left_out)
+            warn_once(f"{checkpoint.directory}: {config.left_out}")
         sources, _ = assignment(checkpoint, shapes, family.tied, family.ignored_tensors)
         forms = storages(config, checkpoint, quantization)
         model = model_class(type(config))(config, dtype=compute_type(dtype))

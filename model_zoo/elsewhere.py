@@ -74,12 +74,6 @@ ELSEWHERE = {
 
 
 def refuse_others(function: str, known: Iterable[str], given: Iterable[str]) -> None:
-    """Raises InputError for arguments of another library that a function does not have.
-
-    Args:
-        function: its qualified name.
-        known: its arguments.
-        given: those of a call.
-    """
+    """Raises InputError for arguments of another library that a function does not have."""
     others, shown = ELSEWHERE.get(function, {}), function.replace("CausalLM.__call__", "model")
     InputError.raise_any(f"{shown}: {name} {others[name]}" for name in given if name in others and name not in known)

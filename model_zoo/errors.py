@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import logging
 import re
 from collections.abc import Iterable, Iterator
+
+log = logging.getLogger("pet")
+_warned: set[str] = set()
 
 LISTED = 16  # problems in one message: they fit on a screen, with what is printed around them
 
@@ -60,6 +64,13 @@ def first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" -\t")]
     saying = [line for line in lines if not (line.startswith("- ") and line.endswith(":"))] or lines
     return saying[0] if saying else type(error).__name__
+
+
+def warn_once(text: str, key: str | None = None) -> None:
+    """A warning that this process gives once, however often it holds; the same is what has the same key."""
+    if (key or text) not in _warned:
+        _warned.add(key or text)
+        log.warning("%s", text)
 
 
 def explain(error: BaseException) -> str:

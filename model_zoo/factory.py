@@ -26,7 +26,6 @@ class CellFactory:
 
     Args:
         config: gives `Config.own_tensors`.
-        dtype: of the parameters.
     """
 
     def __init__(self, config: Config, dtype):

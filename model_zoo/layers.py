@@ -74,9 +74,6 @@ class Linear(nn.Cell):
     """``y = x·Wᵀ + b``, weight ``(out, in)`` as in the published checkpoints.
 
     Args:
-        in_features: width of the input.
-        out_features: width of the output.
-        bias: whether there is one.
         dtype: of the parameters, and so of the product. A frozen weight may be stored in another one
             (`model_zoo.storage`).
     """
@@ -370,12 +367,7 @@ class SplitHeads(nn.Cell):
 
 
 class SplitRotary(nn.Cell):
-    """`SplitHeads`, then `Rotary`.
-
-    Args:
-        rotary: how positions enter.
-        head_dim: width of a head.
-    """
+    """`SplitHeads`, then `Rotary`."""
 
     def __init__(self, rotary: Rotary, head_dim: int):
         super().__init__()

@@ -24,8 +24,6 @@ class GroupedAttention(nn.Cell):
     Where the layer has a ``q_norm`` and a ``k_norm``, each head's query and key are normalised before the rotation.
 
     Args:
-        config: what there is to attention.
-        rotary: how positions enter.
         make: makes the cells with weights (`CellFactory`).
         window: as in `AttentionCore`.
     """

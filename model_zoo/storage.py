@@ -26,7 +26,6 @@ def kept_types(config: Config, stored: Mapping[str, str]) -> dict[str, str]:
     """The types that weights are kept in.
 
     Args:
-        config: of the model.
         stored: {parameter's name: type in its file}.
 
     Returns:

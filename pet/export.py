@@ -30,7 +30,7 @@ from model_zoo.checkpoint.dtypes import STORAGE, convert, float_name
 from model_zoo.checkpoint.fingerprint import fingerprint, same_base
 from model_zoo.checkpoint.grown import grown, vocabulary_of, with_vocabulary
 from model_zoo.checkpoint.made import MadeTensor
-from model_zoo.checkpoint.reading import Checkpoint, assignment, open_checkpoint, read_config
+from model_zoo.checkpoint.reading import Checkpoint, assignment, read_config
 from model_zoo.checkpoint.safetensors_io import TensorInfo, nbytes, storage
 from model_zoo.checkpoint.saving import (
     BESIDE,
@@ -61,7 +61,6 @@ class ExportReport:
     """What a merge on disk did; prints as one line.
 
     Attributes:
-        directory: the checkpoint that was written.
         changed: how many tensors got new values.
         error: the largest difference between a merged value and its rounding to the type it is stored in.
         untied: the head that was tied to the embedding and has a weight of its own now.
@@ -123,7 +122,7 @@ def merge_checkpoint(
             raise InputError(f"{output}: is an input of the merge; give another directory for the result")
     with ExitStack() as stack:
         config = published = read_config(base)
-        checkpoint = opened = stack.enter_context(open_checkpoint(base))
+        checkpoint = opened = stack.enter_context(Checkpoint(base))
         adapters = []
         for directory in directories:
             adapters.append(StoredAdapter(directory))

@@ -67,7 +67,6 @@ def fetch(name: HubName, only_config: bool = False, fresh: bool = False) -> tupl
     """The directory of a model's files, and the revision that they are of.
 
     Args:
-        name: which.
         only_config: config.json is enough.
         fresh: ask the hub for the newest, also where some revision is here.
 

@@ -15,7 +15,7 @@ from typing import Any
 from model_zoo.arguments import checked
 from model_zoo.checkpoint.directory import holds_weights
 from model_zoo.checkpoint.dtypes import STORAGE, float_name
-from model_zoo.checkpoint.reading import open_checkpoint, read_config
+from model_zoo.checkpoint.reading import Checkpoint, read_config
 from model_zoo.counting import config_of, parameter_shapes, sizes
 from model_zoo.errors import InputError, nearest
 from model_zoo.quantization import Quantization
@@ -30,7 +30,6 @@ class Description:
     """A model's size, what an adapter would train of it, and the memory of a training step; prints as a table.
 
     Attributes:
-        name: what was asked for.
         config: config.json's dictionary.
         parameters: of the base; a tied head counts once.
         adapter: the method's name, or None when every weight is trained.
@@ -191,7 +190,7 @@ def packed_form(model: str | Path | Mapping[str, Any], asked: Quantization | Non
     directory = path.parent if path.name == "config.json" else path
     if not holds_weights(directory):
         return asked
-    with open_checkpoint(directory) as checkpoint:
+    with Checkpoint(directory) as checkpoint:
         return Quantization.of(checkpoint, config_of(read_config(directory)), asked)
 
 

@@ -63,7 +63,6 @@ def needed(package: str, extra: str, purpose: str) -> ModuleType:
     """An optional package.
 
     Args:
-        package: what is imported.
         extra: the extra of mindspore-pet that brings it.
         purpose: what needs it, as the error says.
 

@@ -33,7 +33,6 @@ def accompany(
     Args:
         stage: the directory of the weights.
         result: the adapter or model that they come from.
-        base: the base's directory.
         name: of what is exported.
         called: the base's name or path, as the recipe or the adapter has it.
         recipe, run: that it was made by; None where only the adapter is known.
@@ -118,11 +117,7 @@ def card(
 
 
 def _summary(run: Path) -> dict[str, Any]:
-    """What a run's summary.json holds; {} where there is none.
-
-    Raises:
-        InputError: it is damaged.
-    """
+    """What a run's summary.json holds; {} where there is none. Raises InputError: it is damaged."""
     path = run / "summary.json"
     found = read_json(path) if path.is_file() else {}
     wanted = {"trainable": int, "total": int, "before": dict, "after": dict}
@@ -204,39 +199,32 @@ def _loading(stage: Path, base: Path, known: str, adapter: bool, tokenizer: Toke
     places = "these files and the base's" if adapter else "these files"
     what = " and the ".join(coded)
     by_code = f"transformers and vLLM open the {what} by the code (`*.py`) that is published with ChatGLM and GLM-4"
-    note = [f"{by_code}; it has to lie beside {places}.", ""] if coded else []
     if (labels := labels_of(stage)) is None:
         auto, count, ask, served = "AutoModelForCausalLM", "", "pet chat", [f"vllm serve .{flag}"]
     else:
         auto, count, ask, served = f"AutoModel{CLASSIFIER}", f", num_labels={len(labels.names)}", "pet predict", []
-    if not adapter:
-        return [
-            *note,
-            "```python",
-            f"from transformers import {auto}, AutoTokenizer",
-            "",
-            f'model = {auto}.from_pretrained("."{remote})',
-            f'tokenizer = AutoTokenizer.from_pretrained("."{remote})',
-            "```",
-            "",
-            "```sh",
-            *served,
-            f"{ask} --model ." + (' --input "…"' if count else ""),
-            "```",
+    given = ' --input "…"' if count else ""
+    if adapter:
+        model = [
+            f'base = {auto}.from_pretrained("{known}"{count}{remote})',
+            'model = PeftModel.from_pretrained(base, ".")',
         ]
+    else:
+        model = [f'model = {auto}.from_pretrained("."{remote})']
     lines = [
-        *note,
+        *([f"{by_code}; it has to lie beside {places}.", ""] if coded else []),
         "```python",
-        "from peft import PeftModel",
+        *(["from peft import PeftModel"] if adapter else []),
         f"from transformers import {auto}, AutoTokenizer",
         "",
-        f'base = {auto}.from_pretrained("{known}"{count}{remote})',
-        'model = PeftModel.from_pretrained(base, ".")',
+        *model,
         f'tokenizer = AutoTokenizer.from_pretrained("."{remote})',
         "```",
         "",
         "```sh",
     ]
+    if not adapter:
+        return [*lines, *served, f"{ask} --model .{given}", "```"]
     try:
         rank = check_served(stage, base, ENGINES["vllm"])
         limit = next(allowed for allowed in RANKS if allowed >= rank)
@@ -245,4 +233,4 @@ def _loading(stage: Path, base: Path, known: str, adapter: bool, tokenizer: Toke
     except InputError as error:
         reason = first_line(error).removeprefix(f"{stage}: ")
         after = ["", f"vLLM cannot serve it beside its base: {reason}"]
-    return [*lines, f"{ask} --model {known} --adapter ." + (' --input "…"' if count else ""), "```", *after]
+    return [*lines, f"{ask} --model {known} --adapter .{given}", "```", *after]

@@ -74,7 +74,7 @@ def find_recipe(name: str | os.PathLike) -> Path:
     if path.is_file() or special_kind(path):  # what reads it says why it cannot
         return path
     recipes = bundled_recipes()
-    key = text[: -len(".yaml")] if text.endswith(".yaml") else text
+    key = text.removesuffix(".yaml")
     if key in recipes:
         return recipes[key]
     same_name = [full for full in recipes if full.rpartition("/")[2] == key]
@@ -101,13 +101,12 @@ def path_text(name) -> str:
     return os.fspath(name)
 
 
-def find_model(name: str | os.PathLike, directory: str | os.PathLike = ".") -> Path:
+def find_model(name: str | os.PathLike) -> Path:
     """The checkpoint directory of a model given by path or bundled name.
 
     Args:
         name: a bundled name (``glm_tiny``), the path of a directory or of the config.json in it, or a name on a hub
             (:mod:`pet.hub`), which is downloaded where it is not here yet.
-        directory: what a relative path is relative to.
 
     Raises:
         InputError: there is no such directory, or it holds no checkpoint; a preset's name says how to get weights.
@@ -116,7 +115,7 @@ def find_model(name: str | os.PathLike, directory: str | os.PathLike = ".") -> P
     bundled = bundled_models()
     if text in bundled:
         return bundled[text]
-    path = Path(directory, Path(text).expanduser())
+    path = Path(text).expanduser()
     check_name(path)
     if (path / "config.json").is_file():
         return path
@@ -139,7 +138,7 @@ def find_model(name: str | os.PathLike, directory: str | os.PathLike = ".") -> P
             f"model {text!r}: is a known size, but its weights are not bundled: download the checkpoint and give its "
             "directory, or start from random weights (model.from_scratch: true, AutoModel.from_config)"
         )
-    if (hub := hub_name(text, directory)) is not None:
+    if (hub := hub_name(text)) is not None:
         return fetch(hub)[0]
     around = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
     candidates = around if os.sep in text and around else [*bundled, *presets, *around]

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from model_zoo.atomic import staged, write_json
-from model_zoo.checkpoint.reading import assignment, open_checkpoint, read_config
+from model_zoo.checkpoint.reading import Checkpoint, assignment, read_config
 from model_zoo.checkpoint.safetensors_io import nbytes
 from model_zoo.checkpoint.saving import MAX_SHARD_SIZE, WEIGHTS, copy_companions, parse_size, write_weights
 from model_zoo.counting import config_of
@@ -24,7 +24,6 @@ class QuantizeReport:
     """What was written; prints as one line.
 
     Attributes:
-        directory: the checkpoint that was written.
         packed: how many matrices are packed in it.
         nbytes, before: of all tensors, and of those that they were made of.
     """
@@ -69,7 +68,7 @@ def quantize_checkpoint(
             output,
             storage,
         )
-    with open_checkpoint(base) as checkpoint:
+    with Checkpoint(base) as checkpoint:
         if checkpoint.packed:
             raise InputError(f"{base}: is in 8 or 4 bits already; give the unquantised base")
         places, cells = quantization.places(config), config.cells()

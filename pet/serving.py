@@ -39,8 +39,6 @@ def lora_of(adapter: str | Path, config: Config, taker: str) -> Iterator[tuple[S
     """An open adapter and its changes, where all of them are plain LoRA.
 
     Args:
-        adapter: its directory.
-        config: of its base.
         taker: the program that is to take it, for messages.
 
     Raises:
@@ -176,7 +174,6 @@ def fill(adapter: str | Path, base: str | Path, output: Path) -> int:
 
     Args:
         adapter: a directory that `check_served` has passed.
-        base: the base's directory.
         output: the directory whose two adapter files are written.
     """
     config = config_of(read_config(base))

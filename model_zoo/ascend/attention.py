@@ -79,8 +79,6 @@ def masked_attention(query, keys, values, allowed, heads: int, scale: float, dty
         keys, values: ``(B, kv_heads, K, d)``.
         allowed: ``(B, S, K)``, which keys a query may look at. A query that may look at none gets some mean of all, as
             by the plain path: nobody reads it, but it must be a number.
-        heads: of the query.
-        scale: of the scores.
         dtype: float16 or bfloat16, to compute in.
 
     Returns:

@@ -39,9 +39,6 @@ Piece = tuple[int, int]  # start and end of bytes in the file
 class CkptFile:
     """One open ``.ckpt`` file. Its structure is checked as a whole when it is opened; tensors are read on demand.
 
-    Args:
-        path: the file.
-
     Attributes:
         tensors: {name: (type, shape)} in the file's order.
 
@@ -151,7 +148,6 @@ def write_ckpt(
     """Writes a ``.ckpt`` file as MindSpore's ``save_checkpoint`` does, whole or not at all.
 
     Args:
-        path: the file.
         tensors: {name: (type, shape)} of everything that goes into it, in this order.
         data: gives a tensor when its turn comes, of any floating-point type (bfloat16 as bits); it is let go of before
             the next is asked for.

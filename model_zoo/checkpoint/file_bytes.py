@@ -45,11 +45,7 @@ class FileBytes:
             self.close()
 
     def read_into(self, start: int, out) -> None:
-        """Fills a buffer of bytes with those from ``start`` on.
-
-        Raises:
-            InputError: the file is shorter than it was.
-        """
+        """Fills a buffer of bytes with those from ``start`` on. Raises InputError: the file is shorter than it was."""
         view, done = memoryview(out), 0
         while done < len(view):
             count = self._read(start + done, view[done:])

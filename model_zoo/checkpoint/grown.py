@@ -32,8 +32,6 @@ def grown(checkpoint: Checkpoint, config: Config, rows: Mapping[str, np.ndarray]
     """A checkpoint whose embedding and head have further rows.
 
     Args:
-        checkpoint: as it is stored.
-        config: of its model.
         rows: {weight's name: its further rows ``(n, width)``, in float64}.
     """
     sources, _ = assignment(checkpoint, config.shapes(), config.family.tied, ignored=(".",))

@@ -151,7 +151,6 @@ def read_header(path: Path, size_of: Callable[[str, Iterable[int]], int]) -> Hea
     """Where the tensors of a file lie.
 
     Args:
-        path: of the file.
         size_of: the bytes of a tensor of this type and shape.
 
     Raises:

@@ -48,7 +48,8 @@ def read_config(directory: str | Path) -> dict:
 
 
 class Checkpoint:
-    """The tensors of a checkpoint directory, in one file or many, read on demand.
+    """The tensors of a checkpoint directory, in one file or many, read on demand. All headers are checked when it is
+    opened; no weights are read then.
 
     Iterating gives the names in alphabetical order. Use it as a context manager, or call `close`.
 
@@ -56,6 +57,9 @@ class Checkpoint:
         packed: the matrices that are stored in 8 or 4 bits. Each is one float32 tensor here, under the weight's name
             and in the model's shape, and is dequantised as it is read; what else belongs to it is not listed. Those in
             float8 (`model_zoo.quantization.scaled`) are float32 likewise, but not among these: no cell holds them so.
+
+    Raises:
+        InputError: no directory, no weights, a missing shard, a truncated or corrupt file.
     """
 
     def __init__(self, directory: str | Path):
@@ -156,11 +160,7 @@ class Checkpoint:
         return next(file for file in self.files.values() if name in file.tensors).read(name, slices, dtype)
 
     def parts(self, name: str) -> codec.Arrays:
-        """The arrays of a packed matrix.
-
-        Raises:
-            InputError: NaN or infinity among its factors.
-        """
+        """The arrays of a packed matrix. Raises InputError: NaN or infinity among its factors."""
         with located(self.directory):
             return self.packed[name].parts(self.stored)
 
@@ -237,15 +237,6 @@ class Checkpoint:
             raise InputError(f"{self.directory}: there is no tensor {name!r}{nearest(name, self._where)}") from None
 
 
-def open_checkpoint(directory: str | Path) -> Checkpoint:
-    """Opens a checkpoint directory. All headers are checked here; no weights are read.
-
-    Raises:
-        InputError: no directory, no weights, a missing shard, a truncated or corrupt file.
-    """
-    return Checkpoint(directory)
-
-
 # Assigning to a model ------------------------------------------------------------------------------------------------
 
 
@@ -258,7 +249,6 @@ def assignment(
     """Which stored tensor goes to which parameter.
 
     Args:
-        checkpoint: the open checkpoint.
         shapes: {parameter name: shape} of the model.
         tied: {saved name: parameter name} for a tensor that a file may hold a second time under another name.
         ignored: regular expressions of stored names that are no parameters (mask buffers, inv_freq).

@@ -151,10 +151,8 @@ def write_weights(
     """Writes tensors into one file, or into shards of at most `limit` bytes with their index, one at a time.
 
     Args:
-        stage: directory to write to.
         tensors: {name: (type, shape)}.
         data: gives a tensor by its name, as `safetensors_io.write_stream` takes it.
-        limit: in bytes.
     """
     shards, sizes = plan_shards(tensors, limit)
     if len(shards) == 1:

@@ -112,7 +112,6 @@ def uses_kernel(cell: nn.Cell, name: str, **numbers) -> None:
     cell's ``fast`` is set; `set_kernels` sets it.
 
     Args:
-        name: of the operation.
         numbers: the constants of its signature, and sizes that its inputs do not tell.
     """
     cell.fast, cell.operation = False, (name, numbers)

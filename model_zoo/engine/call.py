@@ -56,7 +56,6 @@ class Function(nn.Cell):
     itself does without.
 
     Args:
-        name: of the function.
         shapes: input shapes → tuple of output shapes, marked by `outputs`, or the one output's; all are float32.
 
     Attributes:

@@ -51,7 +51,6 @@ class Differentiable(nn.Cell):
     so that the compiler drops gradients that nobody asks for.
 
     Args:
-        op: the row.
         numbers: the constants of its signature, and sizes that its inputs do not tell, by name.
         asked: for each tensor among the inputs whether it gets a gradient; None: all that can.
     """
@@ -202,11 +201,7 @@ def precision_suffix(product) -> str:
 
 class Product(nn.Cell):
     """Takes the place of a ``MatMul`` without ``transpose_a``, or of one of rounded factors or for stored weights; what
-    is not float32 by a weight of the table goes by that, and so does everything outside of graphs.
-
-    Args:
-        primitive: the product.
-    """
+    is not float32 by a weight of the table goes by that, and so does everything outside of graphs."""
 
     stands_for_product = True
 

@@ -114,11 +114,7 @@ class HeadTracer(WholeTracer, TokenTracer):
 
 class Call:
     """A program that is called past MindSpore's runtime, which takes as long for a graph as a small model's layers do
-    for a token.
-
-    Args:
-        tracer: that has traced it.
-    """
+    for a token."""
 
     def __init__(self, tracer: WholeTracer):
         self.program = ForwardProgram(tracer, tracer.result)
@@ -245,7 +241,6 @@ class CachedLayers(nn.Cell):
     Args:
         layers: called as in `FusedLayers`.
         caches: see `CachedTracer`.
-        width: of the hidden states.
         prompt: whether for whole prompts, or for single tokens.
 
     Raises:

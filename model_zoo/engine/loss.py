@@ -51,9 +51,6 @@ class PlainCrossEntropy(nn.Cell):
     The gradient of the hidden states is computed along with the loss, piece by piece, which costs no more than the
     plain backward pass and leaves ``(N, H)`` to keep instead of ``(N, V)``: ``(p − onehot)·W`` is ``p·W − W[target]``.
     The weight is taken as frozen.
-
-    Args:
-        ignored: the target of rows that do not count.
     """
 
     def __init__(self, ignored: int):
@@ -120,12 +117,7 @@ def with_ranks(hidden, weight, targets, cap):
 
 
 class HeadKernel(nn.Cell):
-    """A head and its cross-entropy by one C function, `function`, whose outputs have the shapes that `shapes` gives.
-
-    Args:
-        low: "_bf16" for products of rounded factors, else "".
-        cap: logits become ``cap·tanh(logit/cap)``; 0 for as they are.
-    """
+    """A head and its cross-entropy by one C function, `function`, whose outputs have the shapes that `shapes` gives."""
 
     function, shapes, scaling = "linear_cross_entropy", staticmethod(with_gradient), "scale"
 

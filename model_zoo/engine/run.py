@@ -233,7 +233,6 @@ class FusedLayers(nn.Cell):
 
     Args:
         layers: called with the hidden states, tables of cosines and sines, start, end and key mask.
-        width: of the hidden states.
         weights: ids of the parameters that get a gradient. The others' gradients are never to be asked for: what
             there is in their place is none.
         input_trained: whether what comes in gets one.
@@ -383,11 +382,7 @@ class MemoryProfile:
 
 def memory_profile(model, recompute: bool) -> MemoryProfile | None:
     """What the layers of a model take in a training step, from the compiled program; None where they are not
-    traceable. Only widths matter, so that two layers are enough, and no values.
-
-    Args:
-        recompute: whether layers are computed again in the backward pass.
-    """
+    traceable. Only widths matter, so that two layers are enough, and no values."""
     weights = frozenset(id(parameter) for parameter in model.get_parameters() if parameter.requires_grad)
     layers, width = list(model.layer_list), model.config.dims.hidden
     try:

@@ -105,11 +105,7 @@ class Tracer(abc.ABC):
         return self.operands[-1]
 
     def parameter(self, parameter: Parameter, types: tuple = PLAIN) -> Value:
-        """A weight, which is of one of these types.
-
-        Raises:
-            NotTraceable: it is not.
-        """
+        """A weight, which is of one of these types. Raises NotTraceable: it is not."""
         if parameter.dtype not in types:
             raise NotTraceable(f"{parameter.name} is {parameter.dtype}")
         for known, value in zip(self.parameters, self.operands[-len(self.parameters) :], strict=False):
@@ -127,8 +123,6 @@ class Tracer(abc.ABC):
         """A frozen weight in 8 or 4 bits.
 
         Args:
-            kind: ``int8``, or any whose codes are looked up in a map.
-            block: numbers that share a factor.
             shape: ``(out, in)``.
             parts: by their names in `model_zoo.quantization.storage.Storage.parts`.
         """

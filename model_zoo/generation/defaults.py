@@ -3,13 +3,11 @@ its own, or of a call."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from model_zoo.errors import warn_once
 from model_zoo.generation_settings import DRAWN, OF_BEAMS, is_missed
-
-log = logging.getLogger("pet")
 
 UNHEEDED = {
     **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale"), (1,)),
@@ -20,7 +18,6 @@ UNHEEDED = {
 }
 """Settings of generation_config.json that change answers under transformers and not here -> the values that say nothing
 there, beside null and what is empty."""
-_said: set[str] = set()
 
 
 def own_padding(model, beams: int) -> int | None:
@@ -38,14 +35,11 @@ def say_window(source: Any, window: int, length: int) -> None:
         window: `Config.cached_window`.
         length: tokens of the prompt and of the answer, at most.
     """
-    if 0 < window < length and (key := f"{source} window") not in _said:
-        _said.add(key)
-        log.warning(
-            "%s: config.json says sliding_window=%d: tokens of an answer see the last %d only, as in transformers, and "
-            "those of a prompt and in training all before them; without sliding_window (or use_cache=False) all do",
-            source,
-            window,
-            window,
+    if 0 < window < length:
+        warn_once(
+            f"{source}: config.json says sliding_window={window}: tokens of an answer see the last {window} only, as "
+            "in transformers, and those of a prompt and in training all before them; without sliding_window (or "
+            "use_cache=False) all do"
         )
 
 
@@ -59,10 +53,9 @@ def say_unheeded(source: Any, config: Mapping[str, Any], given: Collection[str])
     """
     asked = {name: config[name] for name, idle in UNHEEDED.items() if config.get(name) not in (None, [], {}, *idle)}
     left = ", ".join(f"{name}={value!r}" for name, value in asked.items() if name not in given)
-    if left and (key := f"{source} {left}") not in _said:
-        _said.add(key)
+    if left:
         hint = "; give generate the tokenizer" if "stop_strings=" in left else ""
-        log.warning("%s: generation_config.json says %s, which takes no effect here%s", source, left, hint)
+        warn_once(f"{source}: generation_config.json says {left}, which takes no effect here{hint}")
 
 
 def say_unused(given: Mapping[str, Any], sampled: bool, beams: int) -> None:
@@ -73,6 +66,5 @@ def say_unused(given: Mapping[str, Any], sampled: bool, beams: int) -> None:
     }
     for need, names in needs.items():
         for name in names:
-            if is_missed(name, given[name]) and name not in _said:
-                _said.add(name)
-                log.warning("%s=%r has no effect without %s", name, given[name], need)
+            if is_missed(name, given[name]):
+                warn_once(f"{name}={given[name]!r} has no effect without {need}", name)

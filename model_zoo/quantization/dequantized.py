@@ -29,11 +29,7 @@ class Requantized(MadeTensor):
         self.taken: Callable[[slice], np.ndarray] | None = None
 
     def take_off(self, rows: Callable[[slice], np.ndarray]) -> None:
-        """Sets what is taken off.
-
-        Raises:
-            InputError: something else is taken off already.
-        """
+        """Sets what is taken off. Raises InputError: something else is taken off already."""
         if self.taken is not None:
             raise InputError(f"{self.name}: two adapters took their first factors off it; merge them one by one")
         self.taken = rows

@@ -19,7 +19,6 @@ def storages(config, checkpoint, asked: Quantization | None) -> dict[str, Storag
     """{path of a projection: its form} for a model that is loaded from a checkpoint.
 
     Args:
-        config: the model's.
         checkpoint: an open `model_zoo.checkpoint.reading.Checkpoint`. What is packed there stays as it is.
         asked: what else is to be packed; None for nothing.
 

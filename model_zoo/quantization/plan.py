@@ -83,7 +83,6 @@ class Quantization:
 
         Args:
             checkpoint: an open `model_zoo.checkpoint.reading.Checkpoint`.
-            config: the model's.
 
         Raises:
             InputError: it is packed in another form than is asked for.

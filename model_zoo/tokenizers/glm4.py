@@ -37,7 +37,6 @@ class GLM4Tokenizer(FastTokenizer):
     Args:
         vocab_file: Path of ``tokenizer.model`` (tiktoken ranks) or ``tokenizer.json``; its contents decide.
         prompt_style: Chat format, ``"glm4"`` unless given.
-        settings: Contents of ``tokenizer_config.json``.
     """
 
     class_name = "ChatGLM4Tokenizer"

@@ -22,7 +22,6 @@ class GPT2Tokenizer(FastTokenizer):
         vocab_file: Path of ``vocab.json``, or of ``tokenizer.json`` if no ``merges_file`` is given.
         merges_file: Path of ``merges.txt``.
         prompt_style: Chat format, ``"plain"`` unless given: question, answer and ``<|endoftext|>``, nothing between.
-        settings: Contents of ``tokenizer_config.json``.
     """
 
     class_name = "GPT2Tokenizer"

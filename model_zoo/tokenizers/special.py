@@ -55,7 +55,6 @@ def json_alone(files: TokenizerFiles, count: int) -> bool:
     tokens, what stands around a text) it writes there and nowhere else, and leaves those files as they are.
 
     Args:
-        files: the directory.
         count: pieces of the older files' vocabulary. Control tokens beyond it that tokenizer_config.json lists, as
             transformers 4 writes them, or before that added_tokens.json, are known without tokenizer.json; others are
             not.

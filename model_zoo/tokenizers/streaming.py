@@ -21,7 +21,6 @@ class StreamDecoder:
     """Turns ids into text as they arrive, holding back the bytes of a character that is not complete yet.
 
     Args:
-        tokenizer: The tokenizer whose ids are coming.
         skip_special_tokens: Leave control tokens out of the text.
     """
 

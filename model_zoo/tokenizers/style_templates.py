@@ -61,9 +61,6 @@ STYLE_TEMPLATES = {
 def template_of(tokenizer: Tokenizer) -> str:
     """The chat template that gives other programs the prompts of this tokenizer: its own, or that of its style.
 
-    Args:
-        tokenizer: of any family.
-
     Returns:
         a Jinja text; empty where there is none.
     """

@@ -138,11 +138,7 @@ def _generation(options: argparse.Namespace, section: Any) -> Any:
 
 
 def make_chat_session(options: argparse.Namespace) -> ChatSession:
-    """Load what the options ask for.
-
-    Raises:
-        InputError: neither model, adapter nor run; or one that cannot be used.
-    """
+    """Load what the options ask for. Raises InputError: neither model, adapter nor run; or one that cannot be used."""
     recipe = _run_recipe(options.run) if options.run else None
     adapter = Path(options.adapter) if options.adapter else None
     if recipe is not None and adapter is None and (Path(options.run) / "adapter").is_dir():

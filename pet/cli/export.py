@@ -91,11 +91,7 @@ class Source(NamedTuple):
 
 
 def find_source(options: argparse.Namespace) -> Source:
-    """The source that a command line names.
-
-    Raises:
-        InputError: nothing that can be exported lies there.
-    """
+    """The source that a command line names. Raises InputError: nothing that can be exported lies there."""
     given = Path(options.source)
     if (given / "recipe.yaml").is_file():
         from pet.recipe.loading import load

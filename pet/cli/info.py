@@ -34,9 +34,9 @@ def stored_facts(directory: Path) -> Facts:
 
     if not holds_weights(directory):
         return {"stored": "no weights in this directory"}
-    from model_zoo.checkpoint.reading import open_checkpoint
+    from model_zoo.checkpoint.reading import Checkpoint
 
-    with open_checkpoint(directory) as checkpoint:
+    with Checkpoint(directory) as checkpoint:
         files = checkpoint.files.values()
         infos = [file.info(name) for file in files for name in file.tensors]
         forms = dict(Counter(str(one.storage) for one in checkpoint.packed.values()))

@@ -51,8 +51,6 @@ def recipe_beside_objects(translation, name: str, resumed: str | Path | None = N
     directory is written over, as with other systems' scripts.
 
     Args:
-        translation: the settings.
-        name: of the recipe.
         resumed: a run or checkpoint directory to go on from.
 
     Raises:
@@ -182,7 +180,6 @@ def run(recipe, objects: Objects, callbacks: Iterable = (), eval_schedule: dict 
 
     Args:
         recipe: its ``model``, ``adapter`` and ``data`` count as far as `objects` leaves them open.
-        objects: what the script gives.
         callbacks: more of them.
         eval_schedule: ``every_steps`` or ``every_epochs`` for evaluation data that is no file.
     """
@@ -251,7 +248,6 @@ def measure(recipe, objects: Objects, adapter: Path | None = None) -> dict[str, 
 
     Args:
         recipe: says the model where `objects` have none.
-        objects: what the script gives.
         adapter: a trained adapter to put on the recipe's model, in the place of a new one.
     """
     from pet.train import run

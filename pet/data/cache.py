@@ -151,7 +151,6 @@ def read_cache(directory: Path, files: list[Path]) -> TokenDataset | None:
     """The dataset of a cache; None where there is none. A damaged one is None too, with a warning.
 
     Args:
-        directory: of this cache.
         files: the files it was made of, as they are called now.
     """
     if not directory.is_dir():

@@ -47,8 +47,6 @@ def read_records(path: Path, problems: Problems, place: Place = BEGINNING) -> It
     """The records of one file, from ``place`` on.
 
     Args:
-        path: a file of a known kind.
-        problems: takes what is wrong.
         place: :attr:`Record.place` of the record before the first wanted one. Reading continues there; only MindRecord
             skips what comes before, and what is compressed is unpacked from its beginning.
     """

@@ -77,7 +77,6 @@ def as_chat_template(template: str, opening: str, system: str | None = None) -> 
     """The Jinja text of a template, for programs that know no other; of a conversation its last question counts.
 
     Args:
-        template: the text with names in braces.
         opening: the control tokens before a text.
         system: the system message where a conversation has none.
 

@@ -29,7 +29,6 @@ class Workers:
 
     Args:
         function: importable by name, or otherwise able to be pickled; it gets one chunk.
-        count: how many processes.
 
     Raises:
         pickle.PicklingError, AttributeError, TypeError: the function cannot be sent to a process.

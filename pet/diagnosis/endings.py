@@ -59,9 +59,6 @@ class Job:
     """``pet finetune`` over several processes.
 
     Args:
-        output: its run directory.
-        processes: replicas.
-        resume: go on from its last checkpoint.
         evaluates: whether it does, before the first step and at the end; the graph for it is a quarter of the job.
     """
 

@@ -72,7 +72,6 @@ def run(device: str, processes: int, chosen: Sequence[str], output: Path) -> int
         device: ``CPU`` or ``Ascend``.
         processes: workers of the sections that have several.
         chosen: names out of `ALL`; none for all of them.
-        output: the file to write.
 
     Returns:
         1 where a row is bad.

@@ -38,7 +38,6 @@ class Section:
     """The rows of one section.
 
     Args:
-        name: of the section.
         path: the file that they go to; None keeps them here alone.
     """
 

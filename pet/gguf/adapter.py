@@ -20,12 +20,7 @@ def write_adapter(adapter: str | Path, base: str | Path, output: str | Path) -> 
     """Writes a LoRA adapter in PEFT's format as one GGUF file.
 
     Args:
-        adapter: adapter directory.
         base: the checkpoint it belongs on; its config.json gives the layout.
-        output: the file.
-
-    Returns:
-        one line about the file.
 
     Raises:
         InputError: a family that llama.cpp does not have, an adapter that is no LoRA or does not fit, or the package

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from model_zoo.checkpoint.reading import assignment, open_checkpoint, read_config
+from model_zoo.checkpoint.reading import Checkpoint, assignment, read_config
 from model_zoo.configs import Config
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError, nearest
@@ -44,13 +44,9 @@ def write_model(directory: str | Path, output: str | Path, dtype: str = "float16
 
     Args:
         directory: Hugging Face checkpoint of a LLaMA, Mistral, Qwen or GLM-4, with its tokenizer.
-        output: the file.
         dtype: of the matrices: float32, float16, bfloat16 or q8_0 (8 bits with a factor for each 32 weights). Matrices
             whose rows are no multiple of 32 stay in float16 with q8_0. Norms and biases are float32 always.
         name: of the model, inside the file; by default the directory's.
-
-    Returns:
-        one line about the file.
 
     Raises:
         InputError: a family or a tokenizer that llama.cpp does not have, a directory that is no checkpoint, or the
@@ -62,7 +58,7 @@ def write_model(directory: str | Path, output: str | Path, dtype: str = "float16
     config = config_of(values)
     architecture = architecture_of(config)
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    with open_checkpoint(directory) as checkpoint:
+    with Checkpoint(directory) as checkpoint:
         sources, _ = assignment(checkpoint, config.shapes(), dict([tied] if (tied := config.tied_head()) else []))
         count = 0
 

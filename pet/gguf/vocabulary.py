@@ -26,7 +26,6 @@ def add_vocabulary(writer, tokenizer: Tokenizer, size: int) -> None:
 
     Args:
         writer: a `gguf.GGUFWriter`.
-        tokenizer: of the model.
         size: rows of the model's embedding; ids beyond the tokenizer's are unused.
 
     Raises:

@@ -85,11 +85,7 @@ class Alone:
             self.held.close()
 
     def awaited(self, views: Mapping[int, View]) -> int | None:
-        """Which of this machine's workers all others of the job wait for, where nobody works.
-
-        Args:
-            views: of this machine's workers that run.
-        """
+        """Which of this machine's workers all others of the job wait for, where nobody works."""
         index = find_awaited([*views.values()])
         return None if index is None else [*views][index]
 

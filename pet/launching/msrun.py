@@ -78,11 +78,7 @@ def start_guard() -> None:
 
 def guard(launcher: int) -> None:
     """Ends the scheduler, this process's parent, when all its workers were here and are gone; and what shows their logs
-    where msrun, which would, is gone as well.
-
-    Args:
-        launcher: id of msrun.
-    """
+    where msrun, which would, is gone as well."""
     scheduler, last, workers, shown = os.getppid(), time.monotonic(), {}, []
     while os.getppid() == scheduler:
         if not workers and all_here(launcher):

@@ -20,8 +20,6 @@ def relaunch(size: int, arguments: list[str], log_directory: str | os.PathLike) 
     """Runs ``pet ARGUMENTS`` in ``size`` workers, unless this process is a worker already.
 
     Args:
-        size: workers.
-        arguments: of the command line.
         log_directory: where logs go, ``rank_N/worker.log`` of each. Where the input was wrong nothing is left there.
 
     Returns:

@@ -64,9 +64,7 @@ def start(job: Job, address: tuple[str, int], secret: str) -> None:
     """Starts this process's sentinel.
 
     Args:
-        job: its place.
         address: where that of rank 0 is to listen.
-        secret: of the job.
     """
     if BEAT_FILE in os.environ or not limit():
         return

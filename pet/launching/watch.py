@@ -54,9 +54,6 @@ WAITS = (WAITING, JOINING, LEAVING)
 class Clock:
     """Time as one worker has it.
 
-    Args:
-        pid: of the worker.
-
     Attributes:
         wall: seconds since the start, without those in which the launcher itself was held up.
         fair: the same, each weighted with the share of the cores that the worker got of what it asked for.
@@ -108,7 +105,6 @@ class Watch:
     """The launcher's view of one worker.
 
     Args:
-        pid: the worker's process.
         beat_file: where it writes its lines.
         limit: seconds without a sign of life that count as a hang.
         use_idle: whether an idle process counts as hanging at all.

@@ -171,10 +171,6 @@ class GroupGather(nn.Cell):
     """The rows of all members one after the other, ``(N, …) → (size·N, …)``. No derivative.
 
     Within graphs it is an operator, which on a CPU knows the group of all processes alone; outside it is not.
-
-    Args:
-        group: the members.
-        dtype: of the tensor.
     """
 
     def __init__(self, group: Group, dtype):
@@ -290,17 +286,17 @@ def broadcast(x: Tensor, place: int, group: Group) -> Tensor:
     return result
 
 
-def send_array(array: np.ndarray, rank: int, label: str = "files") -> None:
+def send_array(array: np.ndarray, rank: int) -> None:
     """Sends an array of any type to a rank, as its bytes, and returns when it is gone."""
     flat = np.ascontiguousarray(array).reshape(-1).view(np.int8)
     with waiting():
-        send(Tensor(flat), rank, label).wait()
+        send(Tensor(flat), rank, "files").wait()
 
 
-def receive_array(shape: Sequence[int], dtype: np.dtype, rank: int, label: str = "files") -> np.ndarray:
+def receive_array(shape: Sequence[int], dtype: np.dtype, rank: int) -> np.ndarray:
     """Waits for an array that `send_array` sends."""
     nbytes = int(np.prod(shape)) * dtype.itemsize
-    return receive((nbytes,), ms.int8, rank, label).asnumpy().view(dtype).reshape(shape)
+    return receive((nbytes,), ms.int8, rank, "files").asnumpy().view(dtype).reshape(shape)
 
 
 def send(x: Tensor, rank: int, label: str = "pipeline"):

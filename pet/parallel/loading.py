@@ -28,8 +28,6 @@ def load_parts(model: nn.Cell, directory: str | Path, group: Group) -> None:
     Args:
         model: a sharded `CausalLM`. Of its adapters only what starts from the base's weights is set: copies that are
             trained whole, and DoRA's norms.
-        directory: of the checkpoint.
-        group: the tensor-parallel group.
 
     Raises:
         InputError: before anything is assigned; lists every tensor that is missing, extra or misshapen.

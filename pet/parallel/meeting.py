@@ -29,7 +29,6 @@ def meet(job: Job, seconds: float, patience: float):
     """The store, when all processes of the job are there.
 
     Args:
-        job: this process's place.
         seconds: that the others have to come.
         patience: seconds after which is said who is waited for.
 

@@ -21,7 +21,6 @@ class Mesh:
 
     Attributes:
         data, tensor, pipeline: how many replicas, shards and stages.
-        rank: this process.
     """
 
     data: int = 1

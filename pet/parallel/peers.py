@@ -58,7 +58,6 @@ class Peers(threading.Thread):
     """The connections of one process: of rank 0 those to all others.
 
     Args:
-        job: this process's place.
         place: host and port where the job met; what leads there leads to the other machines, too.
 
     Attributes:

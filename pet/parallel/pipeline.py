@@ -33,11 +33,7 @@ def bubble(stages: int, micro_batches: int) -> float:
 
 
 def pieces_of(batch: dict[str, Any], count: int, arrays: Sequence[str]) -> list[dict[str, Any]]:
-    """A batch as micro-batches of equally many rows.
-
-    Raises:
-        InputError: the rows cannot be divided evenly.
-    """
+    """A batch as micro-batches of equally many rows. Raises InputError: the rows cannot be divided evenly."""
     rows = len(batch["input_ids"])
     if rows % count:
         raise InputError(f"parallel.micro_batches: {rows} rows cannot be divided over {count} micro-batches")
@@ -54,7 +50,6 @@ class Pipeline:
     Args:
         step: the training step that this serves; its `accumulate` is replaced.
         model: the stage's cells (`pet.parallel.stages.cut_stage`).
-        mesh: the layout.
         micro_batches: pieces that each batch is cut into.
         stages: the layers of each stage, for the report.
     """

@@ -28,7 +28,6 @@ class Neighbour:
     stages that both sent first would wait for each other for ever.
 
     Args:
-        mesh: this process's place.
         stage: the neighbour's number.
         width, dtype: of an activation.
     """
@@ -72,7 +71,6 @@ def one_forward_one_backward(
     """Runs this stage's part of a step.
 
     Args:
-        mesh: this process's place.
         rows: of each micro-batch's activations.
         forward: ``(number, activations from the stage before) → activations for the stage behind``.
         backward: ``(number, gradient from the stage behind) → gradient for the stage before``.

@@ -33,7 +33,6 @@ class Share:
     """A parameter, and what a process has of it.
 
     Attributes:
-        name: as in the model.
         shape: of the whole tensor.
         role: how the terms of its gradient come together (`pet.parallel.split`, and `TIED`).
         division: how tensor-parallel members share it; None where each has all of it.
@@ -98,7 +97,6 @@ def shares(
     """How a model and its adapter are divided.
 
     Args:
-        meta_model: the model.
         adapter: a method's configuration; None trains every weight.
         tensor, pipeline: shards and stages.
         replicas: those that share what is frozen (`pet.parallel.gathered`); 1 where each has all of it.
@@ -181,11 +179,9 @@ def adapter_shares(
 
 def modules_at(meta_model: MetaModel, adapter: MethodConfig, chosen: list) -> dict:
     """A module for each cell. Cells alike in all but their layer get the same one: only its shapes are looked at."""
-    plain = dataclasses.replace(adapter, use_dora=False) if getattr(adapter, "use_dora", False) else adapter
-    if getattr(plain, "init", "default") != "default":
-        plain = dataclasses.replace(plain, init="default")  # another start, the same shapes
-    if getattr(plain, "dropout", 0.0):
-        plain = dataclasses.replace(plain, dropout=0.0)  # its key is one number
+    # neither another start nor a magnitude changes these shapes; dropout's key is one number
+    simplest = {"use_dora": False, "init": "default", "dropout": 0.0}
+    plain = dataclasses.replace(adapter, **{name: value for name, value in simplest.items() if hasattr(adapter, name)})
     rank_at = getattr(plain, "rank_at", lambda path: 0)
     models: dict[tuple, str] = {}
     kinds = {}

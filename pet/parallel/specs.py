@@ -70,7 +70,6 @@ class ShardSpecs:
     """How a tensor-parallel group shares a model's parameters.
 
     Args:
-        config: the model's.
         members: of the group; one has everything.
 
     Attributes:
@@ -118,11 +117,7 @@ class ShardSpecs:
         return (PARTIAL if path.rpartition(".")[0] in self.regions else WHOLE), None
 
     def of_adapter(self, path: str, module: AdapterModule, name: str) -> Spec:
-        """For a parameter of a module on the cell at a path.
-
-        Raises:
-            InputError: nobody knows how to divide it.
-        """
+        """For a parameter of a module on the cell at a path. Raises InputError: nobody knows how to divide it."""
         kind = type(module).__name__
         if self.members == 1:
             return WHOLE, None
@@ -203,7 +198,6 @@ def stage_layers(config: Config, sizes: Iterable[tuple[str, int]], stages: int) 
     """The layers of each stage, by what there is in each and in front of and behind them.
 
     Args:
-        config: the model's.
         sizes: (name, numbers) of parameters, those of a tied head among them.
         stages: how many.
 

@@ -220,7 +220,6 @@ def stage_content(divided, data: int, tensor: int, stage: int) -> dict[str, Any]
     Args:
         divided: who holds what (`pet.parallel.shares.Layout`).
         data, tensor: replicas and shards.
-        stage: its number.
     """
     items = {}
     for share in divided.of_stage(stage):
@@ -263,8 +262,6 @@ def recipe_strategies(recipe, directory: str | Path, config: Mapping[str, Any] |
     """The strategy files of a recipe's model, adapter and layout, from shapes alone.
 
     Args:
-        recipe: a `pet.recipe.Recipe`.
-        directory: where they go.
         config: the config.json of the model, where it is not the recipe's.
 
     Raises:

@@ -46,7 +46,6 @@ def shard(model: nn.Cell, group: Group, loaded: bool = True) -> nn.Cell:
 
     Args:
         model: whole, with its adapters. Adapters cannot be added afterwards.
-        group: the tensor-parallel group.
         loaded: whether the base's weights are there. If not, the cut parameters are fresh zeros, which take no memory
             until they are loaded (`pet.parallel.loading`).
 

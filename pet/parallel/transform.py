@@ -27,7 +27,6 @@ class Report:
     """What was done; prints as a line.
 
     Attributes:
-        output: the directory.
         ranks: files written.
         tensors: whole ones that they hold together.
     """
@@ -55,9 +54,6 @@ def transform(
         output: where ``rank_N/<prefix>N.ckpt`` go.
         source_strategy, output_strategy: a strategy file, a folder of them (one per rank or stage), or None: whole.
         prefix: of the written files' names.
-
-    Returns:
-        A `Report`.
 
     Raises:
         InputError: files or ranks that are missing, tensors that do not fit the strategy, a full output directory.
@@ -181,11 +177,7 @@ class Part:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the part.
-
-        Raises:
-            InputError: an axis that cannot be divided so.
-        """
+        """Of the part. Raises InputError: an axis that cannot be divided so."""
         whole = self.source.shapes[self.name]
         for axis, extent in enumerate(whole):
             if extent % self.layout.parts(axis):
@@ -242,11 +234,7 @@ def check_known(source: Source, strategy: Strategy) -> None:
 
 
 def rank_file(directory: Path, rank: int) -> Path:
-    """The newest checkpoint file of a rank.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The newest checkpoint file of a rank. Raises InputError: there is none."""
     folder = directory / f"rank_{rank}"
     found = sorted(folder.glob("*.ckpt"), key=lambda path: (path.stat().st_mtime, path.name))
     if not found:

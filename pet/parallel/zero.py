@@ -47,7 +47,6 @@ class ShardedOptimizer:
     Args:
         make: ``segments → optimizer``.
         segments: all that is trained.
-        group: the replicas.
 
     Attributes:
         segments: all, cut at the owners' borders; gradients come in this order.

@@ -14,7 +14,6 @@ def parse_bytes(text: str, option: str, example: str = "64GB", zero: bool = Fals
     """Bytes of ``"64GB"`` (powers of ten) or ``"64GiB"`` (powers of two).
 
     Args:
-        text: the size.
         option: what it was given for, for the message.
         example: a size as it should read.
         zero: whether nothing is a size, too.

@@ -26,9 +26,7 @@ def layer_memory(meta_model, adapter, recompute: bool, precision: str = "fp32") 
     """What the layers of a model take, or None where they run operator by operator.
 
     Args:
-        meta_model: the model.
         adapter: a method's configuration, or None where every weight is trained.
-        recompute: whether layers are computed again in the backward pass.
         precision: of their products. What lies between two products in bf16 takes half.
     """
     key = (repr(sorted(meta_model.values.items(), key=str)), repr(adapter), recompute, precision)

@@ -13,7 +13,6 @@ def step_memory(recipe, config: dict, adapter, length: int, **types) -> float:
 
     Args:
         recipe: its batch and layout.
-        config: the model's config.json.
         adapter: the method's configuration; None trains every weight.
         length: tokens of a row.
         types: ``dtype``, ``stored``, ``quantization`` and ``precision`` of a `pet.planning.search.Work`.
@@ -50,7 +49,6 @@ def check_room(recipe, prepared) -> None:
     """Refuses a step that needs more than the machine has, on a CPU: there all processes share its memory.
 
     Args:
-        recipe: its batch and layout.
         prepared: model, tokenizer and data (`pet.train.prepare.Prepared`).
 
     Raises:

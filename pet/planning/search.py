@@ -29,12 +29,10 @@ class Work:
     """What is to be trained, and how.
 
     Attributes:
-        meta_model: the model.
         adapter: a method's configuration; None trains every weight.
         batch: rows of one optimizer step, over all devices.
         length: tokens of a row.
         dtype: of activations, and of the base's weights where `stored` says nothing else.
-        optimizer: its name.
         recompute: of so many layers the first keeps its input only; 0 for none, where a plan proposes all of them for
             layouts that are too large otherwise.
         micro_batch: rows of one forward pass on one replica; None tries all.
@@ -91,7 +89,6 @@ class Candidate:
         data, tensor, pipeline: replicas, shards, stages.
         zero: whether the optimizer's state is divided over the replicas.
         shard_base: whether the frozen base is.
-        recompute: as in `Work`.
         micro_batch: rows of one forward pass on one replica.
         pieces: forward passes of one replica in a step.
         memory: bytes per device, by `PARTS`.
@@ -254,11 +251,7 @@ def reason(message: str) -> str:
 
 
 def micro_batches(work: Work, data: int, pipeline: int) -> list[int]:
-    """The possible rows of one forward pass.
-
-    Raises:
-        InputError: the batch cannot be divided so.
-    """
+    """The possible rows of one forward pass. Raises InputError: the batch cannot be divided so."""
     if work.batch % data:
         raise InputError("the batch cannot be divided over the replicas")
     rows = work.batch // data

@@ -88,9 +88,6 @@ def into_recipe(tree: dict[str, Any]) -> list[str]:
 
     A setting that the recipe has itself stays. ``ObsMonitor`` says where to by ``target_dir`` (or ``url``).
 
-    Args:
-        tree: the recipe as read.
-
     Returns:
         What is wrong.
     """

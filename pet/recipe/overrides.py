@@ -63,7 +63,6 @@ def apply_overrides(
     ``source.overrides`` keeps for each key path the text that set it, for error messages.
 
     Args:
-        source: the recipe's file.
         overrides: texts ``key.sub=value``, or a mapping of dotted keys to values (`pet.recipe.translation.Given`).
         text_keys: keys whose value is a text: it is taken as it stands, so that ``output.dir=2024`` and
             ``data.template=Q: {prompt}`` need no quotes within quotes. A quoted one is still unquoted.

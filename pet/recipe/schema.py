@@ -36,11 +36,7 @@ class Quantization(Section):
     )
 
     def settings(self) -> quantization.Quantization | None:
-        """The same for the model's loader.
-
-        Raises:
-            InputError: a block or double quantisation that the type has not.
-        """
+        """The same for the model's loader. Raises InputError: a block or double quantisation that the type has not."""
         if self.type is None:
             return None
         skip = None if self.skip is None else tuple(self.skip)

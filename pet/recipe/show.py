@@ -79,7 +79,6 @@ def dump(recipe: Recipe, comments: bool = False) -> str:
     Environment variables in paths stay variables: the values of some are secret.
 
     Args:
-        recipe: what to write.
         comments: put the meaning of each key above it.
     """
     recipe = recipe.model_copy(deep=True)

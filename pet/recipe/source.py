@@ -233,7 +233,6 @@ def parse(text: str, name: str, scalar: Callable[[str], Any] = plain_scalar) -> 
     """Read YAML from ``text``.
 
     Args:
-        text: the content.
         name: what problems call it.
         scalar: what unquoted words stand for; `old_scalar` in files of other systems.
 

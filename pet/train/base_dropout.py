@@ -6,24 +6,19 @@ those of `adapters.dropout`: functions of the step and of the place in the whole
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 
 from mindspore import nn
 
 from adapters.dropout import KEY_NAME, Dropout
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, warn_once
 from model_zoo.layers import AttentionCore, int_range
-
-log = logging.getLogger("pet")
-_said: set[str] = set()
 
 
 class HeadDropout(Dropout):
     """Dropout of attention weights ``(B, heads, S, K)``, of which a process may have some heads only.
 
     Args:
-        rate, name: see `Dropout`.
         parts, part: into how many parts the heads are divided, and which one this is.
     """
 
@@ -46,12 +41,11 @@ def say_unapplied(model: nn.Cell) -> None:
     rates = {name: values.get(name, config.assumed_dropout) for name in config.dropouts}
     rates = {name: rate for name, rate in rates.items() if isinstance(rate, (int, float)) and rate > 0}
     left = ", ".join(f"{name}={rate}" for name, rate in rates.items())
-    if not left or (key := f"{source} {left}") in _said:
+    if not left:
         return
-    _said.add(key)
     asked = {place: rates[name] for name, place in config.dropouts.items() if place and name in rates}
     way = f"train.base_dropout={asked} does" if asked else "the base has none here"
-    log.warning("%s: config.json says %s, which training does not apply; %s", source, left, way)
+    warn_once(f"{source}: config.json says {left}, which training does not apply; {way}")
 
 
 def attach_dropout(model: nn.Cell, rates: Mapping[str, float], part: int = 0) -> None:

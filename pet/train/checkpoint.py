@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import os
 import shutil
@@ -45,7 +44,7 @@ from model_zoo.checkpoint.digests import (
     step_of,
 )
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, warn_once
 from pet.files import UNFINISHED, atomic_directory, sweep, write_json
 from pet.train.copies import bring
 from pet.train.distributed import DistributedContext
@@ -57,12 +56,7 @@ WEIGHTS, OPTIMIZER = "weights.safetensors", "optimizer.safetensors"
 
 
 class Tensors(Mapping[str, np.ndarray]):
-    """Tensors by name, each of which is read when it is asked for.
-
-    Args:
-        names: of all.
-        read: gives the tensor of a name.
-    """
+    """Tensors by name, each of which is read when it is asked for."""
 
     def __init__(self, names: Iterable[str], read: Callable[[str], np.ndarray]):
         self.names, self.read = dict.fromkeys(names), read
@@ -87,7 +81,6 @@ class Checkpoint:
     """What a checkpoint holds. Tensors are read when they are asked for, and put together where they are in parts.
 
     Attributes:
-        path: its directory.
         weights: trainable parameters by name.
         optimizer: optimizer state by ``<slot>.<parameter name>``.
         state: the trainer's numbers, as it gave them to `save`.
@@ -188,14 +181,8 @@ def shared(stage: Path, distributed: DistributedContext) -> bool:
     """Whether all processes see the directory that the main one has made."""
     seen = distributed.objects(stage.is_dir())
     if not all(seen) and distributed.is_main:
-        say_once(f"{stage.parent} is not on a file system that all processes share: the main one gathers checkpoints")
+        warn_once(f"{stage.parent} is not on a file system that all processes share: the main one gathers checkpoints")
     return all(seen)
-
-
-@functools.cache
-def say_once(text: str) -> None:
-    """A warning that holds for every checkpoint of a run."""
-    log.warning("%s", text)
 
 
 def _write(stage: Path, weights, optimizer, held: set[str], distributed: DistributedContext) -> dict[str, dict]:

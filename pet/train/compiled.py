@@ -34,7 +34,6 @@ class Compiled:
     The library's own cells always compile; a user's cell may use Python that the graph parser does not know.
 
     Args:
-        function: takes tensors, returns tensors.
         compiled: False never compiles.
         around: makes, at the first call, a context for it and those that follow. Where its ``whole`` is set, there is
             nothing in the function that is worth compiling, and it runs as it is.

@@ -238,7 +238,6 @@ def as_feed(
     Args:
         accumulation: batches of a step; None: data for an evaluation, which has no steps.
         settings: a recipe's ``train`` section, for files; default: its defaults.
-        distributed: the processes that share a batch; default a single one.
 
     Raises:
         InputError: it is none of these, its steps are of another number of batches, or what is wrong with the files.

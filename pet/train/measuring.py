@@ -47,11 +47,7 @@ class Measuring:
                     self.base_samples = self.evaluation.answers(len(self.before_samples))
 
     def measured(self) -> dict[str, float]:
-        """What the evaluation gives.
-
-        Raises:
-            InputError: something else than numbers by their names.
-        """
+        """What the evaluation gives. Raises InputError: something else than numbers by their names."""
         found = self.evaluation()
         if not isinstance(found, Mapping) or any(misfit("", "float", value) for value in found.values()):
             raise InputError(f"evaluation gave {shown(found)}; numbers by their names were expected")

@@ -89,11 +89,7 @@ def exact_match(answers: Sequence[str], references: Sequence[str]) -> float:
 
 
 def score(metrics: Sequence[str], answers: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """The wanted ones of `GENERATED`.
-
-    Raises:
-        InputError: a package is missing.
-    """
+    """The wanted ones of `GENERATED`. Raises InputError: a package is missing."""
     found: dict[str, float] = {}
     if any(metric.startswith("rouge") for metric in metrics):
         found.update(rouge(answers, references))

@@ -87,7 +87,6 @@ def prepare_model(model: nn.Cell, settings, distributed) -> Precision:
     """Sets a model up for training as a recipe's ``train`` section says: types, recomputation, the base's dropout.
 
     Args:
-        settings: the section.
         distributed: its ``tensor_rank`` is that of masks that differ between the members of a tensor-parallel group.
 
     Returns:

@@ -154,7 +154,6 @@ def execute(
         recipe, prepared: settings, and what they come to.
         distributed: sums over processes.
         show: takes the texts for the user; None where there are none.
-        callbacks: more of them.
         objective: see `start`.
         save: `save_result`, or what stands in for it where the recipe does not say all, since model or data are
             objects. Such a run has no recipe.yaml: it could not be run again from that.
@@ -314,12 +313,12 @@ def save_result(recipe, prepared, directory: Path, model) -> str | None:
 def merge_on_disk(recipe, directory: Path) -> None:
     """Merges a run's adapter into its base's files; into what packing left of them where these are packed, or where the
     adapter fits nothing else (LoftQ)."""
-    from model_zoo.checkpoint.reading import open_checkpoint
+    from model_zoo.checkpoint.reading import Checkpoint
     from pet.export import merge_checkpoint
     from pet.names import find_model
 
     base = find_model(recipe.model.path)
-    with open_checkpoint(base) as checkpoint:
+    with Checkpoint(base) as checkpoint:
         dequantize = bool(checkpoint.packed) or getattr(recipe.adapter, "init", None) == "loftq"
     shutil.rmtree(directory / "merged", ignore_errors=True)
     merge_checkpoint(base, directory / "adapter", directory / "merged", dequantize=dequantize)

@@ -90,7 +90,6 @@ def make_segments(
     """Sorts parameters into segments.
 
     Args:
-        parameters: the trainable ones.
         learning_rate: peak of the schedule, to which a group's own rate is set in relation.
         weight_decay: of parameters that no group says anything else about.
         decay_vectors: decay biases and norms too (one dimension); they are left alone otherwise.

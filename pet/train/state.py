@@ -22,7 +22,6 @@ class Position:
     """Where a run stands, between two optimizer steps.
 
     Attributes:
-        step: steps done.
         updates: those of them that changed the weights; an overflow skips the update.
         epoch, step_in_epoch: the next step's place in the data.
         useful_tokens, tokens: processed so far, without and with padding.

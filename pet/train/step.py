@@ -113,8 +113,6 @@ class TrainStep:
 
     Args:
         model: its trainable parameters are those of the optimizer's segments.
-        optimizer: what updates them.
-        objective: what is learnt.
         clip_norm: gradients are scaled down to this global norm; None leaves them.
         set_key: called before every micro-batch with a number, of which dropout and noise are functions, and with the
             place of this process's rows in the batch.
@@ -200,7 +198,6 @@ class TrainStep:
         Args:
             batches: the micro-batches of this process, NumPy arrays by name (`MODEL_ARRAYS` and the objective's).
             step: optimizer steps done before this one.
-            learning_rate: of this step.
             scale: the loss scale; 1 where there is none.
             updates: updates made before, where steps were skipped; the optimizer counts these.
             limit: above this loss no update is made.

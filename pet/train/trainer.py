@@ -336,11 +336,7 @@ class Trainer(Measuring, Saving):
         return record
 
     def check(self, result: StepResult, batches: list[dict[str, Any]]) -> None:
-        """Answers a step whose update was not made.
-
-        Raises:
-            RunFailed: it cannot be answered.
-        """
+        """Answers a step whose update was not made. Raises RunFailed: it cannot be answered."""
         if result.applied:
             self.loss_scale.good()
             return

@@ -11,7 +11,7 @@ from mindspore.common.np_dtype import bfloat16
 from stacks import stacked
 
 from model_zoo.checkpoint.dtypes import STORAGE, convert
-from model_zoo.checkpoint.reading import open_checkpoint, read_config
+from model_zoo.checkpoint.reading import Checkpoint, read_config
 from model_zoo.checkpoint.safetensors_io import read_file, write_file, write_stream
 from model_zoo.errors import InputError
 
@@ -51,7 +51,7 @@ def shard(directory, parts=3):
 @pytest.mark.parametrize("name", FIXTURES)
 def test_names_shapes_types_and_data(name, fixtures):
     expected = read_file(fixtures / name / "model.safetensors")
-    with open_checkpoint(fixtures / name) as checkpoint:
+    with Checkpoint(fixtures / name) as checkpoint:
         assert checkpoint.names == sorted(expected) and len(checkpoint) == len(expected)
         for tensor in checkpoint:
             assert checkpoint.shape(tensor) == expected[tensor].shape
@@ -68,7 +68,7 @@ def test_shards_read_as_one(fixtures, tmp_path):
     for index in (True, False):  # a complete numbered set needs no index
         if not index:
             (directory / "model.safetensors.index.json").unlink()
-        with open_checkpoint(directory) as checkpoint:
+        with Checkpoint(directory) as checkpoint:
             assert len(checkpoint.files) == 3
             assert checkpoint.names == sorted(expected)
             for name in checkpoint:
@@ -79,7 +79,7 @@ def test_types_are_converted_exactly_or_rounded_once(tmp_path):
     array = np.random.default_rng(0).standard_normal((33, 9)).astype(np.float32)
     types = {"a": "float32", "b": "float16", "c": "bfloat16"}
     write_typed(tmp_path / "model.safetensors", dict.fromkeys(types, array), types)
-    with open_checkpoint(tmp_path) as checkpoint:
+    with Checkpoint(tmp_path) as checkpoint:
         for name, word in types.items():
             assert checkpoint.dtype(name) == word
             stored = convert(array, "float32", word)
@@ -99,7 +99,7 @@ def test_types_are_converted_exactly_or_rounded_once(tmp_path):
 
 
 def test_arrays_stay_valid_after_closing(fixtures):
-    with open_checkpoint(fixtures / "gpt2") as checkpoint:
+    with Checkpoint(fixtures / "gpt2") as checkpoint:
         array = checkpoint.read("transformer.wte.weight")
     np.testing.assert_array_equal(array, read_file(fixtures / "gpt2" / "model.safetensors")["transformer.wte.weight"])
 
@@ -109,7 +109,7 @@ def test_arrays_stay_valid_after_closing(fixtures):
 
 def refused(directory, *parts):
     with pytest.raises(InputError) as caught:
-        open_checkpoint(directory)
+        Checkpoint(directory)
     for part in parts:
         assert part in str(caught.value), str(caught.value)
 
@@ -149,7 +149,7 @@ def test_a_training_state_opens_whatever_it_is_called(fixtures, tmp_path, name):
     stored = fixtures / "torch_save" / "archive.bin"
     for beside in ("training_args.bin", "optimizer.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", name):
         shutil.copy(stored, tmp_path / beside)
-    with open_checkpoint(tmp_path) as checkpoint:
+    with Checkpoint(tmp_path) as checkpoint:
         assert list(checkpoint.files) == [name] and "whole" in checkpoint
     shutil.copy(stored, tmp_path / "epoch=1.ckpt")
     refused(tmp_path, f"which of epoch=1.ckpt, {name} belong together is unknown")
@@ -176,7 +176,7 @@ def test_what_wrappers_put_in_front_of_names_is_taken_off(fixtures, tmp_path, na
         bare = {stored.removeprefix(head): value for stored, value in expected.items()}
         wrapped = {front + (stored.replace(within, become) if within else stored): bare[stored] for stored in bare}
         write_file(directory / "model.safetensors", wrapped)
-        with open_checkpoint(directory) as checkpoint:
+        with Checkpoint(directory) as checkpoint:
             assert checkpoint.names == sorted(bare)
             for stored in bare:
                 np.testing.assert_array_equal(checkpoint.read(stored), bare[stored])
@@ -187,13 +187,13 @@ def test_experts_that_lie_in_one_tensor_are_read_one_by_one(fixtures, tmp_path):
     expected = read_file(directory / "model.safetensors")
     held = stacked(expected)
     write_file(directory / "model.safetensors", held)
-    with open_checkpoint(directory) as checkpoint:
+    with Checkpoint(directory) as checkpoint:
         assert checkpoint.names == sorted(expected)
         for name, value in expected.items():
             np.testing.assert_array_equal(checkpoint.read(name), value)
     odd = next(name for name in held if name.endswith("gate_up_proj"))
     write_file(directory / "model.safetensors", {**held, odd: held[odd][:, 1:].copy()})
-    with open_checkpoint(directory) as checkpoint:
+    with Checkpoint(directory) as checkpoint:
         assert checkpoint.shape(odd) == held[odd][:, 1:].shape
 
 

@@ -15,7 +15,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from model_zoo.checkpoint.reading import open_checkpoint
+from model_zoo.checkpoint.reading import Checkpoint
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, read_file
 from model_zoo.errors import InputError
 
@@ -150,7 +150,7 @@ def test_a_checkpoint_of_torch_is_that_of_safetensors(fixtures, tmp_path, form, 
     for indexed in (True, False):
         if indexed and shards > 1:
             (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": placed}))
-        with open_checkpoint(tmp_path) as checkpoint:
+        with Checkpoint(tmp_path) as checkpoint:
             assert checkpoint.names == sorted(tensors)
             for name, expected in tensors.items():
                 same(checkpoint.read(name), expected)
@@ -158,7 +158,7 @@ def test_a_checkpoint_of_torch_is_that_of_safetensors(fixtures, tmp_path, form, 
     if shards > 1:
         (tmp_path / names[1]).unlink()
         with pytest.raises(InputError, match=r"shards \[2\] of 3 are missing, and pytorch_model\.bin\.index\.json too"):
-            open_checkpoint(tmp_path)
+            Checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -12,7 +12,7 @@ import pytest
 
 from adapters.patterns import named
 from model_zoo.auto import classes_for
-from model_zoo.checkpoint.reading import open_checkpoint, read_config
+from model_zoo.checkpoint.reading import Checkpoint, read_config
 from model_zoo.counting import config_of, count_parameters, layout_of, parameter_shapes, sizes, tied_head
 from model_zoo.errors import InputError
 from model_zoo.families import config_class
@@ -154,7 +154,7 @@ def test_shapes_equal_the_real_model(name, change, fixtures):
 def test_shapes_equal_the_file(name, fixtures):
     values = read_config(fixtures / name)
     shapes = parameter_shapes(values)
-    with open_checkpoint(fixtures / name) as checkpoint:
+    with Checkpoint(fixtures / name) as checkpoint:
         for tensor, shape in shapes.items():
             assert checkpoint.shape(tensor) == shape
     transposed = [cell for cell in config_of(values).cells().values() if cell.transposed]

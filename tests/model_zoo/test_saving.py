@@ -12,7 +12,7 @@ from safetensors import safe_open
 from model_zoo.auto import AutoModel
 from model_zoo.checkpoint.dtypes import convert
 from model_zoo.checkpoint.fingerprint import fingerprint, same_base
-from model_zoo.checkpoint.reading import open_checkpoint, read_config
+from model_zoo.checkpoint.reading import Checkpoint, read_config
 from model_zoo.checkpoint.safetensors_io import read_file
 from model_zoo.checkpoint.saving import parse_size, save_pretrained
 from model_zoo.errors import InputError
@@ -35,7 +35,7 @@ def test_loads_back_bit_identical(name, size, fixtures, tmp_path):
     assert {key: after.get(key) for key, value in before.items() if value is not None} == {
         key: value for key, value in before.items() if value is not None
     }
-    with open_checkpoint(tmp_path / "out") as checkpoint:
+    with Checkpoint(tmp_path / "out") as checkpoint:
         assert (len(checkpoint.files) > 1) == (size == "100KB")
         for file in checkpoint.files.values():
             assert file.metadata == {"format": "pt"}
@@ -61,7 +61,7 @@ def test_saving_in_another_type_rounds_once(dtype, fixtures, tmp_path):
     model = AutoModel.from_pretrained(fixtures / "llama_gqa")
     save_pretrained(model, tmp_path / "out", dtype=dtype)
     assert read_config(tmp_path / "out")["dtype"] == dtype
-    with open_checkpoint(tmp_path / "out") as checkpoint:
+    with Checkpoint(tmp_path / "out") as checkpoint:
         for name, value in model.parameters_dict().items():
             assert checkpoint.dtype(name) == dtype
             np.testing.assert_array_equal(checkpoint.raw(name), convert(value.asnumpy(), "float32", dtype))
@@ -87,7 +87,7 @@ def test_companions_are_copied_and_old_weights_removed(fixtures, tmp_path):
     save_pretrained(model, out, max_shard_size="100KB")
     (out / "notes.txt").write_text("mine")
     save_pretrained(model, out, max_shard_size="60KB")
-    with open_checkpoint(out) as checkpoint:
+    with Checkpoint(out) as checkpoint:
         shards = set(checkpoint.files)
     assert {path.name for path in out.glob("*.safetensors")} == shards
     for name in ("tokenizer.json", "ice_text.model", "modeling_x.py", "MODEL_LICENSE"):
@@ -176,7 +176,7 @@ def test_transformers_opens_it_with_equal_logits(name, kept, fixtures, tmp_path)
 
 
 def on_disk(directory):
-    with open_checkpoint(directory) as checkpoint:
+    with Checkpoint(directory) as checkpoint:
         return fingerprint(read_config(directory), checkpoint)
 
 
@@ -201,7 +201,7 @@ def test_fingerprint_of_both_gpt2_layouts(fixtures, tmp_path):
     (tmp_path / "model.safetensors").write_bytes((fixtures / "gpt2" / "model.hub_layout.safetensors").read_bytes())
     found = set()
     for directory in (tmp_path, fixtures / "gpt2"):
-        with open_checkpoint(directory) as checkpoint:
+        with Checkpoint(directory) as checkpoint:
             found.add(fingerprint(read_config(fixtures / "gpt2"), checkpoint))
     assert len(found) == 1
 

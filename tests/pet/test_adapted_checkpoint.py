@@ -15,7 +15,7 @@ from adapters.prompt import PromptConfig
 from adapters.saving import load_adapter
 from model_zoo.auto import AutoModel
 from model_zoo.checkpoint.fingerprint import fingerprint
-from model_zoo.checkpoint.reading import load_into, open_checkpoint, read_config
+from model_zoo.checkpoint.reading import Checkpoint, load_into, read_config
 from model_zoo.checkpoint.saving import save_pretrained
 from model_zoo.errors import InputError
 from pet.parallel.build import starts_from_base
@@ -91,7 +91,7 @@ def test_the_base_is_saved_without_its_adapter_and_with_it_when_merged(name, fix
         return (directory / "model.safetensors").read_bytes()
 
     assert content(tmp_path / "plain") == content(tmp_path / "again") != content(tmp_path / "merged")
-    with open_checkpoint(tmp_path / "plain") as plain, open_checkpoint(fixtures / name) as base:
+    with Checkpoint(tmp_path / "plain") as plain, Checkpoint(fixtures / name) as base:
         assert not any("lora" in tensor for tensor in plain)
         for tensor in plain:
             np.testing.assert_array_equal(plain.read(tensor), base.read(tensor))
@@ -143,5 +143,5 @@ def test_a_replaced_parameter_is_said_to_be_in_the_way(fixtures, tmp_path):
         fingerprint(model.config.to_dict(), model)
     with disable_adapters(model):
         save_pretrained(model, tmp_path / "out")
-    with open_checkpoint(tmp_path / "out") as checkpoint:
+    with Checkpoint(tmp_path / "out") as checkpoint:
         assert "model.norm.weight" in checkpoint

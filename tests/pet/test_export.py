@@ -14,7 +14,7 @@ import pytest
 from model_zoo.atomic import CannotWrite
 from model_zoo.checkpoint.dtypes import convert, from_bfloat16
 from model_zoo.checkpoint.fingerprint import fingerprint
-from model_zoo.checkpoint.reading import open_checkpoint, read_config
+from model_zoo.checkpoint.reading import Checkpoint, read_config
 from model_zoo.checkpoint.safetensors_io import header_bytes, read_file, write_file, write_stream
 from model_zoo.counting import config_of, parameter_shapes
 from model_zoo.errors import InputError
@@ -24,12 +24,12 @@ FIXTURES = ("chatglm1", "chatglm2", "glm", "glm4_0414", "gpt2", "llama_gqa", "ll
 
 
 def tensors(directory):
-    with open_checkpoint(directory) as checkpoint:
+    with Checkpoint(directory) as checkpoint:
         return {name: checkpoint.read(name) for name in checkpoint}
 
 
 def raw(directory):
-    with open_checkpoint(directory) as checkpoint:
+    with Checkpoint(directory) as checkpoint:
         return {name: (checkpoint.dtype(name), checkpoint.raw(name).tobytes()) for name in checkpoint}
 
 
@@ -74,7 +74,7 @@ def test_shards_and_types(fixtures, tmp_path):
     )
     assert report.error > 1e-5
     whole = tensors(tmp_path / "whole")
-    with open_checkpoint(tmp_path / "out") as checkpoint:
+    with Checkpoint(tmp_path / "out") as checkpoint:
         assert len(checkpoint.files) > 1
         for key in checkpoint:
             assert checkpoint.dtype(key) == "bfloat16"
@@ -388,7 +388,7 @@ def test_what_only_says_that_it_is_of_adalora(fixtures, tmp_path):
 
 def test_another_base_is_refused_unless_told(fixtures, tmp_path):
     base = fixtures / "llama_mha"
-    with open_checkpoint(base) as checkpoint:
+    with Checkpoint(base) as checkpoint:
         right = fingerprint(read_config(base), checkpoint)
     values = read_file(base.parent / "llama_mha" / "lora" / "adapter_model.safetensors")
     adapter = tmp_path / "adapter"
@@ -627,7 +627,7 @@ def test_peak_memory(kept, dtype, layers, marked, tmp_path):
             parts |= random_lora(name.removesuffix(".weight"), *shape, rank=8)
     metadata = {"format": "pt"}
     if marked:
-        with open_checkpoint(tmp_path / "base") as checkpoint:
+        with Checkpoint(tmp_path / "base") as checkpoint:
             metadata["base_fingerprint"] = fingerprint(config, checkpoint)
     adapter = lora_directory(tmp_path / "adapter", ["q_proj", "down_proj", "lm_head"], {}, r=8)
     prefixed = {f"base_model.model.{key}": value for key, value in parts.items()}
@@ -637,7 +637,7 @@ def test_peak_memory(kept, dtype, layers, marked, tmp_path):
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
     assert measured["changed"] == len(parts) // 2 and not measured["mindspore"]
-    with open_checkpoint(tmp_path / "out") as checkpoint:
+    with Checkpoint(tmp_path / "out") as checkpoint:
         assert len(checkpoint.files) > 1
         exact = 4 / 8 * parts["lm_head.lora_B.weight"][-4:] @ parts["lm_head.lora_A.weight"]
         np.testing.assert_allclose(checkpoint.read("lm_head.weight", slice(-4, None)), exact, rtol=0.01, atol=0.01)

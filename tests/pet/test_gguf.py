@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gguf_models import PROMPT, YARN, adapters_in, bases_in, llama_cpp
 
-from model_zoo.checkpoint.reading import open_checkpoint
+from model_zoo.checkpoint.reading import Checkpoint
 from model_zoo.errors import InputError
 from pet.names import bundled_models
 
@@ -33,7 +33,7 @@ def test_matrices_are_rounded_once_and_vectors_are_not(bases, tmp_path, caplog, 
     write_model(bases("qwen3"), tmp_path / "base.gguf", dtype)
     reader = gguf.GGUFReader(tmp_path / "base.gguf")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
-    with open_checkpoint(bases("qwen3")) as checkpoint:
+    with Checkpoint(bases("qwen3")) as checkpoint:
         for ours, theirs in (
             ("self_attn.v_proj", "attn_v"),
             ("mlp.up_proj", "ffn_up"),

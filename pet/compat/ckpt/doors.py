@@ -11,7 +11,7 @@ from typing import Any
 from model_zoo.atomic import read_json, staged, write_json
 from model_zoo.checkpoint.ckpt_io import write_ckpt
 from model_zoo.checkpoint.dtypes import STORAGE, convert, float_name
-from model_zoo.checkpoint.reading import assignment, check_tied, open_checkpoint, read_config
+from model_zoo.checkpoint.reading import Checkpoint, assignment, check_tied, read_config
 from model_zoo.checkpoint.saving import MAX_SHARD_SIZE, WEIGHTS, copy_companions, parse_size, write_weights
 from model_zoo.counting import parameter_shapes, tied_head
 from model_zoo.errors import InputError
@@ -75,7 +75,6 @@ def config_for(path: Path, given: str | os.PathLike | Mapping[str, Any] | None =
     """The config.json's dictionary of the model in a ``.ckpt`` file.
 
     Args:
-        path: the file.
         given: a dictionary; a checkpoint directory, config.json, preset's or bundled base's name; or a MindFormers YAML
             file. Default: the config.json beside the file, or else the one preset whose tensors are of these shapes.
 
@@ -188,7 +187,7 @@ def to_file(
     directory = find_model(source)
     target = float_name(dtype) if dtype is not None else None
     config = read_config(directory)
-    with open_checkpoint(directory) as checkpoint:
+    with Checkpoint(directory) as checkpoint:
         view = HuggingFaceView(checkpoint, config, form)
         described = {name: (target or word, shape) for name, (word, shape) in view.tensors.items()}
 

@@ -40,7 +40,6 @@ def to_adapter(
 
     Args:
         source: a file with nothing but them, or with the base's weights as well.
-        output: the directory.
         alpha: ``lora_alpha`` of the job's pet_config; the file does not hold it.
         config: of the base, see `pet.compat.ckpt.doors.config_for`.
         form: what the names do not tell of the file.
@@ -112,8 +111,6 @@ def to_lora_file(
 
     Args:
         adapter: a LoRA adapter in PEFT's format.
-        output: the file.
-        config: of the base.
         form: how MindFormers divides the base's matrices.
 
     Returns:

@@ -41,7 +41,6 @@ def put_padding(t: Translation, config: Mapping[str, Any], checkpoint: Any = Non
     question is padding, GPT-2's beside those that are its end token themselves.
 
     Args:
-        t: is added to.
         config, checkpoint: see `pad_of`.
     """
     gpt2 = layout_of(config) == "gpt2"

@@ -36,8 +36,6 @@ def put_method(t: Translation, pet: Mapping[str, Any], kind: str | None, base: M
     """The recipe's adapter for a ``pet_config``.
 
     Args:
-        t: is added to.
-        pet: the section.
         kind: ``model_config.type``.
         base: config.json's dictionary of the base; without one targets are left to the family.
     """

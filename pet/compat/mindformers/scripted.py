@@ -146,7 +146,6 @@ def make_scripted(config: Config, kind: Kind, given: Mapping[str, Any], stated: 
 
     Args:
         config: of the kind's own class.
-        kind: see there.
         given: settings by MindFormers' names that the configuration was made of.
         stated: {field: its name} of these.
     """

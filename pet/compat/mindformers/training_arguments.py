@@ -200,7 +200,6 @@ def translate_arguments(given: Mapping[str, Any], copies: int = 1, whole: bool =
     """Training arguments, by MindFormers' names, as a `Translation`.
 
     Args:
-        given: the arguments.
         copies: processes that share the batch.
         whole: whether what is not given is as in MindFormers.
     """

@@ -105,8 +105,6 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
     """A MindFormers file's settings.
 
     Args:
-        values: what stands in the file.
-        file: its place.
         changes: the keys that the command has put there: what the file says otherwise is noted, not refused.
     """
     t = Translation.of_file(file)

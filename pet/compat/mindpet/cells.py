@@ -13,10 +13,8 @@ out of range is an InputError, another type `errors.WrongType`, which is a TypeE
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import OrderedDict
-from functools import cache
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
@@ -24,15 +22,8 @@ from mindspore.common.initializer import HeUniform, Initializer, initializer
 
 from adapters.bottleneck import Activation
 from adapters.settings import NON_LINEARITIES
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, warn_once
 from pet.compat.mindpet.errors import WrongType, check_types, dropout, keep_whole
-
-log = logging.getLogger("pet")
-
-
-@cache
-def _say(text: str) -> None:
-    log.warning(text)  # once
 
 
 class _Layer(nn.Cell):
@@ -55,7 +46,7 @@ class _Layer(nn.Cell):
                 raise WrongType(f"{owner}.shard: {name}={value!r}; tuples named strategy_… were expected")
         if any(isinstance(cell, nn.LogSoftmax) for _, cell in self.cells_and_names()):
             raise InputError(f"{owner}.shard: LogSoftmax cannot be divided")
-        _say(f"{owner}.shard: strategies have no effect here; parallel.* of a recipe divides a model")
+        warn_once(f"{owner}.shard: strategies have no effect here; parallel.* of a recipe divides a model")
         return self
 
     def non_linear(self, name: str) -> nn.Cell:

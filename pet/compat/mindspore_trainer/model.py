@@ -41,7 +41,6 @@ class Measured(Outputs):
     """The model as an evaluation function gets it: ``model.eval(data)`` gives this evaluation's numbers.
 
     Args:
-        model: the model.
         columns: the data's.
         metrics: ``{name: MindSpore's Metric}``.
         head: from columns and outputs to what metrics are updated with; None for the first output and second column.

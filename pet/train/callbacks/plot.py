@@ -59,7 +59,6 @@ def picture(lines: list[dict[str, Any]], title: str, before: float | None = None
 
     Args:
         lines: those of metrics.jsonl.
-        title: above it.
         before: evaluation loss of the untrained model, if it was measured.
 
     Returns:

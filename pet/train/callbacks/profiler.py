@@ -15,7 +15,6 @@ class Profiler(Callback):
 
     Args:
         first: the first profiled step, counted from 1; the steps before it compile. Of a shorter run, its last step.
-        steps: how many.
     """
 
     needs_directory = True

@@ -11,9 +11,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from model_zoo.errors import warn_once
 from pet.files import append_text, write_text
 from pet.train.callbacks.base import Callback
-from pet.train.checkpoint import say_once
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
@@ -36,7 +36,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 def warn_of(path: Path, number: int) -> None:
     """Says once that a line is left out."""
-    say_once(f"{path}, line {number}: no record of a step; the line is left out")
+    warn_once(f"{path}, line {number}: no record of a step; the line is left out")
 
 
 class MetricsFile(Callback):

@@ -27,8 +27,6 @@ class Tracker(Callback):
         """Begin.
 
         Args:
-            directory: of the run.
-            title: of the run.
             config: its recipe; empty where there is none.
             step: the first one that is written.
         """

@@ -137,7 +137,6 @@ class RDrop(CausalLM):
 
     Args:
         alpha: α.
-        label_smoothing: see `CausalLM`.
     """
 
     def __init__(self, alpha: float, label_smoothing: float = 0.0):

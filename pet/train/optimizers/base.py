@@ -35,7 +35,6 @@ class GraphUpdate:
     Args:
         function: ``(gradient, factor, *scalars)``, which moves the weights.
         compiled: False runs it operator by operator.
-        parameters: all that it moves.
     """
 
     def __init__(self, function: Callable, compiled: bool, parameters: Sequence[Parameter]):
@@ -55,7 +54,6 @@ class InPlace:
 
     Args:
         function: ``(weights, gradient, state's vectors …, numbers)`` of tensors.
-        segment, state: what is moved.
     """
 
     seconds = 0.0
@@ -80,7 +78,6 @@ class Optimizer:
     Sub-classes name their ``slots``, and give `scalars` and `rule`.
 
     Args:
-        segments: what is updated.
         compiled: False runs the formula operator by operator, for debugging.
     """
 
