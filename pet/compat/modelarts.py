@@ -41,8 +41,8 @@ DEFAULT_OUTPUT = Path("output")
 
 
 def output_directory(given: str) -> str:
-    """A run's directory: in a ModelArts job a relative one lies below `CACHE`, as MindFormers' output does. The default is
-    where LOCAL_DEFAULT_PATH says: releases until 0.8 start each process in a directory that they empty at the next run.
+    """A run's directory: in a ModelArts job a relative one lies below `CACHE`, as MindFormers' output does. The default
+    is where LOCAL_DEFAULT_PATH says: until 0.8 the wrappers start processes in directories that they empty before a run.
     """
     if Path(given) == DEFAULT_OUTPUT:
         given = os.environ.get("LOCAL_DEFAULT_PATH") or given

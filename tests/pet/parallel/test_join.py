@@ -3,12 +3,12 @@
 import contextlib
 import inspect
 import os
+import socket
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
-from socket import create_server
 from threading import Event, Thread, Timer
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -24,6 +24,8 @@ from pet.launching import heartbeat
 from pet.launching.addresses import free_address
 from pet.launching.environment import Job
 from pet.parallel import collectives, join, meeting, peers, together
+
+CONNECT = socket.create_connection
 
 
 class Store:
@@ -262,7 +264,7 @@ def test_a_worker_of_msrun_asks_when_the_scheduler_listens_and_none_of_its_threa
     address, served, ended, policies = free_address(), [], Event(), []
 
     def serve():
-        served.append(create_server(address))
+        served.append(socket.create_server(address))
 
     def init():
         thread = Thread(target=ended.wait)
@@ -270,6 +272,7 @@ def test_a_worker_of_msrun_asks_when_the_scheduler_listens_and_none_of_its_threa
         policies.append(([*served], thread, os.sched_getscheduler(thread.native_id)))
 
     monkeypatch.setattr(communication, "init", init)
+    monkeypatch.setattr(socket, "create_connection", CONNECT)
     monkeypatch.setenv("MS_SCHED_HOST", address[0])
     monkeypatch.setenv("MS_SCHED_PORT", str(address[1]))
     Timer(0.5, serve).start()
