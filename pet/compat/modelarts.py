@@ -42,7 +42,7 @@ DEFAULT_OUTPUT = Path("output")
 
 def output_directory(given: str) -> str:
     """A run's directory: in a ModelArts job a relative one lies below `CACHE`, as MindFormers' output does. The default
-    is where LOCAL_DEFAULT_PATH says: until 0.8 the wrappers start processes in directories that they empty before a run.
+    is where LOCAL_DEFAULT_PATH says: until 0.8 the wrappers start processes where they empty all before a run.
     """
     if Path(given) == DEFAULT_OUTPUT:
         given = os.environ.get("LOCAL_DEFAULT_PATH") or given
