@@ -51,6 +51,7 @@ FOR_ADAPTERS = (
     "graph",
     "quantization",
     "settings",
+    "turns",
 )
 
 
