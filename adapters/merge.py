@@ -34,6 +34,7 @@ from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from model_zoo.errors import InputError
 from model_zoo.quantization import codec
 from model_zoo.quantization.cells import QuantizedLinear
+from model_zoo.turns import between_turns
 
 Model = TypeVar("Model", bound=nn.Cell)
 
@@ -213,6 +214,7 @@ def merge(
     return MergeReport(every, len(merged.targets), merged.error, merged.untied, again, rms)
 
 
+@between_turns
 def unmerge(model: nn.Cell) -> None:
     """Takes every merged adapter out of the weights again, bit for bit. What was active, and what was trained, is so
     again. Raises InputError within a block of `disable_adapters`."""

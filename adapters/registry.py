@@ -24,6 +24,7 @@ from adapters.sites import Site, activate, attach, check_vacant, detach
 from model_zoo.arguments import check_argument
 from model_zoo.errors import InputError, nearest
 from model_zoo.labels import SCORE, Labels
+from model_zoo.turns import between_turns
 
 BASE = "__base__"
 """Stands for no adapter where rows of a batch are given one each."""
@@ -156,6 +157,7 @@ class Registry:
             block = "disable_adapters" if self.blocks else "adapter_names"
             raise InputError(f"cannot {what} within a block of {block}; leave the block first")
 
+    @between_turns
     def add(self, config: MethodConfig, name: str) -> Adapter:
         """Builds an adapter and attaches it, not yet active."""
         check_config(config)
@@ -214,6 +216,7 @@ class Registry:
         for name, adapter in self.adapters.items():
             adapter.train(name in names)
 
+    @between_turns
     def delete(self, name: str) -> None:
         """Takes an adapter off; with the last one gone the model is what it was."""
         adapter = self.get(name)
@@ -234,6 +237,7 @@ class Registry:
             replacement.free_statistics(self.statistics)
             self.statistics = []
 
+    @between_turns
     def keep_merged(self) -> None:
         """Takes every adapter off and leaves what is merged in the weights for good."""
         merged, self.merged = self.merged, None
@@ -245,6 +249,7 @@ class Registry:
         if labels is not None and hasattr(self.model, "add_score"):
             self.model.become_classifier(labels)
 
+    @between_turns
     def refresh(self) -> None:
         """Makes the cells follow `running` and `merged`."""
         names, adapters = self.running, self.adapters.values()

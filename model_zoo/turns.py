@@ -51,3 +51,14 @@ def in_turn(function: Callable[P, R]) -> Callable[P, R]:
             return function(*arguments, **settings)
 
     return waiting
+
+
+def between_turns(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that changes what models compute, which waits while one runs in another thread; it runs none."""
+
+    @functools.wraps(function)
+    def waiting(*arguments: P.args, **settings: P.kwargs) -> R:
+        with turn.lock:
+            return function(*arguments, **settings)
+
+    return waiting

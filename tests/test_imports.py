@@ -54,6 +54,7 @@ FOR_ADAPTERS = (
     "labels",
     "quantization",
     "settings",
+    "turns",
 )
 
 

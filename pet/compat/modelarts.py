@@ -36,8 +36,16 @@ CACHE = Path("/cache/ma-user-work")
 ON_MODELARTS = ("MA_LOG_DIR", "MA_JOB_DIR", "MA_LOCAL_LOG_PATH")
 
 
+DEFAULT_OUTPUT = Path("output")
+"""What MindFormers' files say; until release 0.8 they were to say nothing else."""
+
+
 def output_directory(given: str) -> str:
-    """A run's directory: in a ModelArts job a relative one lies below `CACHE`, as MindFormers' output does."""
+    """A run's directory: in a ModelArts job a relative one lies below `CACHE`, as MindFormers' output does. The default
+    is where LOCAL_DEFAULT_PATH says: until 0.8 the wrappers start processes where they empty all before a run.
+    """
+    if Path(given) == DEFAULT_OUTPUT:
+        given = os.environ.get("LOCAL_DEFAULT_PATH") or given
     inside = any(name in os.environ for name in ON_MODELARTS) and os.access(CACHE.parent, os.W_OK)
     return str(CACHE / given) if inside and not Path(given).is_absolute() else given
 

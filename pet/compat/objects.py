@@ -84,7 +84,7 @@ def make_feed(data, recipe, model, tokenizer, distributed, objects: Objects, tra
     if not is_mindspore_dataset(data) and hasattr(data, "__len__") and not len(data):
         raise InputError(f"Trainer: the {'training' if train else 'evaluation'} data are empty")
     settings = data_settings(recipe) if train else held_out_settings(recipe)
-    if isinstance(data, (list, tuple)) and data and _is_batch(data[0]):
+    if isinstance(data, (list, tuple)) and data and _ids(data[0]) is not None:
         return as_feed([_labelled(one, settings) for one in data], accumulation, model)
     rows = recipe.train.batch_size if train else recipe.eval.batch_size or recipe.train.batch_size
     collate_fn = None
@@ -109,17 +109,22 @@ def make_feed(data, recipe, model, tokenizer, distributed, objects: Objects, tra
     return shared_loader(dataset, rows, settings, model, tokenizer, distributed, accumulation, collate_fn)
 
 
-def _is_batch(entry: Any) -> bool:
+def _ids(entry: Any) -> np.ndarray | None:
+    """A batch's ``(B, S)``; None of what is no batch."""
     ids = entry.get("input_ids") if isinstance(entry, dict) else None
-    return ids is not None and np.ndim(ids.asnumpy() if hasattr(ids, "asnumpy") else ids) == 2
+    try:
+        ids = np.asarray(ids.asnumpy() if hasattr(ids, "asnumpy") else ids)
+    except ValueError:  # rows of different lengths
+        return None
+    return ids if ids.ndim == 2 else None
 
 
 def _labelled(batch: Mapping[str, Any], settings) -> Mapping[str, Any]:
-    """A batch with labels where it has neither these nor a mask, but is known to have padding."""
-    if settings.padding is None or "labels" in batch or "attention_mask" in batch:
+    """A batch with labels where it has neither these nor a mask, but is known to have padding. What is no batch stays:
+    the feed names it."""
+    ids = None if settings.padding is None else _ids(batch)
+    if ids is None or "labels" in batch or "attention_mask" in batch:
         return batch
-    ids = batch["input_ids"]
-    ids = np.asarray(ids.asnumpy() if hasattr(ids, "asnumpy") else ids)
     return {**batch, "labels": np.where(learnt_beside(ids, settings.padding, settings.padding_ends), ids, IGNORED)}
 
 

@@ -92,6 +92,19 @@ def free_address(host: str = "127.0.0.1") -> tuple[str, int]:
         return host, held.getsockname()[1]
 
 
+def await_listener(host: str, port: str, seconds: float) -> None:
+    """Returns when somebody listens there, or after so many seconds; at once where that is no address."""
+    limit = time.monotonic() + seconds
+    while (left := limit - time.monotonic()) > 0:
+        try:
+            with socket.create_connection((host, port), timeout=left):
+                return
+        except socket.gaierror:
+            return
+        except OSError:
+            time.sleep(0.1)
+
+
 def listen(host: str, port: int) -> socket.socket:
     """Listens at this machine's address.
 

@@ -25,3 +25,14 @@ def describe_end(rank: int, code: int) -> tuple[int, str]:
     if code < 0:
         return 128 - code, f"rank {rank} was killed by {signal.Signals(-code).name}"
     return code, f"rank {rank} ended with exit code {code}"
+
+
+def describe_hang(rank: int, reason: str, ended: list[int]) -> str:
+    """What is said of a worker that hangs.
+
+    Args:
+        ended: the ranks that were through before, as it seemed: it may wait for one of them.
+    """
+    ranks = ", ".join(map(str, ended))
+    left = f"; it may wait for rank {ranks}, which had ended with exit code 0" if ended else ""
+    return f"rank {rank} hangs: it {reason}{left}"

@@ -27,7 +27,7 @@ from model_zoo.cores import accelerators_present, available_cores
 from model_zoo.errors import InputError
 from pet import interrupts
 from pet.launching.control import JOIN_LIMIT, SECRET, Alone, Control, job_secret
-from pet.launching.ends import describe_end, exit_code
+from pet.launching.ends import describe_end, describe_hang, exit_code
 from pet.launching.environment import read_job, split_address
 from pet.launching.heartbeat import BEAT_FILE, JOINING
 from pet.launching.stacks import file_of
@@ -324,8 +324,8 @@ class _Workers:
                 awaited = self.control.awaited(views)
                 found = None if awaited is None else self.watches[awaited]
             if found is not None:
-                rank = self.control.first_rank + self.watches.index(found)
-                self.failure = (124, f"rank {rank} hangs: it {found.reason}", rank)
+                rank, *others = (self.control.first_rank + one for one in (self.watches.index(found), *sorted(ended)))
+                self.failure = (124, describe_hang(rank, found.reason, others), rank)
                 self._dump_stacks()
                 return
             elsewhere = self.control.exchange(done=len(ended) == self.count)

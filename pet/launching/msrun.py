@@ -27,6 +27,8 @@ WORKER, SCHEDULER = "MS_WORKER", "MS_SCHED"
 """Values of MS_ROLE."""
 GONE = 30.0
 """Seconds after the end of all workers in which their scheduler ends by itself, where all is well."""
+STARTED = 3.0
+"""Seconds that msrun may take to start the workers after the scheduler serves."""
 
 
 def of_job(role: str, parent: int | None = None) -> Iterator[tuple[psutil.Process, str | None]]:
@@ -53,14 +55,24 @@ def all_here(parent: int | None = None) -> bool:
 
 def waiting_launcher() -> int | None:
     """The id of the msrun that has started this process and waits for it; None where it does not wait (``--join``)."""
+    parent = os.getppid()
+    return parent if option(parent, "--join") == "True" else None
+
+
+def option(launcher: int, name: str) -> str | None:
+    """What msrun was given for an option; None where it was not, or where this is no msrun."""
     with contextlib.suppress(psutil.Error):
-        parent = psutil.Process(os.getppid())
-        words = parent.cmdline()
-        joined = next((words[index:] for index, word in enumerate(words) if word.partition("=")[0] == "--join"), None)
-        if joined and "msrun" in " ".join(words[:2]):
-            value = joined[0].partition("=")[2] or "".join(joined[1:2])
-            return parent.pid if value == "True" else None
+        words = psutil.Process(launcher).cmdline()
+        given = next((words[index:] for index, word in enumerate(words) if word.partition("=")[0] == name), None)
+        if given and "msrun" in " ".join(words[:2]):
+            return given[0].partition("=")[2] or "".join(given[1:2])
     return None
+
+
+def starts_all(launcher: int) -> bool:
+    """Whether an msrun has started all workers of the job itself. It starts its scheduler before them, but that takes
+    longer to serve."""
+    return os.environ.get("MS_WORKER_NUM") == option(launcher, "--local_worker_num")
 
 
 def end_scheduler() -> None:
@@ -79,12 +91,16 @@ def start_guard() -> None:
 def guard(launcher: int) -> None:
     """Ends the scheduler, this process's parent, when all its workers were here and are gone; and what shows their logs
     where msrun, which would, is gone as well."""
-    scheduler, last, workers, shown = os.getppid(), time.monotonic(), {}, []
+    scheduler, begin, last, workers, shown = os.getppid(), time.monotonic(), time.monotonic(), {}, []
     while os.getppid() == scheduler:
         if not workers and all_here(launcher):
             here = dict(of_job(WORKER, launcher))
             shown = [process for process in here if named(process, "tail")]
             workers = {process: rank for process, rank in here.items() if process not in shown}
+        if not workers and time.monotonic() - begin > STARTED and starts_all(launcher):
+            print("a worker has ended before it joined: the scheduler ends", file=sys.stderr)
+            os.kill(scheduler, signal.SIGKILL)
+            break
         if not workers or any(map(runs, workers)):
             last = time.monotonic()
         elif any(map(has_failed, workers)) or time.monotonic() - last > GONE:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 from model_zoo.errors import InputError
-from pet.launching.addresses import only_here
+from pet.launching.addresses import await_listener, only_here
 from pet.launching.environment import Job, read_job
 from pet.launching.heartbeat import joining, leaving, waiting
 from pet.launching.msrun import SCHEDULER, end_scheduler, start_guard
@@ -156,10 +156,30 @@ def _said(job: Job) -> Iterator[None]:
     command = [sys.executable, "-I", "-S", "-c", SAY_LATER, str(PATIENCE), text]
     speaker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
-        yield
+        await_listener(*place.rsplit(":", 1), PATIENCE)
+        with _asking_first():
+            yield
     finally:
         speaker.stdin.close()
         speaker.wait()
+
+
+@contextlib.contextmanager
+def _asking_first() -> Iterator[None]:
+    """Within, threads that this one starts do not take its core from it.
+
+    MindSpore loses a connection to its scheduler when the thread that receives the answer runs before the one that asks
+    has put down that it does, and tries again after half a second, so that joining could take a minute.
+    """
+    plain = os.sched_getscheduler(0) == os.SCHED_OTHER
+    if plain:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        yield
+    finally:
+        for thread in os.listdir("/proc/self/task") if plain else ():
+            with contextlib.suppress(OSError):  # it may have ended
+                os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
 
 
 def _meet(job: Job, target: str, seconds: int) -> None:

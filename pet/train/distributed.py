@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from model_zoo.errors import InputError
+from pet.launching.environment import read_job
+
 
 class DistributedContext:
     """A single process.
@@ -33,6 +36,22 @@ class DistributedContext:
     is_main: bool = True
     divides_model: bool = False
     can_generate: bool = True
+
+    @classmethod
+    def alone(cls) -> DistributedContext:
+        """That of a trainer to which nobody gave one.
+
+        Raises:
+            InputError: others of the job would do the same work, each by itself, and write to the same files.
+        """
+        job = read_job()
+        if job.distributed:
+            raise InputError(
+                f"Trainer: process {job.rank} of {job.size} would train by itself over these batches; for one training "
+                "on all of them give pet.Trainer(model=…, train_dataset=…, args=pet.TrainingArguments(output_dir=…, "
+                "use_parallel=True)), or use pet finetune"
+            )
+        return cls()
 
     def sum_numbers(self, numbers: Sequence[float]) -> list[float]:
         """Sums of host numbers over the data-parallel processes."""

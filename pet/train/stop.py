@@ -73,6 +73,15 @@ class Signals:
         self.received = number
         interrupts.say(f"{signal.Signals(number).name}: {self.announce()}; Ctrl-C again ends at once")
 
+    def share(self, objects: Callable[[object], list]) -> bool:
+        """Whether any process received a signal, which is then that of all: they end with one exit code.
+
+        Args:
+            objects: gives everybody's, as `DistributedContext.objects`.
+        """
+        self.received = next((number for number in objects(self.received) if number is not None), None)
+        return self.received is not None
+
     def interruption(self, done: str) -> BaseException:
         """What is to be raised when the run has ended; ``done`` says where, at Python's prompt and in notebooks: there
         SystemExit would end the session, or be taken for an attempt to do so."""

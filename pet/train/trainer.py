@@ -76,7 +76,7 @@ class Trainer(Measuring, Saving):
             of the model. ``data`` has the batch's arrays: input_ids, labels, position_ids, start, end and others.
         objective: what is learnt, in place of ``train.objective``.
         evaluation: what measures the model, in place of the one made of ``eval_data``.
-        distributed: the other processes; default none.
+        distributed: the other processes; by default this is the only one of its job.
         save_extra: called with a checkpoint's directory while it is written (`pet.train.checkpoint.save`).
         finish: from the outcome after the last step to what `train` returns; not called where a run fails or is ended.
         origins: digests of what the run is made from (`pet.train.origins`), kept in checkpoints and compared by resume;
@@ -123,7 +123,7 @@ class Trainer(Measuring, Saving):
         self.settings = with_settings(train, settings)
         self.objective = make_objective(self.settings, forward_step, objective)
         self.begin_measuring(evaluation, eval_settings(eval, evaluation, eval_data, directory))
-        self.model, self.distributed, self.title = model, distributed or DistributedContext(), title
+        self.model, self.distributed, self.title = model, distributed or DistributedContext.alone(), title
         registry(model)  # anything else is no model
         self.begin_saving(directory, save_extra, origins)
         self.feed = as_feed(train_data, self.settings.accumulation, model, self.settings, self.distributed)
@@ -197,7 +197,7 @@ class Trainer(Measuring, Saving):
                     outcome = self.run(begin, signals)
                 except EvaluationLeft:  # everything else is saved
                     outcome = self.outcome()
-                interrupted = self.distributed.any(signals.received is not None)
+                interrupted = signals.share(self.distributed.objects)
             except BaseException as error:
                 self.model.set_train(False)
                 if isinstance(error, (MemoryError, RuntimeError)) and out_of_memory(error):

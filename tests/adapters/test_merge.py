@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import mindspore as ms
 import numpy as np
@@ -295,3 +296,36 @@ def test_merging_on_disk_gives_the_same_bits(fixtures, tmp_path, family, setting
     reopened = pet.AutoModel.from_pretrained(tmp_path / "merged")
     for name, value in reopened.parameters_dict().items():
         np.testing.assert_array_equal(value.asnumpy(), merged[name], err_msg=name)
+
+
+@pytest.mark.parametrize("change", ["disable", "unmerge", "delete"])
+def test_a_change_from_another_thread_waits_for_the_answer_that_is_being_written(fixtures, change):
+    model = pet.AutoModel.from_pretrained(fixtures / "llama_gqa")
+    pet.apply_lora(model, rank=4)
+    randomise(model)
+    if change == "unmerge":
+        pet.merge(model)
+    expected = model.generate(IDS[:1], max_new_tokens=6, eos_token_id=None)
+    changed, threads = [], []
+
+    def switch():
+        if change == "disable":
+            pet.disable_adapters(model).__enter__()
+        else:
+            pet.unmerge(model) if change == "unmerge" else pet.delete_adapter(model, "default")
+        changed.append(True)
+
+    class Streamer:
+        def put(self, value):
+            if not threads:
+                threads.append(threading.Thread(target=switch))
+                threads[0].start()
+                threads[0].join(0.5)
+                assert not changed
+
+        def end(self):
+            assert not changed
+
+    answer = model.generate(IDS[:1], max_new_tokens=6, eos_token_id=None, streamer=Streamer())
+    threads[0].join(60)
+    assert changed and (answer == expected).all()

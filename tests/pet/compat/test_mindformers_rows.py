@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pet
+from model_zoo.errors import InputError
 from pet.compat.mindformers import AutoModel, LlamaConfig, Trainer
 from pet.compat.mindformers.padding import pad_of
 
@@ -99,3 +100,18 @@ train_dataset: {data_loader: {type: LOADER, dataset_dir: rows}}
         (tmp_path / "job.yaml").write_text(text.replace("LOADER", loader))
         data = load_any(tmp_path / "job.yaml", check_files=False).data
         assert (data.padding, data.padding_ends) == wanted
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"input_id": [[10, 11]]}, "batch 1 has no input_ids; it has input_id"),
+        ({"input_ids": [[10, 11], [12]]}, "batch 1: input_ids is no array of integers"),
+        (None, "batch 1 is of the type NoneType"),
+    ],
+)
+def test_what_is_no_batch_among_batches_is_named(fixtures, wrong, message):
+    model = pet.AutoModel.from_pretrained(fixtures / "llama_gqa")
+    batches = [{"input_ids": np.full((2, 6), 10)}, wrong]
+    with pytest.raises(InputError, match=message):
+        Trainer(model=model, train_dataset=batches, args={"output_dir": "run"}).train()

@@ -126,6 +126,15 @@ def test_in_a_job_relative_output_lies_where_there_is_room(tmp_path, monkeypatch
     assert modelarts.output_directory("./output") == "./output"
 
 
+def test_the_default_output_lies_where_shell_wrappers_say(tmp_path, monkeypatch):
+    job = tmp_path / "job.yaml"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOCAL_DEFAULT_PATH", "../output")
+    for given, expected in ("./output", "../output"), ("./run", "run"):
+        job.write_text(f"runner_config: {{epochs: 1}}\nload_checkpoint: gpt_tiny\noutput_dir: '{given}'\n")
+        assert Path(load_any(job, check_files=False).output.dir) == (tmp_path / expected).resolve()
+
+
 def test_the_monitors_prefix_names_the_checkpoints(tmp_path):
     job = tmp_path / "job.yaml"
     callbacks = "callbacks: [{type: CheckpointMointor, prefix: 'glm2 6b', save_checkpoint_steps: 2}]"

@@ -3,12 +3,13 @@
 import contextlib
 import inspect
 import os
+import socket
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
-from threading import Event
+from threading import Event, Thread, Timer
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -20,8 +21,11 @@ from mindspore.mint import distributed
 
 from model_zoo.errors import InputError
 from pet.launching import heartbeat
+from pet.launching.addresses import free_address
 from pet.launching.environment import Job
 from pet.parallel import collectives, join, meeting, peers, together
+
+CONNECT = socket.create_connection
 
 
 class Store:
@@ -253,6 +257,31 @@ def test_a_worker_of_msrun_has_said_what_it_waits_for(monkeypatch, calls, until,
     monkeypatch.setattr(communication, "init", lambda: None)
     join_on(monkeypatch, "CPU", "msrun")
     assert capfd.readouterr().err == ""
+
+
+def test_a_worker_of_msrun_asks_when_the_scheduler_listens_and_none_of_its_threads_is_faster(monkeypatch, calls):
+    """What MindSpore starts meanwhile does not take the core from the thread that asks; later it does as any other."""
+    address, served, ended, policies = free_address(), [], Event(), []
+
+    def serve():
+        served.append(socket.create_server(address))
+
+    def init():
+        thread = Thread(target=ended.wait)
+        thread.start()
+        policies.append(([*served], thread, os.sched_getscheduler(thread.native_id)))
+
+    monkeypatch.setattr(communication, "init", init)
+    monkeypatch.setattr(socket, "create_connection", CONNECT)
+    monkeypatch.setenv("MS_SCHED_HOST", address[0])
+    monkeypatch.setenv("MS_SCHED_PORT", str(address[1]))
+    Timer(0.5, serve).start()
+    join_on(monkeypatch, "CPU", "msrun")
+    [(listening, thread, policy)] = policies
+    assert listening and policy == os.SCHED_BATCH
+    assert os.sched_getscheduler(0) == os.sched_getscheduler(thread.native_id) == os.SCHED_OTHER
+    ended.set()
+    served[0].close()
 
 
 @pytest.mark.parametrize("launcher", ["pet", "msrun"])

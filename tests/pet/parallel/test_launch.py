@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -125,6 +126,8 @@ JOBS = {  # options, and what workers run; or what `faults.py` is to do
     "stopped": (LIMIT, STUCK.format("with waiting(): os.kill(os.getpid(), 19)")),
     # endless work is only seen by a promise that was not kept
     "loop": (LIMIT, STUCK.format("beat(1.0); [0 for _ in iter(int, 1)]")),
+    # one that is gone, as it were well, is no culprit, but the reason
+    "left": (LIMIT, NOTE_PID + "from pet.launching.heartbeat import waiting\nwith waiting(): r == 1 or forever()"),
     "loop while importing": "run --count 1 --place importing --fault loop --hang 4",
     "stopped while compiling": "run --count 1 --place compiling --fault stop --nodes 2 --hang 4",
     "saves": "saves --half 0",
@@ -199,6 +202,13 @@ def test_hanging_worker_is_ended_with_its_stack(job, assert_gone):
     assert result == 124 and "rank 1 hangs" in err
     assert "in stuck" in err
     assert_gone(directory / "pids", 2)
+
+
+@of_jobs("left")
+def test_whom_a_hanging_worker_may_wait_for_is_said(job):
+    assert job[1] == 124
+    ended = "it may wait for rank 1, which had ended with exit code 0"
+    assert re.search(f"rank 0 hangs: it did nothing for [0-9]+ s; {ended}\n", job[3])
 
 
 def test_waiting_for_a_slow_peer_is_no_hang(tmp_path):

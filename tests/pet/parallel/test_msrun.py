@@ -69,6 +69,30 @@ print(scheduler.wait())
     assert said(code).splitlines() == ["serves", "-9"]
 
 
+@pytest.mark.parametrize(("local", "ends"), [(2, True), (1, False)])
+def test_a_guard_ends_the_scheduler_of_workers_that_were_gone_before_it_looked(tmp_path, local, ends):
+    """Of a job whose workers are all of this msrun; those of other machines may come later."""
+    guard = "msrun.STARTED = 0.2; msrun.guard(int(sys.argv[1]))"
+    serve = "import subprocess, sys; command = [sys.executable, '-c', 'import sys; from pet.launching import msrun; "
+    serve += f"{guard}', sys.argv[1]]; subprocess.Popen(command).wait()"
+    code = f"""
+scheduler = start("MS_SCHED", {serve!r})
+start("MS_WORKER", "{WAIT}", 1)
+try:
+    print(scheduler.wait({300 if ends else 4}))
+except subprocess.TimeoutExpired:
+    print("serves")
+for process in psutil.Process().children(recursive=True):
+    process.kill()
+"""
+    script = tmp_path / "msrun"
+    script.write_text("import psutil\n" + MSRUN + code)
+    command = [sys.executable, script, "--worker_num=2", "--local_worker_num", str(local)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout == ("-9\n" if ends else "serves\n")
+    assert ("a worker has ended before it joined" in done.stderr) == ends
+
+
 def test_the_guard_names_the_worker_that_ended_first():
     guard = "import sys; from pet.launching import msrun; sys.stderr = sys.stdout; msrun.guard(int(sys.argv[1]))"
     serve = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {guard!r}, sys.argv[1]]).wait()"

@@ -24,6 +24,7 @@ from pet.recipe.training import Eval
 from pet.train.callbacks import Callback, make_callback
 from pet.train.callbacks.records import read_metrics
 from pet.train.checkpoint import checkpoints, load
+from pet.train.distributed import DistributedContext
 from pet.train.feed import BatchList, as_feed
 from pet.train.memory import present_memory
 from pet.train.noise import key_setter
@@ -482,6 +483,29 @@ def test_what_ended_one_call_does_not_end_the_next(toy, batch, monkeypatch, prom
     assert str(caught.value) == "after step 2; train() goes on" if prompt else caught.value.code == 130
     assert isinstance(caught.value, Interrupted) is not prompt
     assert trainer.train()["steps"] == 6 and [line["step"] for line in trainer.history] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_signal_that_another_process_received_ends_all_with_its_exit_code(toy, batch):
+    class Member(DistributedContext):
+        def any(self, flag):
+            return True
+
+        def objects(self, value):
+            return [value, signal.SIGTERM]
+
+    trainer = make(toy(), [batch(4, seed=0)], distributed=Member())
+    with pytest.raises(Interrupted) as caught:
+        trainer.train()
+    assert caught.value.code == 143
+
+
+def test_a_process_of_several_does_not_train_by_itself(toy, batch, monkeypatch):
+    """Each would do the whole work and write to the same files; msrun's scheduler, too."""
+    monkeypatch.setenv("RANK_ID", "1")
+    monkeypatch.setenv("RANK_SIZE", "2")
+    with pytest.raises(InputError, match=r"process 1 of 2 would train by itself .* use_parallel=True"):
+        make(toy(), [batch(4, seed=0)])
+    assert make(toy(), [batch(4, seed=0)], distributed=DistributedContext()).train()["steps"] == 6
 
 
 def test_what_is_ignored_stays_so_behind_a_graph(toy, batch, request):
