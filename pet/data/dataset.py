@@ -56,6 +56,7 @@ class Counts:
         dropped_equal: rows left out because the answers that they compare are the same once they are cut.
         repeated: samples left out because their tokens and labels are those of an earlier one.
         empty_thoughts: answers without the thought that the prompt of the chat template opens.
+        margins: rows with a margin between their answers, which no loss here has.
         longest: tokens of the longest row, before it is cut.
     """
 
@@ -70,6 +71,7 @@ class Counts:
     dropped_equal: int = 0
     repeated: int = 0
     empty_thoughts: int = 0
+    margins: int = 0
     longest: int = 0
 
     def add(self, other: Counts) -> None:
@@ -132,6 +134,8 @@ class Counts:
                 f"{self.empty_thoughts} answers have no thought, which the prompt of the chat template opens: they are "
                 "learnt behind an empty one"
             )
+        if self.margins:
+            found.append(f"{self.margins} {rows} learnt without their column margin: the loss has none here")
         if self.repeated:
             found.append(
                 f"{self.repeated} of {self.samples + self.repeated} samples are left out by data.deduplicate: their "

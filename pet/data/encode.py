@@ -126,7 +126,7 @@ class Encoder:
         return {name: value for name, value in given.items() if value is not None}
 
     def __call__(self, rows: list[Row]) -> Encoded:
-        encoded = Encoded(counts=Counts(rows=len(rows)))
+        encoded = Encoded(counts=Counts(rows=len(rows), margins=sum(row.margin for row in rows)))
         emptied = self._emptied()
         for number, row in enumerate(rows):
             progress.tick()

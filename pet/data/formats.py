@@ -93,6 +93,7 @@ class Row:
         place: where reading goes on after it.
         bare: whether nothing in the row says which of its tokens are learnt.
         row: its number, where another row begins on its line; otherwise 0. With file and line it names the row.
+        margin: whether it has one, which its objective does not use.
         desirable: whether the answer is one to be learnt; for objectives that tell both kinds apart.
     """
 
@@ -108,6 +109,7 @@ class Row:
     row: int = 0
     bare: bool = False
     desirable: bool = True
+    margin: bool = False
     tools: list[dict[str, Any]] | None = None
     thinking: bool | None = None
 
@@ -243,6 +245,7 @@ def _documents_of(
         row.input = next((one["_input"] for one in reversed(found[0]) if "_input" in one), "")
         row.prompt = last_question(every[0]).removesuffix(f"\n{row.input}" if row.input else "")
         row.desirable = found[0][-1].get("desirable", True)
+        row.margin = found[0][-1].get("_margin", False)
         row.tools, row.thinking = tools_of(own.get("tools")), thinking_of(own.get(KWARGS))
         return row
 

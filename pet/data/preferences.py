@@ -56,6 +56,12 @@ def pairs(columns: Mapping[str, Any]) -> list[Messages]:
     return [chosen, rejected]
 
 
+def ranked(columns: Mapping[str, Any]) -> list[Messages]:
+    """`pairs` for a reward model; the last message says whether the row has a ``margin``."""
+    chosen, rejected = pairs(columns)
+    return [[*chosen[:-1], {**chosen[-1], "_margin": columns.get("margin") is not None}], rejected]
+
+
 def labelled(columns: Mapping[str, Any]) -> list[Messages]:
     """The one conversation of a row; its last message says whether it is ``desirable``.
 

@@ -81,7 +81,7 @@ def rows_of(objective: str) -> dict[str, Any]:
         if objective not in COMPARED:
             return {}
         forms, documents = importlib.import_module("pet.data.preferences"), COMPARED[objective]
-        read = forms.pairs if documents == 2 else forms.labelled
+        read = forms.ranked if objective == "reward" else forms.pairs if documents == 2 else forms.labelled
         own = {"conversations": read, "documents": documents, "compares": True, "share_question": documents == 2}
         return {**own, "train_on": "last"}
     cls = find_objective(objective)
