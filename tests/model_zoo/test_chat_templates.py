@@ -521,9 +521,7 @@ def test_a_token_that_a_space_of_the_prompt_begins_is_learnt_with_its_answer(mar
     )
     settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     (tmp_path / "tokenizer.model").write_bytes((fixtures / "tok_llama" / "tokenizer.model").read_bytes())
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({**settings, "legacy": False, "chat_template": template})
-    )
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "legacy": True, "chat_template": template}))
     talk = [{"role": role, "content": f"the {role}"} for role in ("user", "assistant", "user", "assistant")]
     ours = AutoTokenizer.from_pretrained(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
