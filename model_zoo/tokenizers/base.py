@@ -372,7 +372,8 @@ class Tokenizer(InPieces, ABC):
         return zip(ids, self._answers_at(text, ids, part.spans), strict=True)
 
     def _answers_at(self, text: str, ids: list[int], spans) -> list[int | None]:
-        """For each token of a text the number of the answer in whose span it begins, by counting bytes."""
+        """For each token of a text the number of the first answer that it writes something of, by counting bytes: one
+        that a space of the prompt begins is learnt with its answer, as in transformers."""
         pieces = [self.token_bytes(number)[0] for number in ids]
         written, wanted = b"".join(pieces), text.encode("utf-8")
         position = len(wanted) - len(written)  # below 0 by the space that the algorithm puts in front
@@ -384,8 +385,9 @@ class Tokenizer(InPieces, ABC):
         borders = [(len(text[:start].encode("utf-8")), len(text[:end].encode("utf-8")), n) for start, end, n in spans]
         answers = []
         for piece in pieces:
-            answers.append(next((number for start, end, number in borders if start <= position < end), None))
-            position += len(piece)
+            reached = position + len(piece)
+            answers.append(next((n for start, end, n in borders if start < reached and position < end), None))
+            position = reached
         return answers
 
 

@@ -69,7 +69,7 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
 for _format in ("alpaca", "adgen", "prompt_completion"):
     COLUMNS[_format] |= {name: (name,) for name in ("input", "history", "system", "tools")}
 KNOWN = {name for roles in COLUMNS.values() for names in roles.values() for name in names} | {
-    *("chosen", "rejected", "functions", "images", "image", "videos", "audios")
+    *("chosen", "rejected", "margin", "functions", "images", "image", "videos", "audios")
 }
 """Names of columns that mean something to this or another loader."""
 REQUIRED = ("prompt", "answer", "messages", "text", "input_ids")

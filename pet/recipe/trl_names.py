@@ -44,7 +44,7 @@ NAMES = {
     "generate_during_eval": "eval.shown_samples",
     "args": "the train section, in Python its settings by name",
     "tokenizer": "model.tokenizer",
-    "data_collator": "a pet.data.Loader in the place of the data's file",
+    "data_collator": "collate_fn of pet.data.make_loader, whose loader stands in the place of the data's file",
     "compute_metrics": "eval.metrics",
     "metric_for_best_model": "eval.best_metric",
     "greater_is_better": "eval.best_mode",

@@ -23,7 +23,7 @@ from model_zoo.engine import available, uses_kernel
 from model_zoo.errors import InputError, first_line, shown
 from model_zoo.layers import AttentionCore
 from pet.auto import AutoTokenizer
-from pet.data import DataSettings, load_dataset, make_loader
+from pet.data import DataSettings, is_mindspore_dataset, load_dataset, make_loader
 from pet.data.dataset import IGNORED
 from pet.data.packing import causal_layout, placed
 from pet.data.settings import FULL
@@ -267,6 +267,10 @@ def as_feed(
     found, what = type(data).__name__, "evaluation data" if accumulation is None else "training data"
     if isinstance(data, (list, tuple)):
         found = f"a {found} of {type(data[0]).__name__}" if data else f"an empty {found}"
+    elif is_mindspore_dataset(data) or (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        found += "; pet.data.make_loader(it, batch_size) makes a loader of it"
+    elif hasattr(data, "__iter__"):
+        found += "; list(it) is one if it gives batches and ends"
     raise InputError(f"{what}: expected a file, a pet.data.Loader or a list of batches, found {found}")
 
 

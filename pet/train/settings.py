@@ -27,6 +27,7 @@ def with_settings(train, settings: dict[str, Any]):
         InputError: an unknown field, a value that it cannot have, or one that belongs to another objective.
     """
     from pet.recipe.classes import OPTIONS
+    from pet.recipe.data import Data
     from pet.recipe.problems import checked, elsewhere
     from pet.recipe.rules import length, without_effect
     from pet.recipe.schema import Recipe
@@ -36,9 +37,14 @@ def with_settings(train, settings: dict[str, Any]):
     unknown = [name for name in settings if name not in Train.model_fields]
     if unknown:
         other = "; MindFormers' arguments go with train_dataset, not with batches (train_data)"
+        loader = " (pet.data.make_loader(data, batch_size, settings) takes what a recipe's data section has)"
         raise InputError.collect(
             f"Trainer has no setting {name!r}"
-            + (hint(name) or (elsewhere(name, ("train",)) or nearest(name, Train.model_fields)) + other)
+            + (
+                hint(name)
+                or (loader if name in ("data", *Data.model_fields) else "")
+                or (elsewhere(name, ("train",)) or nearest(name, Train.model_fields)) + other
+            )
             for name in unknown
         )
     given = train.model_dump(exclude_unset=True) if isinstance(train, Train) else section("train", train)

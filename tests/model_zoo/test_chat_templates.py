@@ -510,6 +510,31 @@ def test_a_space_before_the_first_text_alone(fixtures, tmp_path, legacy):
     assert AutoTokenizer.from_pretrained(tmp_path / "saved").prompt(talk[:-1]) == expected
 
 
+@pytest.mark.parametrize("marks", [("{% generation %}", "{% endgeneration %}"), ("", "")], ids=["marked", "compared"])
+def test_a_token_that_a_space_of_the_prompt_begins_is_learnt_with_its_answer(marks, fixtures, tmp_path):
+    """Where the algorithm's words begin with their spaces, the first word of an answer is such a token."""
+    transformers = pytest.importorskip("transformers")
+    answer = "{{ m.content + eos_token }}".join(marks)
+    template = (
+        "{% for m in messages %}{{ m.role + ': ' }}{% if m.role == 'assistant' %}" + answer + "{% else %}"
+        "{{ m.content + ' ' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
+    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (tmp_path / "tokenizer.model").write_bytes((fixtures / "tok_llama" / "tokenizer.model").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "legacy": True, "chat_template": template}))
+    talk = [{"role": role, "content": f"the {role}"} for role in ("user", "assistant", "user", "assistant")]
+    ours = AutoTokenizer.from_pretrained(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ids, trained = ours.example(talk)
+    pieces = zip(theirs.convert_ids_to_tokens(ids), trained, strict=True)
+    begins = [mark for piece, mark in pieces if piece in ("▁the", "▁th", "▁t")]
+    assert begins == [False, True, False, True]
+    if all(marks):
+        asked = {"return_dict": True, "return_assistant_tokens_mask": True}
+        expected = theirs.apply_chat_template(talk, **asked)
+        assert (ids, trained) == (expected["input_ids"], [bool(mark) for mark in expected["assistant_masks"]])
+
+
 @pytest.mark.parametrize("legacy", [False, True])
 def test_a_text_that_begins_with_a_space_has_no_other_put_before_it(fixtures, tmp_path, legacy):
     """As in transformers, behind a control token and, behind ``{{ cut }}``, by itself."""

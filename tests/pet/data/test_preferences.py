@@ -119,6 +119,19 @@ def test_system_and_earlier_turns_stay():
     assert first[-1]["content"] == spoken and second[:-1] == first[:-1], "a turn begins a line"
 
 
+@pytest.mark.parametrize("objective", ["reward", "dpo"])
+def test_a_margin_that_no_loss_here_has_is_said(objective, tmp_path):
+    rows = [{"prompt": "Q", "chosen": "A", "rejected": "B", "margin": margin} for margin in (0.5, None)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    tokenizer = AutoTokenizer.from_pretrained(bundled_models()["llama_tiny"])
+    settings = DataSettings(**rows_of(objective), cache_dir=str(tmp_path))
+    for _ in range(2):  # also out of the cache
+        dataset = load_dataset([tmp_path / "rows.jsonl"], tokenizer=tokenizer, settings=settings)
+        found = dataset.counts.findings(512)
+        said = f"column 'margin' is not read in 1 of 2 rows (the first: {tmp_path / 'rows.jsonl'}:1)"
+        assert found == [said] and len(dataset) == 4
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [

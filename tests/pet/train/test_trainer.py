@@ -549,6 +549,17 @@ def test_no_training_where_adapters_are_disabled(batch):
         ({"train_data": []}, "training data: .* found an empty list"),
         ({"train_data": ["hi"]}, "training data: .* found a list of str"),
         ({"eval_data": 5}, "evaluation data: .* found int"),
+        ({"train_data": types.SimpleNamespace(create_dict_iterator=0, get_batch_size=0)}, "pet.data.make_loader"),
+        (
+            {"train_data": np.zeros((2, 3))},
+            r"found ndarray; pet.data.make_loader\(it, batch_size\) makes a loader of it",
+        ),
+        ({"train_data": iter([])}, r"found list_iterator; list\(it\) is one if it gives batches and ends"),
+        (
+            {"data": {"packing": "none"}},
+            r"no setting 'data' \(pet.data.make_loader\(data, batch_size, settings\) takes",
+        ),
+        ({"max_length": 9}, r"no setting 'max_length' \(pet.data.make_loader\(data, batch_size, settings\) takes"),
         ({"model": "llama_tiny"}, "model is 'llama_tiny'; an opened model"),
         ({"directory": 5}, "directory is 5; a text or a path was expected"),
         ({"train": 5}, "Trainer: train: expected a recipe's train section, or its fields; found int"),
