@@ -556,8 +556,8 @@ def test_no_training_where_adapters_are_disabled(batch):
         ),
         ({"train_data": iter([])}, r"found list_iterator; list\(it\) is one if it gives batches and ends"),
         (
-            {"data": {"packing": "none"}},
-            r"no setting 'data' \(pet.data.make_loader\(data, batch_size, settings\) takes",
+            {"packing": "none"},
+            r"no setting 'packing' \(pet.data.make_loader\(data, batch_size, settings\) takes",
         ),
         ({"max_length": 9}, r"no setting 'max_length' \(pet.data.make_loader\(data, batch_size, settings\) takes"),
         ({"model": "llama_tiny"}, "model is 'llama_tiny'; an opened model"),
