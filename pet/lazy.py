@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     Table = Mapping[str, Sequence[str]]
+
+
+@contextlib.contextmanager
+def _whole() -> Iterator[None]:
+    """Holds back a Ctrl-C until the end: MindSpore that was imported in part cannot be imported again, which a notebook
+    would not survive."""
+    import signal
+    import threading
+
+    own = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT)
+    pressed: list[int] = []
+    if own:
+        signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        if own:
+            signal.signal(signal.SIGINT, own)
+        if pressed:
+            signal.raise_signal(signal.SIGINT)
 
 
 def names_of(
@@ -44,7 +65,8 @@ def names_of(
         if name.startswith("__") or name not in known():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         check()
-        namespace[name] = value = getattr(import_module(where[name]), name)
+        with _whole():
+            namespace[name] = value = getattr(import_module(where[name]), name)
         return value
 
     return find, lambda: sorted({*namespace, *known()})

@@ -171,7 +171,7 @@ def _asking_first() -> Iterator[None]:
     MindSpore loses a connection to its scheduler when the thread that receives the answer runs before the one that asks
     has put down that it does, and tries again after half a second, so that joining could take a minute.
     """
-    plain = os.sched_getscheduler(0) == os.SCHED_OTHER
+    plain = hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER  # Linux alone has it
     if plain:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     try:

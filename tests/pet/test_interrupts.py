@@ -197,3 +197,29 @@ def test_ctrl_c_while_the_command_is_imported(entry, tmp_path):
     )
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr.strip() in ("pet: interrupted", "pet recipes: interrupted")  # before the command, or in it
+
+
+IN_A_SESSION = """
+import os, signal, sys, threading, time
+import pet
+
+def press():
+    while "mindspore" not in sys.modules:
+        time.sleep(0.005)
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=press).start()
+try:
+    pet.AutoModel
+    print("not interrupted")
+except KeyboardInterrupt:
+    print("interrupted")
+print(pet.AutoModel.__name__, signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+
+
+def test_ctrl_c_while_a_session_imports_mindspore():
+    """A notebook's kernel goes on: MindSpore that was imported in part cannot be imported again."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", IN_A_SESSION], env=environment, capture_output=True, text=True)
+    assert done.stdout == "interrupted\nAutoModel True\n", done.stderr
