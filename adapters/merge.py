@@ -34,7 +34,7 @@ from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from model_zoo.errors import InputError
 from model_zoo.quantization import codec
 from model_zoo.quantization.cells import QuantizedLinear
-from model_zoo.turns import between_turns
+from model_zoo.turns import turn
 
 Model = TypeVar("Model", bound=nn.Cell)
 
@@ -214,7 +214,6 @@ def merge(
     return MergeReport(every, len(merged.targets), merged.error, merged.untied, again, rms)
 
 
-@between_turns
 def unmerge(model: nn.Cell) -> None:
     """Takes every merged adapter out of the weights again, bit for bit. What was active, and what was trained, is so
     again. Raises InputError within a block of `disable_adapters`."""
@@ -222,11 +221,12 @@ def unmerge(model: nn.Cell) -> None:
     if state.merged is None:
         return
     state.refuse_within_blocks("unmerge")
-    merged, state.merged = state.merged, None
-    merged.put(inside=False)
-    state.refresh()
-    for parameter in merged.frozen:
-        parameter.requires_grad = True
+    with turn.lock:  # no decorator: its type is a public name's
+        merged, state.merged = state.merged, None
+        merged.put(inside=False)
+        state.refresh()
+        for parameter in merged.frozen:
+            parameter.requires_grad = True
 
 
 @checked

@@ -37,9 +37,8 @@ class Adapter:
     """One named adapter: its configuration, its modules by cell path, and what it replaces whole.
 
     ``companions`` are paths among `sites` that no target named (`MethodConfig.companions`). ``source`` is what the
-    files it was loaded from held beside the tensors, kept so that saving gives them back. ``named`` says what the
-    numbers of a head mean, where anybody does. No two adapters, and no two states of one that compiled graphs must tell
-    apart, have the same ``version``.
+    files it was loaded from held beside the tensors, kept so that saving gives them back. ``named``: `labels` as given.
+    No two adapters, and no two states of one that compiled graphs must tell apart, have the same ``version``.
     """
 
     name: str
@@ -129,8 +128,7 @@ class Registry:
         return tuple(dict.fromkeys(name for name in self.row_names if name != BASE))
 
     @property
-    def base_labels(self) -> Labels | None:
-        """What the numbers of a classifier's own head mean."""
+    def base_labels(self) -> Labels | None:  # those of a classifier's own head
         return self.model.config.labels if hasattr(self.model, "add_score") else None
 
     def get(self, name: str) -> Adapter:

@@ -130,6 +130,12 @@ def shown(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 2] + " …"
 
 
+def check_one_of(name: str, value: object, allowed: Iterable[object]) -> None:
+    """Raises InputError for a value that is none of these; 1 is not True."""
+    if not any(value is option or (isinstance(option, str) and value == option) for option in allowed):
+        raise InputError(f"{name}: unknown value {value!r} (there is: {', '.join(map(repr, allowed))})")
+
+
 def nearest(name: object, candidates: Iterable[object], limit: int = 3) -> str:
     """A suffix for an error message: what `similar` finds, or what exists when nothing comes close."""
     names = sorted({str(candidate) for candidate in candidates})

@@ -12,7 +12,7 @@ import numpy as np
 
 from model_zoo.arguments import checked
 from model_zoo.atomic import atomic_write
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, check_one_of, nearest
 from model_zoo.tokenizers.chat_template import ChatTemplate
 from model_zoo.tokenizers.conversations import with_texts
 from model_zoo.tokenizers.files import TokenizerFiles
@@ -297,9 +297,9 @@ class Tokenizer(InPieces, ABC):
         Raises:
             InputError: On a value that is none of the above, or rows of different lengths asked for as one array.
         """
-        _one_of("padding", padding, (False, True, "longest", "max_length"))
-        _one_of("padding_side", padding_side, ("left", "right"))
-        _one_of("return_tensors", return_tensors, (None, "np", "ms"))
+        check_one_of("padding", padding, (False, True, "longest", "max_length"))
+        check_one_of("padding_side", padding_side, ("left", "right"))
+        check_one_of("return_tensors", return_tensors, (None, "np", "ms"))
         single = isinstance(text, str)
         texts = [text] if single else list(text)
         before, after = self.call_tokens() if add_special_tokens else ([], [])
@@ -395,8 +395,3 @@ def padded(row: list[int], width: int, value: int, side: str) -> list[int]:
     """A row with so many values in all, filled up on one side."""
     fill = [value] * (width - len(row))
     return [*fill, *row] if side == "left" else [*row, *fill]
-
-
-def _one_of(name: str, value, allowed) -> None:
-    if not any(value is option or (isinstance(option, str) and value == option) for option in allowed):
-        raise InputError(f"{name}: unknown value {value!r} (there is: {', '.join(map(repr, allowed))})")

@@ -73,7 +73,7 @@ class ChatSession:
 
     def prompt(self, messages: list[dict[str, str]]) -> list[int]:
         """The ids that the model continues. With a text as template only the last question counts."""
-        from pet.data.formats import Row
+        from pet.data.row import Row
 
         if self.settings.system and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.settings.system}, *messages]

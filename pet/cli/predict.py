@@ -62,7 +62,8 @@ def _answers(options: Any, session: ChatSession) -> Iterator[tuple[str, dict[str
 def _labels(options: Any, session: ChatSession) -> Iterator[tuple[str, dict[str, Any]]]:
     """The label of each text by a model that judges them, and its row for JSONL."""
     from pet.data.classified import asked, whole_text
-    from pet.data.formats import Row, read_rows
+    from pet.data.formats import read_rows
+    from pet.data.row import Row
     from pet.text_classification import TextClassification
 
     judge, rows = TextClassification(session.model, session.tokenizer), []

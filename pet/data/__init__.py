@@ -17,10 +17,11 @@ from typing import Any
 from model_zoo.errors import InputError
 
 from .dataset import IGNORED, Counts, TokenDataset
-from .formats import Row, read_rows
+from .formats import read_rows
 from .load import Question, load_dataset, load_questions, mix_dataset, split_dataset
 from .loader import Batch, Loader
 from .packing import LayoutFunction, bucket_edges, causal_layout, collate, first_fit_decreasing
+from .row import Row
 from .settings import DataSettings
 from .show import describe, show
 from .streaming import StreamDataset, StreamLoader

@@ -32,7 +32,7 @@ from pet.files import UNFINISHED, atomic_directory, write_json
 from .dataset import Counts, TokenDataset, starts_of
 from .encode import Encoded, Encoder
 from .finding import parts_of
-from .formats import Row
+from .row import Row
 from .settings import DataSettings
 
 log = logging.getLogger("pet.data")

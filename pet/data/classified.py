@@ -37,7 +37,7 @@ LABELS = ("label", "labels")
 
 
 def classified(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `pet.data.formats.Row`.
+    """The fields of a `pet.data.row.Row`.
 
     Raises:
         KeyError: a column is missing.

@@ -167,7 +167,7 @@ class TokenDataset:
         documents: how many neighbouring entries make one sample and stay together (an objective that compares); where
             it is more than 1, the arrays above have an entry for each of its documents.
         end: id of the tokenizer's end token.
-        said: what the data says of samples (`pet.data.formats.Row.label`), each once.
+        said: what the data says of samples (`pet.data.row.Row.label`), each once.
         said_of: (samples,) which of these of each; None: nothing.
         own: settings of files whose rows are read in a way of their own.
     """

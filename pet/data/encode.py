@@ -22,8 +22,8 @@ from pet.recipe.fields import is_template_file
 
 from .classified import whole_text
 from .dataset import Counts
-from .formats import Row
 from .messages import last_question
+from .row import Row
 from .settings import DataSettings
 from .shorten import kept, kept_of_pairs, turns_of
 from .template import chat_template, fill_template, parse_template

@@ -23,14 +23,13 @@ In CSV and MindRecord a list is written as JSON in a string.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError, nearest
 
-from .dataset import place_name
 from .messages import (
     KWARGS,
     ROLE_COLUMNS,
@@ -50,6 +49,7 @@ from .parts import part_of, with_parts
 from .preferences import SAYING_THE_SAME
 from .readers import read_records
 from .records import BEGINNING, Place, Problems, Record, type_name
+from .row import Row
 from .token_rows import TOKEN_COLUMNS, is_bare, tokens_of
 from .unread import Columns
 
@@ -77,66 +77,6 @@ LISTS = ("messages", "input_ids")
 """Roles whose columns hold lists."""
 NEEDED = ("prompt", "messages", "answer", "chosen", "rejected", "text", "text_pair", "label")
 """Roles that no row may lack whose column ``data.columns`` names, where an objective reads rows itself."""
-
-
-@dataclass(slots=True)
-class Row:
-    """One row of a file, in the one form that everything after it reads. Exactly one of the three contents is set.
-
-    Attributes:
-        path: its file.
-        line: where it begins there.
-        messages: ``[{"role": "system" | "user" | "assistant" | "tool", "content": str}, …]``; an answer that is not
-            learnt has ``"weight": 0`` besides.
-        tools: JSON schemas of the functions that may be called, for chat templates.
-        thinking: ``data.enable_thinking`` of this row; None for that of all.
-        text: raw text.
-        tokens: (ids, trained) of a row that was tokenised before.
-        input: the ``input`` column of an alpaca row, which is already part of its last question; for templates.
-        prompt: the question without that input; for templates.
-        others: further documents of the same sample, messages each.
-        place: where reading goes on after it.
-        bare: whether nothing in the row says which of its tokens are learnt.
-        row: its number, where another row begins on its line; otherwise 0. With file and line it names the row.
-        unread: columns of a known name that hold something and were not read.
-        text_pair: a second text that is judged with the first.
-        label: what the data says of it, for objectives that learn that: a name, a number, or a list of these; of an
-            answer whether it is desirable.
-    """
-
-    path: Path
-    line: int
-    messages: list[dict[str, Any]] | None = None
-    text: str | None = None
-    tokens: tuple[list[int], list[bool]] | None = None
-    input: str = ""
-    prompt: str = ""
-    others: list[list[dict[str, Any]]] = field(default_factory=list)
-    place: Place = BEGINNING
-    row: int = 0
-    bare: bool = False
-    text_pair: str | None = None
-    label: Any = None
-    tools: list[dict[str, Any]] | None = None
-    thinking: bool | None = None
-    unread: list[str] = field(default_factory=list)
-
-    @property
-    def where(self) -> str:
-        """``file:line`` for reports."""
-        return place_name(self.path, self.line, self.row)
-
-    @property
-    def is_judged(self) -> bool:
-        """Whether it is one text, or two, with a label."""
-        return self.messages is None and self.label is not None
-
-    @property
-    def size(self) -> int:
-        """Characters, or tokens: memory and time go by them."""
-        if self.messages is None:
-            return len(self.text or "") + len(self.text_pair or "") + (len(self.tokens[0]) if self.tokens else 0)
-        return sum(len(message["content"]) for messages in (self.messages, *self.others) for message in messages)
 
 
 def read_rows(

@@ -18,8 +18,9 @@ from .cache import cached
 from .dataset import TokenDataset
 from .encode import Encoder, tell
 from .finding import find_files
-from .formats import Row, read_rows
+from .formats import read_rows
 from .messages import last_question
+from .row import Row
 from .settings import DataSettings
 from .streaming import StreamDataset
 

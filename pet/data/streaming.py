@@ -31,11 +31,12 @@ from .cache import check_unchanged, encoder_digest, fallback, file_versions, rea
 from .compressed import is_compressed
 from .dataset import Counts, TokenDataset
 from .encode import Encoder, encode_rows, shown, start_workers, tell
-from .formats import Row, read_file
+from .formats import read_file
 from .loader import Batch, Loader
 from .packing import LayoutFunction
 from .plan import PACKED_TOGETHER, Plan
 from .records import BEGINNING, Place, Problems
+from .row import Row
 from .settings import DataSettings
 
 log = logging.getLogger("pet.data")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, check_one_of
 from model_zoo.tokenizers import Tokenizer
 from model_zoo.tokenizers.base import padded
 from model_zoo.tokenizers.prompts import STYLES, check_messages
@@ -141,8 +141,7 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
     def _width(self, padding: bool | str, max_length: int | None, longest: int) -> int:
         if padding is True or padding == "longest":
             return longest
-        if padding != "max_length":
-            raise InputError(f"padding: unknown value {padding!r} (there is: False, True, 'longest', 'max_length')")
+        check_one_of("padding", padding, (False, True, "longest", "max_length"))
         if max_length is None and self.model_max_length >= UNLIMITED:
             raise InputError("max_length: needed for padding='max_length'")
         return int(self.model_max_length if max_length is None else max_length)
@@ -308,8 +307,7 @@ def _texts(value: Any) -> list:
 
 
 def _as(kind: str, rows: list) -> Any:
-    if kind not in ("np", "ms"):
-        raise InputError(f"return_tensors: unknown value {kind!r} (there is: 'np', 'ms')")
+    check_one_of("return_tensors", kind, ("np", "ms"))
     if len({len(row) for row in rows if np.ndim(row)}) > 1:
         raise InputError("return_tensors: the rows have different lengths; add padding=True")
     array = np.asarray(rows, np.int32)

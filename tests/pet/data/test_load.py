@@ -32,8 +32,8 @@ from pet.data import (
 )
 from pet.data.encode import Encoder
 from pet.data.finding import find_files
-from pet.data.formats import Row
 from pet.data.preferences import pairs
+from pet.data.row import Row
 from pet.data.show import describe
 from pet.data.workers import Workers
 from pet.names import bundled_models
