@@ -51,6 +51,7 @@ class Form:
 
     Attributes:
         kind: ``linear``, ``embedding``, ``conv``, ``attention``, or ``none`` where no adapter fits.
+        transposed: whether the weight is stored ``(in, out)``.
         misfit: why none fits, as the rest of a sentence about the cell.
     """
 

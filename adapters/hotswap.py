@@ -19,7 +19,7 @@ from adapters.registry import Adapter, registry
 from adapters.saving import adapter_config, fill, misfits, read_arrays
 from model_zoo.arguments import checked
 from model_zoo.errors import InputError, located
-from model_zoo.turns import between_turns
+from model_zoo.turns import turn
 
 FIXED = ("use_dora", "init", "bias", "trainable_tokens")
 """Settings that shape the graph, beside cells and ranks."""
@@ -58,7 +58,8 @@ def hotswap_adapter(model: nn.Cell, directory: str | Path, name: str = "default"
     arrays = arrays if problems else fitted(adapter, config, arrays)
     problems += misfits(adapter.tensors(), arrays)
     InputError.raise_any([f"{directory}: {problem}" for problem in problems])
-    between_turns(fill)(adapter, arrays)
+    with turn.lock:
+        fill(adapter, arrays)
     config = copy.deepcopy(adapter.config)
     adapter.source = {"values": values, "config": config, "tensors": stored, "metadata": metadata}
 

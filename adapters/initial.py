@@ -21,6 +21,7 @@ def pissa(weight: np.ndarray, rank: int, scale: float) -> tuple[np.ndarray, np.n
     """PiSSA (Meng et al. 2024): the `rank` largest singular directions, their values shared out evenly.
 
     Args:
+        weight: ``(out, in)``.
         rank: at most min(out, in) directions exist; what is left of the factors is zero.
         scale: s, so that s·B·A is the weight's best approximation of this rank.
 

@@ -187,6 +187,11 @@ def without_second(file: SafetensorsFile) -> SafetensorsFile:
     return file
 
 
+def with_one_head(modules_to_save: Collection[str] | None) -> list[str]:
+    """What is trained whole besides `SCORE`: PEFT lists every name that a head may have."""
+    return [name for name in modules_to_save or () if name != "classifier"]
+
+
 def check_task(file: SafetensorsFile, task: object) -> None:
     """Refuses what belongs to a model for another task than text generation and the classification of texts."""
     for key, info in file.tensors.items() if task in TASKS else ():

@@ -22,6 +22,9 @@ def base_loading(state) -> Iterator[None]:
 
     Which values nobody has trained is seen by building each adapter again, before and after: its configuration and
     seed say what it starts with.
+
+    Args:
+        state: the model's `adapters.registry.Registry`. What is merged is taken out first, and merged anew.
     """
     with state.disabled():
         before = {name: fresh_modules(state.model, adapter) for name, adapter in state.adapters.items()}

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from mindspore import nn
 
+from adapters.peft_config import with_one_head
 from adapters.registry import new_version, registry
 from adapters.replacement import own_copy
 from adapters.settings import NO_HEAD
@@ -22,12 +23,13 @@ def prepare_for(model: nn.Cell, config, shapes: Mapping[str, tuple[int, ...]]) -
     """Makes a model ready for the adapter of a file with a head.
 
     Args:
+        config: as the file has it; what it trains whole is changed.
         shapes: of the file's tensors, by their names without PEFT's prefix.
     """
     shape = shapes.get(f"{SCORE}.weight")
     if shape is not None and hasattr(model, "add_score"):
         model.add_score(Labels.plain(shape[0]))
-        config.modules_to_save = [name for name in config.modules_to_save or [] if name != "classifier"]
+        config.modules_to_save = with_one_head(config.modules_to_save)
 
 
 def add_head(model: nn.Cell, labels: Labels, seed: int | None = None) -> None:

@@ -37,6 +37,7 @@ from adapters.peft_config import (
     read_settings,
     tokens_settings,
     whole_name,
+    with_one_head,
 )
 from adapters.schema import Settings
 from adapters.settings import IA3, SETTINGS, BitFit, LoRA
@@ -121,9 +122,8 @@ class StoredAdapter:
             )
         self.file = open_weights(directory)
         self.given: set[str] = set()
-        if self.labels is not None:  # PEFT lists every name that a head may have
-            named = self.settings.get("modules_to_save") or []
-            self.settings["modules_to_save"] = [name for name in named if name != "classifier"]
+        if self.labels is not None:
+            self.settings["modules_to_save"] = with_one_head(self.settings.get("modules_to_save"))
 
     def close(self) -> None:
         self.file.close()

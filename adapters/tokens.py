@@ -81,6 +81,7 @@ class TokenRows(AdapterModule):
     """Trained rows of an embedding table.
 
     Args:
+        site: the embedding.
         ids: which rows.
     """
 
@@ -118,6 +119,7 @@ class TokenOutputs(AdapterModule):
     """The same rows of a head ``(V, width)``: the logits of those tokens.
 
     Args:
+        site: the linear cell.
         ids: which rows.
         shared: the embedding's module, where the head is tied to it; None trains rows of the head's own.
     """

@@ -331,6 +331,7 @@ def write_stream(
     """Writes a safetensors file, asking for one tensor at a time.
 
     Args:
+        tensors: {name: (type, shape)} of everything that goes into the file.
         data: gives the tensor of a name when its turn comes: an array (of any floating-point type, converted piece by
             piece; bfloat16 as bits or as MindSpore's type), or a sequence of byte blocks. It is let go of before the
             next is asked for.

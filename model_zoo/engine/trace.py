@@ -123,6 +123,8 @@ class Tracer(abc.ABC):
         """A frozen weight in 8 or 4 bits.
 
         Args:
+            kind: ``int8``, or any whose codes are looked up in a map.
+            block: numbers that share a factor.
             shape: ``(out, in)``.
             parts: by their names in `model_zoo.quantization.storage.Storage.parts`.
         """

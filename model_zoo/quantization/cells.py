@@ -35,6 +35,10 @@ class Unpack(nn.Cell):
 
     Factors are tiled, not broadcast: on a CPU a broadcast operator keeps 16 bytes per element for as long as its graph
     lives.
+
+    Args:
+        storage: its form.
+        shape: ``(out, in)``.
     """
 
     def __init__(self, storage: Storage, shape: tuple[int, int]):
@@ -295,6 +299,8 @@ def quantize_cell(cell: nn.Cell, path: str, storage: Storage) -> None:
 
     Args:
         cell: which no adapter is on. A `Conv1D`'s matrix lies as ``(out, in)`` from then on.
+        path: its name in the model.
+        storage: the form.
 
     Raises:
         InputError: the matrix has no such blocks.

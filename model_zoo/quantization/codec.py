@@ -56,6 +56,8 @@ def quantize(
     """A matrix ``(out, in)`` in codes and factors.
 
     Args:
+        storage: the form.
+        shape: of the matrix.
         rows: gives some rows of it in float32, float16, or as the bits of bfloat16 (uint16); asked once for each, in
             order.
         out: where to write; new arrays by default.

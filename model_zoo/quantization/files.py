@@ -249,6 +249,7 @@ def quantize_stored(
     Args:
         checkpoint: an open `model_zoo.checkpoint.reading.Checkpoint`.
         stored: the tensor's name in it.
+        shape: ``(out, in)``.
         transposed: whether it lies as ``(in, out)``.
         out: as in `codec.quantize`.
         taken: gives what is taken off some rows first, in float64.

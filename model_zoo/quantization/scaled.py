@@ -69,6 +69,7 @@ def find_scaled(infos: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[
     """{name of the weight: matrix} among stored tensors, and the names of what stands beside them.
 
     Args:
+        infos: {stored name: its `TensorInfo`}.
         settings: ``quantization_config`` of config.json; empty where there is none.
 
     Raises:

@@ -21,8 +21,10 @@ class ChatGLMTokenizer(SentencePieceTokenizer):
     model's NFKC normalisation also changes a text for good: full-width letters, ligatures and ``\\r`` for example.
 
     Args:
+        vocab_file: Path of ``ice_text.model``.
         num_image_tokens: Ids reserved for images before the text's: 20000 in the first release, 0 since.
         prompt_style: Chat format, ``"chatglm"`` unless given.
+        settings: Contents of ``tokenizer_config.json``.
     """
 
     class_name = "ChatGLMTokenizer"

@@ -14,7 +14,9 @@ class ChatGLM2Tokenizer(SentencePieceTokenizer):
     Padding and the unknown symbol share id 0.
 
     Args:
+        vocab_file: Path of ``tokenizer.model``.
         prompt_style: Chat format, ``"chatglm2"`` unless given.
+        settings: Contents of ``tokenizer_config.json``.
     """
 
     class_name = "ChatGLMTokenizer"

@@ -34,7 +34,9 @@ class FastTokenizer(Tokenizer):
     gives every text back.
 
     Args:
+        tokenizer_file: Path of ``tokenizer.json``.
         prompt_style: Chat format; otherwise recognised by the control tokens or the chat template.
+        settings: Contents of ``tokenizer_config.json``.
     """
 
     file_name = "tokenizer.json"

@@ -22,12 +22,14 @@ class LlamaTokenizer(SentencePieceTokenizer):
     one is cut there, so that it stays a text.
 
     Args:
+        vocab_file: Path of ``tokenizer.model``.
         legacy: In decoding, whether one space more than the algorithm's own is lost at the start of a text, as in
             transformers; not where nothing is said, because only then does decoding give back what was encoded. In a
             chat template every text has a space put before it, but with ``legacy=False`` the first one alone. The ids
             of a text by itself are the same.
         add_bos_token, add_eos_token: What ``add_special_tokens`` adds.
         prompt_style: Chat format; without a chat template among the files it is ``"plain"``.
+        settings: Contents of ``tokenizer_config.json``.
     """
 
     class_name = "LlamaTokenizer"

@@ -38,6 +38,7 @@ def kept(turns: Sequence[Turn], limit: int, *, last_first: bool, one_end: bool) 
 
     Args:
         turns: see `turns_of`.
+        limit: tokens that may stay.
         last_first: later turns come before earlier ones.
         one_end: the last token is no part of the last answer, and always stays.
     """

@@ -38,10 +38,9 @@ def _is_there(value: Any) -> bool:
 
 def without_place(row: Any, template: str | None, other: str | None) -> list[str]:
     """What a row says and a template that is a text has no place for; ``other``: that of rows without an input."""
-    messages = [message for one in (row.messages or (), *row.others) for message in one]
-    if template is None or not messages:
+    if template is None or not row.messages:
         return []
-    found = []
+    found, messages = [], [message for one in (row.messages, *row.others) for message in one]
     if messages[0]["role"] == "system" and "{system}" not in template + (other or ""):
         found.append("the system message, for which data.template has no {system},")
     if any(message.get("reasoning_content") for message in messages):

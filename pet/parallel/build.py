@@ -21,6 +21,10 @@ def divided_model(recipe, distributed, load: Callable, attach: Callable, fresh: 
     trained rows that begin as rows of the embedding), each process loads the whole first.
 
     Args:
+        recipe: says the model.
+        distributed: whose part it is.
+        load: gives the whole model of a recipe.
+        attach: puts the adapter on a model.
         fresh: whether that adapter is the recipe's own, untrained.
 
     Raises:

@@ -39,6 +39,7 @@ class ParallelContext(DistributedContext):
     """All processes of a job, laid out as data × tensor × pipeline.
 
     Args:
+        data, tensor, pipeline: the layout; their product must be the number of workers.
         micro_batches: pieces that a pipeline cuts each batch into.
         shard_optimizer: divide the optimizer's state over the replicas (ZeRO stage 1).
         shard_base: divide the frozen matrices of the layers over the replicas (`pet.parallel.gathered`).

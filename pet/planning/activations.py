@@ -27,7 +27,9 @@ def activation_bytes(work, divided: Layout, steps, stage: int) -> int:
 
     Args:
         work: model, adapter, types (`pet.planning.search.Work`).
+        divided: who holds what.
         steps: layout and size of a piece (`pet.planning.traffic.Steps`).
+        stage: the pipeline stage.
     """
     sizes = sizes_of(work, divided, steps.tensor, stage)
     layers, again = divided.layers[stage], steps.again(divided.layers[stage])
@@ -139,7 +141,9 @@ class Sizes:
 
         Args:
             profiles: of layers that are computed again (True) and of others, as far as there are any.
+            layers: of the stage.
             again: those that are computed again, each an operator of its own; the others between them are one.
+            tokens: of a piece.
         """
         held, peak = 2 * self.rotated, 0
         for index, (twice, count) in enumerate(operators(layers, again)):

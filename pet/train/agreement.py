@@ -40,6 +40,7 @@ def check_alike(recipe, distributed: DistributedContext, adapter: str | Path | N
 
     Args:
         recipe: what is to be done.
+        distributed: gives everybody's facts.
         adapter: a directory that is read besides.
         model: a script's own, with the weights that it begins with, in the place of the recipe's; then the script
             counts, too.
@@ -72,6 +73,7 @@ def compare(facts: dict[str, Any], distributed: DistributedContext) -> None:
 
     Args:
         facts: of this one, sections as `facts_of` has them.
+        distributed: gives everybody's.
 
     Raises:
         InputError: in every process, what another one has differently than rank 0.
@@ -94,7 +96,12 @@ def _part() -> None:
 
 
 def raise_everywhere(error: InputError | None, objects: Callable[[Any], list]) -> None:
-    """Raises what one process found wrong in all of them, so that none waits for it in vain."""
+    """Raises what one process found wrong in all of them, so that none waits for it in vain.
+
+    Args:
+        error: of this process, or None.
+        objects: gives everybody's object, as `DistributedContext.objects`.
+    """
     found = objects(error and (str(error), socket.gethostname()))
     texts = {each and each[0] for each in found}
     if any(texts):

@@ -98,8 +98,11 @@ class Answers:
     """Lets the model answer questions, in batches of like length.
 
     Args:
+        model: has ``generate``.
+        tokenizer: of the model.
         questions: objects with ``prompt_ids``, ``prompt``, ``reference`` and ``where`` (`pet.data.load.Question`).
         generation: a recipe's ``generation`` section.
+        batch_size: batch size (default 16).
         seed: of sampling, where the section gives none.
 
     Without ``generation.max_new_tokens`` an answer is at most as long as generation_config.json says, or else goes on
@@ -199,6 +202,7 @@ class Evaluation:
     """All that a recipe's ``eval`` section asks for.
 
     Args:
+        losses: `LossEvaluation`.
         answers: `Answers`, or None where there are no questions; then only the metrics of the loss are measured.
         settings: the ``eval`` section.
         measures: gives further numbers.

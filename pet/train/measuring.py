@@ -41,6 +41,7 @@ class Measuring:
         """Measures the model before its first step, to have a before and after."""
         if self.before is None and self.evaluation is not None and self.eval_settings.before:
             self.before = self.measured()
+            self.best_value(self.before)  # that there is none shows now rather than after the first steps
             self.before_samples = list(getattr(self.evaluation, "samples", []))
             if self.before_samples and started_from_file(self.model):
                 with disable_adapters(self.model):
@@ -110,12 +111,20 @@ class Measuring:
         now, before = record["epoch"], record["epoch"] - 1.0 / length
         return math.floor(now / settings.every_epochs + 1e-9) > math.floor(before / settings.every_epochs + 1e-9)
 
+    def best_value(self, measured: dict[str, float]) -> float | None:
+        """What decides which evaluation is the best.
+
+        Raises:
+            InputError: it was asked for and is not measured.
+        """
+        settings = self.eval_settings
+        if settings.best_metric not in measured and "best_metric" in settings.model_fields_set:
+            raise InputError(f"eval.best_metric: {settings.best_metric} is not measured here: {', '.join(measured)}")
+        return measured.get(settings.best_metric)
+
     def note_best(self, measured: dict[str, float]) -> None:
         """Remembers the best evaluation; ends the run where ``patience`` is at its end."""
-        settings = self.eval_settings
-        value = measured.get(settings.best_metric)
-        if value is None and "best_metric" in settings.model_fields_set:
-            raise InputError(f"eval.best_metric: {settings.best_metric} is not measured here: {', '.join(measured)}")
+        settings, value = self.eval_settings, self.best_value(measured)
         if value is None or math.isnan(value):
             return
         sign = -1.0 if settings.direction() == "min" else 1.0

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import mindspore as ms
 import numpy as np
 import pytest
-import yaml
 from first_layers import first_layers
+from recipe_jobs import RecipeJobs
 
 import pet
 from model_zoo.labels import MULTI, SINGLE, Labels
@@ -206,24 +206,15 @@ def job(tmp_path_factory, base):
     home = tmp_path_factory.mktemp("jobs")
     rows = write(home / "rows.jsonl", rows_of())
 
-    def words(name: str, *settings: str, command=("finetune",), model=base, data=None, **train) -> list[str]:
-        recipe = {
-            "model": {"path": str(model)},
-            "data": data or {"train": str(rows), "eval_fraction": 0.25, "max_length": 32, "packing": "none"},
+    return RecipeJobs(
+        home,
+        {
+            "model": {"path": str(base)},
+            "data": {"train": str(rows), "eval_fraction": 0.25, "max_length": 32, "packing": "none"},
             "adapter": {"method": "lora", "targets": ["all-linear"]},
-            "train": {"objective": "classification", "steps": 16, "batch_size": 6, "learning_rate": 5e-3, **train},
-            "output": {"dir": str(home / name)},
-        }
-        (home / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
-        return [*command[:1], str(home / f"{name}.yaml"), *command[1:], *settings]
-
-    def run(name: str, *settings: str, capsys=None, **how):
-        code = main(words(name, *settings, **how))
-        assert code == 0 or capsys is not None, "it was to succeed"
-        return capsys.readouterr().err if code else home / name
-
-    run.home, run.words = home, words
-    return run
+            "train": {"objective": "classification", "steps": 16, "batch_size": 6, "learning_rate": 5e-3},
+        },
+    )
 
 
 @pytest.fixture(scope="module")
@@ -470,9 +461,11 @@ def test_what_a_classifier_cannot_do_is_refused(job, trained, base, capsys):
     said = job("wrong", "eval.metrics=[loss, f1]", "train.objective=causal", capsys=capsys)
     assert "eval.metrics: f1 is measured with train.objective: classification" in said
     values = write(job.home / "values.jsonl", [{"text": f"{n} a", "label": n / 2} for n in range(8)])
-    best = "eval={every_steps: 1, metrics: [loss, accuracy], best_metric: accuracy}"
+    best = "eval={every_steps: 4, metrics: [loss, accuracy], best_metric: accuracy}"
     said = job("wrong", "--force", best, f"data.train={values}", capsys=capsys)
     assert "eval.best_metric: accuracy is not measured here: loss" in said
+    metrics = job.home / "wrong" / "metrics.jsonl"
+    assert not (metrics.exists() and metrics.read_text()), "before the first step"
     texts = write(job.home / "texts.jsonl", [{"text": row["text"]} for row in rows_of()])
     causal = ("--force", "train.objective=causal", "data.eval_fraction=0", f"data.train={texts}")
     said = job("wrong", f"model.path={trained / 'merged'}", *causal, capsys=capsys)

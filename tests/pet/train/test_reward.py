@@ -7,14 +7,13 @@ import json
 import mindspore as ms
 import numpy as np
 import pytest
-import yaml
 from first_layers import first_layers
+from recipe_jobs import RecipeJobs
 
 import pet
 from adapters.score import add_head
 from model_zoo.labels import Labels
 from pet import AutoModel, InputError, apply_lora
-from pet.cli.main import main
 from pet.data.dataset import TokenDataset
 from pet.data.loader import Loader
 from pet.data.settings import DataSettings
@@ -82,26 +81,15 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="module")
 def job(tmp_path_factory, base, pairs):
     """Runs a recipe of a reward model; gives its directory, or what was said where it failed."""
-    home = tmp_path_factory.mktemp("jobs")
-
-    def words(name: str, *settings: str, command=("finetune",), **train) -> list[str]:
-        recipe = {
+    return RecipeJobs(
+        tmp_path_factory.mktemp("jobs"),
+        {
             "model": {"path": str(base)},
             "data": {"train": str(pairs), "eval_fraction": 0.25, "max_length": 48, "packing": "none"},
             "adapter": {"method": "lora", "targets": ["all-linear"]},
-            "train": {"objective": "reward", "steps": 8, "batch_size": 6, "learning_rate": 5e-3, **train},
-            "output": {"dir": str(home / name)},
-        }
-        (home / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
-        return [*command[:1], str(home / f"{name}.yaml"), *command[1:], *settings]
-
-    def run(name: str, *settings: str, capsys=None, **how):
-        code = main(words(name, *settings, **how))
-        assert code == 0 or capsys is not None, "it was to succeed"
-        return capsys.readouterr().err if code else home / name
-
-    run.home, run.words = home, words
-    return run
+            "train": {"objective": "reward", "steps": 8, "batch_size": 6, "learning_rate": 5e-3},
+        },
+    )
 
 
 @pytest.fixture(scope="module")
