@@ -36,7 +36,7 @@ POWERS_OF_TWO = tuple(2**power for power in range(20))
 
 product_columns, transpose = ops.MatMul(transpose_a=True, transpose_b=True), ops.Transpose()
 log_softmax, gather, pick, exp = ops.LogSoftmax(-1), ops.Gather(), ops.GatherD(), ops.Exp()
-join_first = ops.Concat(0)
+join_first, mean = ops.Concat(0), ops.ReduceMean()
 
 
 def chunk_rows(vocabulary: int) -> int:
@@ -50,12 +50,12 @@ class PlainCrossEntropy(nn.Cell):
 
     The gradient of the hidden states is computed along with the loss, piece by piece, which costs no more than the
     plain backward pass and leaves ``(N, H)`` to keep instead of ``(N, V)``: ``(p − onehot)·W`` is ``p·W − W[target]``.
-    The weight is taken as frozen.
+    Smoothed by ε it is ``(p − (1 − ε)·onehot − ε/V)·W``. The weight is taken as frozen.
     """
 
-    def __init__(self, ignored: int):
+    def __init__(self, ignored: int, smoothing: float = 0.0):
         super().__init__()
-        self.ignored = ignored
+        self.ignored, self.smoothing = ignored, smoothing
 
     def weighted_rows(self, p, weight):
         """``p·weight``. oneDNN reads a right factor in place, at half the speed, unless its width is a power of two."""
@@ -68,8 +68,12 @@ class PlainCrossEntropy(nn.Cell):
         learnt = cast(targets != self.ignored, ms.float32)
         index = maximum(targets, zeros_like(targets))
         log_p = log_softmax(product_rows(hidden, weight))  # (n, V)
-        loss = -column_sum(reshape(pick(log_p, 1, reshape(index, (rows, 1))), (rows,)) * learnt, 0)
-        gradient = self.weighted_rows(exp(log_p), weight) - gather(weight, index, 0)
+        wanted, row = reshape(pick(log_p, 1, reshape(index, (rows, 1))), (rows,)), gather(weight, index, 0)
+        if self.smoothing > 0:
+            wanted = (1.0 - self.smoothing) * wanted + self.smoothing * mean(log_p, 1)
+            row = (1.0 - self.smoothing) * row + self.smoothing * mean(weight, 0)
+        loss = -column_sum(wanted * learnt, 0)
+        gradient = self.weighted_rows(exp(log_p), weight) - row
         return loss, gradient * tile(reshape(learnt, (rows, 1)), (1, width))
 
     def construct(self, hidden, weight, targets):
@@ -102,17 +106,17 @@ def loss_room(hidden, weight):
 
 
 @outputs(3)
-def with_gradient(hidden, weight, targets, cap):
+def with_gradient(hidden, weight, targets, numbers):
     return [hidden[0]], hidden, loss_room(hidden, weight)
 
 
 @outputs(4)
-def with_both_gradients(hidden, weight, targets, cap):
+def with_both_gradients(hidden, weight, targets, numbers):
     return [hidden[0]], hidden, weight, loss_room(hidden, weight)
 
 
 @outputs(3)
-def with_ranks(hidden, weight, targets, cap):
+def with_ranks(hidden, weight, targets, numbers):
     return [hidden[0]], [hidden[0]], loss_room(hidden, weight)
 
 
@@ -121,9 +125,9 @@ class HeadKernel(nn.Cell):
 
     function, shapes, scaling = "linear_cross_entropy", staticmethod(with_gradient), "scale"
 
-    def __init__(self, low: str = "", cap: float = 0.0):
+    def __init__(self, low: str = "", cap: float = 0.0, smoothing: float = 0.0):
         super().__init__()
-        self.cap = Tensor(np.array([cap], np.float32))
+        self.numbers = Tensor(np.array([cap, smoothing], np.float32))
         self.kernel, self.scaled = Function(self.function + low, self.shapes), operator(OPS[self.scaling])
 
 
@@ -152,7 +156,7 @@ class LinearCrossEntropy(HeadKernel):
         return super().__call__(hidden, weight, targets)
 
     def construct(self, hidden, weight, targets):
-        losses, gradient, _ = self.kernel(hidden, weight, targets, self.cap)
+        losses, gradient, _ = self.kernel(hidden, weight, targets, self.numbers)
         return column_sum(losses, 0), gradient
 
     def gradients(self, out, dout):
@@ -170,7 +174,7 @@ class TrainedLinearCrossEntropy(LinearCrossEntropy):
     function, shapes = "linear_cross_entropy_trained", staticmethod(with_both_gradients)
 
     def construct(self, hidden, weight, targets):
-        losses, gradient, weight_gradient, _ = self.kernel(hidden, weight, targets, self.cap)
+        losses, gradient, weight_gradient, _ = self.kernel(hidden, weight, targets, self.numbers)
         return column_sum(losses, 0), gradient, weight_gradient
 
     def gradients(self, out, dout):
@@ -184,7 +188,7 @@ class RankedCrossEntropy(HeadKernel):
     function, shapes = "ranked_cross_entropy", staticmethod(with_ranks)
 
     def construct(self, hidden, weight, targets):
-        losses, first, _ = self.kernel(hidden, weight, targets, self.cap)
+        losses, first, _ = self.kernel(hidden, weight, targets, self.numbers)
         return column_sum(losses, 0), column_sum(first, 0)
 
 
@@ -195,7 +199,7 @@ class TokenCrossEntropy(LinearCrossEntropy):
     scaling = "scale_rows"
 
     def construct(self, hidden, weight, targets):
-        losses, gradient, _ = self.kernel(hidden, weight, targets, self.cap)
+        losses, gradient, _ = self.kernel(hidden, weight, targets, self.numbers)
         return losses, gradient
 
     def gradients(self, out, dout):
@@ -206,7 +210,7 @@ class MeasuredTokens(RankedCrossEntropy):
     """`TokenCrossEntropy` without gradients, for measuring: losses ``(N,)`` first."""
 
     def construct(self, hidden, weight, targets):
-        losses, first, _ = self.kernel(hidden, weight, targets, self.cap)
+        losses, first, _ = self.kernel(hidden, weight, targets, self.numbers)
         return losses, first
 
 
@@ -222,7 +226,7 @@ def shared(kind: type, *arguments) -> nn.Cell:
     return kind(*arguments)
 
 
-def cross_entropy(ignored: int, trained: bool, low: str = "", cap: float = 0.0):
+def cross_entropy(ignored: int, trained: bool, low: str = "", cap: float = 0.0, smoothing: float = 0.0):
     """``(hidden (N, H), weight (V, H), targets (N,))`` → the summed loss first; never all logits at once. The gradients
     are computed along with the loss.
 
@@ -231,13 +235,14 @@ def cross_entropy(ignored: int, trained: bool, low: str = "", cap: float = 0.0):
         trained: whether the weight gets a gradient.
         low: "_bf16" for products of rounded factors, else "".
         cap: logits become ``cap·tanh(logit/cap)``; 0 for as they are.
+        smoothing: ε; what is wanted is ``(1 − ε)·onehot + ε/V``.
 
     Returns:
         A cell, or None where there is none.
     """
     if available() and ignored < 0:
-        return shared(TrainedLinearCrossEntropy if trained else LinearCrossEntropy, low, cap)
-    return None if trained or low or cap else shared(PlainCrossEntropy, ignored)
+        return shared(TrainedLinearCrossEntropy if trained else LinearCrossEntropy, low, cap, smoothing)
+    return None if trained or low or cap else shared(PlainCrossEntropy, ignored, smoothing)
 
 
 def ranked_cross_entropy(low: str = "", cap: float = 0.0):

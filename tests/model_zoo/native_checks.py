@@ -331,7 +331,7 @@ def storage(kernels):
                     assert np.array_equal(*given), (kind, name, rows, columns, depth)
             onto = [kernels("product_of_rows_onto", (a, weight, before), before.shape) for weight in (stored, wide)]
             assert np.array_equal(*onto), (kind, rows, columns, depth)
-        hidden, targets, none = numbers(9, 40), np.arange(9, dtype=np.int32) - 2, np.zeros(1, np.float32)
+        hidden, targets, none = numbers(9, 40), np.arange(9, dtype=np.int32) - 2, np.zeros(2, np.float32)
         both, room = narrow(numbers(70, 40, seed=1), kind), (4, 70 + 2 * 40 + 2)
         for name, second in (("linear_cross_entropy", hidden.shape), ("ranked_cross_entropy", (9,))):
             found = [kernels(name, (hidden, weight, targets, none), (9,), second, room)[:2] for weight in both]
@@ -687,7 +687,8 @@ def loss(kernels):
         hidden, weight = numbers(rows, width), numbers(vocabulary, width, seed=1)
         targets = np.random.default_rng(0).integers(0, vocabulary, rows).astype(np.int32)
         targets[1::3] = -100
-        for counted, cap in ((targets, 0.0), (targets, 1.5), (np.full_like(targets, -100), 0.0)):
+        nothing = np.full_like(targets, -100)
+        for counted, (cap, smoothing) in itertools.product((targets, nothing), itertools.product((0.0, 1.5), (0.0, 0.3))):
             room = (together, vocabulary + 2 * width + 2)
             wide = hidden.astype(np.float64) @ weight.astype(np.float64).T
             bent = np.tanh(wide / cap) if cap else np.zeros_like(wide)
@@ -696,11 +697,12 @@ def loss(kernels):
             total = p.sum(1, keepdims=True)
             p /= total
             index, learnt = np.maximum(counted, 0), counted >= 0
-            expected = np.log(total[:, 0]) + wide.max(1) - wide[np.arange(rows), index]
+            wanted = (1 - smoothing) * np.eye(vocabulary)[index] + smoothing / vocabulary
+            expected = np.log(total[:, 0]) + wide.max(1) - (wanted * wide).sum(1)
             first = (wide.argmax(1) == counted).astype(np.float64)
-            p[np.arange(rows), index] -= 1
+            p -= wanted
             p *= learnt[:, None] * (1 - bent**2)
-            inputs = (hidden, weight, counted, np.array([cap], np.float32))
+            inputs = (hidden, weight, counted, np.array([cap, smoothing], np.float32))
             losses, gradient, _ = kernels("linear_cross_entropy", inputs, (rows,), hidden.shape, room)
             close(losses, expected * learnt)
             close(gradient, p @ weight)
@@ -710,7 +712,7 @@ def loss(kernels):
             measured, ranked, _ = kernels("ranked_cross_entropy", inputs, (rows,), (rows,), room)
             assert np.array_equal(measured, losses) and np.array_equal(ranked, first)
     # of equal logits the first is ranked first
-    same, targets, none = np.ones((4, 2), np.float32), np.array([0, 1, 2, -1], np.int32), np.zeros(1, np.float32)
+    same, targets, none = np.ones((4, 2), np.float32), np.array([0, 1, 2, -1], np.int32), np.zeros(2, np.float32)
     _, ranked, _ = kernels("ranked_cross_entropy", (same, same[:3], targets, none), (4,), (4,), (4, 9))
     assert ranked.tolist() == [1, 0, 0, 0]
     # a target that there is not shows

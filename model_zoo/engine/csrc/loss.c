@@ -14,7 +14,7 @@ struct head {
     float *losses, *second; /* of each row; the second is its gradient, or whether its target is ranked first */
     float *weight_gradient;
     int64_t rows, width, vocabulary, together;
-    float cap; /* logits become cap·tanh(logit/cap), unless it is 0 */
+    float cap, smoothing; /* logits become cap·tanh(logit/cap), unless it is 0; this share of what is wanted is spread evenly */
     int ranks, how; /* the products are computed */
     int rounds;     /* what becomes of logits is in bfloat16, each row where its logits were */
     /* of a piece */
@@ -31,8 +31,14 @@ static float highest_of(const float *logits, int64_t width) {
     return highest;
 }
 
-/* Turns each row's logits into softmax − onehot, or says whether no other token is ahead of its target. A target that there
- * is not has no finite loss. */
+static float mean_of(const float *logits, int64_t width) {
+    floats sums = {0};
+    for (int64_t i = 0; i < width; i += LANES) sums += load_some(logits + i, width - i < LANES ? width - i : LANES);
+    return sum_of(sums) / (float)width;
+}
+
+/* Turns each row's logits into softmax − what is wanted, a onehot unless it is smoothed, or says whether no other token is
+ * ahead of its target. A target that there is not has no finite loss. */
 static void lose(void *arguments, int64_t first, int64_t last) {
     struct head *of = arguments;
     int64_t width = of->vocabulary, whole = width / LANES * LANES;
@@ -47,6 +53,8 @@ static void lose(void *arguments, int64_t first, int64_t last) {
             while (ahead < target && ahead < width && logits[ahead] < its_own) ahead++; /* of equals the first leads */
             of->second[of->numbers[row]] = ahead == target && its_own == highest ? 1.0f : 0.0f;
         }
+        float wanted = its_own, even = of->smoothing / (float)width;
+        if (of->smoothing > 0.0f) wanted = (1.0f - of->smoothing) * its_own + of->smoothing * mean_of(logits, width);
         floats sums = {0};
         for (int64_t i = 0; i < whole; i += LANES) {
             floats value = exponential(load(logits + i) - highest);
@@ -59,17 +67,17 @@ static void lose(void *arguments, int64_t first, int64_t last) {
             for (int64_t i = whole; i < width; i++) sum += value[i - whole];
             if (!capped) store_some(logits + whole, value, width - whole);
         }
-        of->losses[of->numbers[row]] = logf(sum) + highest - its_own;
+        of->losses[of->numbers[row]] = logf(sum) + highest - wanted;
         if (of->ranks) continue;
-        float share = 1.0f / sum, slope = 1.0f - its_own * its_own / (of->cap * of->cap);
+        float share = 1.0f / sum, slope = capped ? 1.0f - its_own * its_own / (of->cap * of->cap) : 1.0f;
         for (int64_t i = 0; capped && i < width; i += LANES) { /* the gradient goes through the cap */
             int64_t some = width - i < LANES ? width - i : LANES;
             floats x = load_some(logits + i, some), bent = x * (1.0f / of->cap);
-            store_some(logits + i, exponential(x - highest) * (1.0f - bent * bent), some);
+            store_some(logits + i, (exponential(x - highest) - even * sum) * (1.0f - bent * bent), some);
         }
 #pragma omp simd
-        for (int64_t i = 0; i < width; i++) logits[i] *= share;
-        if (target < width) logits[target] -= capped ? slope : 1.0f;
+        for (int64_t i = 0; i < width; i++) logits[i] = logits[i] * share - (capped ? 0.0f : even);
+        if (target < width) logits[target] -= (1.0f - of->smoothing) * slope;
         put_back((struct numbers){logits, of->rounds}, 0, width, logits); /* as their products would */
     }
 }
@@ -117,14 +125,15 @@ enum what { OF_HIDDEN, OF_BOTH, RANKS }; /* whose gradients are asked for, or wh
 
 static int cross_entropy(void **params, int64_t **shapes, const char **dtypes, enum what what, int how) {
     int room = what == OF_BOTH ? 7 : 6;
-    struct head of = {.hidden = params[0], .weight = matrix_of(params, shapes, dtypes, 1), .targets = params[2], .cap = *(float *)params[3],
-                      .losses = params[4], .second = params[5], .weight_gradient = what == OF_BOTH ? params[6] : NULL, .rows = shapes[0][0],
-                      .width = shapes[0][1], .vocabulary = shapes[1][0], .together = shapes[room][0], .ranks = what == RANKS, .how = how};
+    struct head of = {.hidden = params[0], .weight = matrix_of(params, shapes, dtypes, 1), .targets = params[2], .cap = ((float *)params[3])[0],
+                      .smoothing = ((float *)params[3])[1], .losses = params[4], .second = params[5],
+                      .weight_gradient = what == OF_BOTH ? params[6] : NULL, .rows = shapes[0][0], .width = shapes[0][1],
+                      .vocabulary = shapes[1][0], .together = shapes[room][0], .ranks = what == RANKS, .how = how};
     return over_pieces(&of, params[room]);
 }
 
-/* hidden (N, H), weight (V, H), targets (N), negative where a row does not count, cap (1), 0 for none → losses (N), hidden's gradient (N, H), and
- * room for a piece of so many rows (rows, V + 2·H + 2) */
+/* hidden (N, H), weight (V, H), targets (N), negative where a row does not count, cap and smoothing (2), 0 for none →
+ * losses (N), hidden's gradient (N, H), and room for a piece of so many rows (rows, V + 2·H + 2) */
 PET_KERNEL(linear_cross_entropy) { return cross_entropy(params, shapes, dtypes, OF_HIDDEN, 0); }
 PET_KERNEL(linear_cross_entropy_bf16) { return cross_entropy(params, shapes, dtypes, OF_HIDDEN, IN_BF16); }
 

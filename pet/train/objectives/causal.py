@@ -104,9 +104,9 @@ class CausalLM(Objective):
         """The gradients are computed along with the loss; without C kernels only that of the hidden states is, so that
         the head must be frozen then."""
         head = plain_head(model)
-        if head is None or type(self).loss is not CausalLM.loss or self.label_smoothing > 0:
+        if head is None or type(self).loss is not CausalLM.loss:
             return None
-        summed = cross_entropy(IGNORED, head.weight.requires_grad, *head_numbers(model, head))
+        summed = cross_entropy(IGNORED, head.weight.requires_grad, *head_numbers(model, head), self.label_smoothing)
         if summed is None:
             return None
 
