@@ -57,6 +57,10 @@ def operators(layers: range, again: range) -> list[tuple[bool, int]]:
     return [(layer >= 0, len(list(run))) for layer, run in runs]
 
 
+ALL_LOGITS = {False: 5, True: 10}
+"""How many tensors of their size a loss of all logits holds at its peak, that of R-Drop's pairs too: as measured."""
+
+
 class Sizes:
     """The widths of a stage's tensors on one process of a tensor-parallel group, in numbers per token."""
 
@@ -188,14 +192,14 @@ class Sizes:
         loss can be computed with (`pet.train.forward.loss_of_head`).
 
         Then there are one piece's logits and their gradient, and the final norm's input, its output and the gradient
-        of that; otherwise logarithms of all probabilities and two gradients of their size.
+        of that; otherwise `ALL_LOGITS` tensors as large as all logits.
         """
-        row = 4 * self.vocabulary
         adapted, trained = self.head_state
         capped = self.work.meta_model.config.logit_cap > 0
-        if self.work.width == 4 and not adapted and (available() or not (trained or capped)):
+        pieces = self.work.width == 4 and not adapted and (available() or not (trained or capped))
+        if pieces and not self.work.r_drop:
             return logit_bytes(tokens, self.vocabulary) + 12 * tokens * self.hidden
-        return 3 * tokens * row + 8 * tokens * self.hidden
+        return 4 * tokens * self.vocabulary * ALL_LOGITS[self.work.r_drop] + 8 * tokens * self.hidden
 
     @functools.cached_property
     def head_state(self) -> tuple[bool, bool]:

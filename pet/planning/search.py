@@ -38,6 +38,7 @@ class Work:
         micro_batch: rows of one forward pass on one replica; None tries all.
         stored: type that the base's frozen matrices are held in, where it is another one.
         quantization: what is packed in 8 or 4 bits (`model_zoo.quantization`).
+        r_drop: whether every row runs twice for R-Drop, whose loss needs all logits.
         precision: of the products (`pet.train.precision.choose_precision`), on a CPU.
     """
 
@@ -52,6 +53,7 @@ class Work:
     stored: str | None = None
     quantization: Quantization | None = None
     precision: str = "fp32"
+    r_drop: bool = False
 
     @property
     def width(self) -> int:

@@ -688,7 +688,7 @@ def loss(kernels):
         targets = np.random.default_rng(0).integers(0, vocabulary, rows).astype(np.int32)
         targets[1::3] = -100
         nothing = np.full_like(targets, -100)
-        for counted, (cap, smoothing) in itertools.product((targets, nothing), itertools.product((0.0, 1.5), (0.0, 0.3))):
+        for counted, cap, smoothing in itertools.product((targets, nothing), (0.0, 1.5), (0.0, 0.3)):
             room = (together, vocabulary + 2 * width + 2)
             wide = hidden.astype(np.float64) @ weight.astype(np.float64).T
             bent = np.tanh(wide / cap) if cap else np.zeros_like(wide)

@@ -53,7 +53,8 @@ for name, case in json.loads(sys.argv[1]).items():
     if case["lora"]:
         apply_lora(model, **case["lora"])
     ids = np.random.default_rng(0).integers(5, 150, (case["rows"], case["length"])).astype(np.int32)
-    Trainer(model, [{"input_ids": ids}], steps=1, recompute=case.get("recompute", False)).train()
+    settings = {name: case[name] for name in ("recompute", "r_drop_alpha") if name in case}
+    Trainer(model, [{"input_ids": ids}], steps=1, **settings).train()
     break
 """
 LLAMA = {"model_type": "llama", "vocab_size": 20000, "hidden_size": 256, "intermediate_size": 688}
@@ -90,6 +91,8 @@ CASES = {
         "length": 256,
         "recompute": 3,
     },
+    "all logits, of an adapted head": {"config": LLAMA, "lora": {"targets": ["lm_head"]}, "rows": 2, "length": 512},
+    "all logits, of pairs": {"config": LLAMA, "lora": {}, "rows": 2, "length": 512, "r_drop_alpha": 1.0},
 }
 
 
@@ -128,8 +131,10 @@ def test_activations_are_within_a_tenth_of_the_measured_peak(name, peaks, monkey
     if case.get("apart"):
         monkeypatch.setattr("pet.planning.activations.layer_memory", lambda *_: None)
     again = case.get("recompute", False)
-    work = Work(meta_model, adapter, case["rows"], case["length"], "float32", recompute=again)
-    steps = Steps(1, 1, 1, 1, case["rows"] * case["length"], 4, recompute=again)
+    r_drop = "r_drop_alpha" in case
+    rows = case["rows"] * (2 if r_drop else 1)
+    work = Work(meta_model, adapter, rows, case["length"], "float32", recompute=again, r_drop=r_drop)
+    steps = Steps(1, 1, 1, 1, rows * case["length"], 4, recompute=again)
     planned = activation_bytes(work, shares(meta_model, adapter), steps, 0) / 2**20
     assert planned > 80  # MB, of which the pool counts whole ones
     assert planned == pytest.approx(int(found[-1]), rel=0.1)
