@@ -36,9 +36,9 @@ new_version = itertools.count(1).__next__
 class Adapter:
     """One named adapter: its configuration, its modules by cell path, and what it replaces whole.
 
-    ``companions`` are paths among `sites` that no target named (`MethodConfig.companions`). ``source`` is what the
-    files it was loaded from held beside the tensors, kept so that saving gives them back. ``named``: `labels` as given.
-    No two adapters, and no two states of one that compiled graphs must tell apart, have the same ``version``.
+    ``companions``: paths among `sites` that no target named (`MethodConfig.companions`). ``source``: what the files it
+    was loaded from held beside the tensors. ``named``: `labels` as given. ``earlier``: what it was before it was begun
+    anew (`adapters.relora`). No two adapters, or states of one that compiled graphs tell apart, have one ``version``.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Adapter:
     source: dict[str, Any] = dataclasses.field(default_factory=dict)
     companions: tuple[str, ...] = ()
     named: Labels | None = None
+    earlier: Adapter | None = None
     version: int = dataclasses.field(default_factory=new_version)
 
     @property
@@ -308,8 +309,7 @@ class Registry:
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """The bare base within, whatever is asked for there; afterwards what is selected and merged takes part again,
-        also after an error. Blocks nest."""
+        """The bare base within; afterwards, also after an error, what takes part now does so again. Blocks nest."""
         self.blocks += 1
         try:
             self.refresh()

@@ -17,7 +17,7 @@ from model_zoo.checkpoint.dtypes import STORAGE
 from model_zoo.errors import InputError, shown
 
 PARTS = ("codes", "codebooks", "scales")
-TOLD = ("num_codebooks", "nbits_per_codebook", "out_group_size", "in_group_size")
+TOLD: tuple[str, ...] = ("num_codebooks", "nbits_per_codebook", "out_group_size", "in_group_size")
 """What ``quantization_config`` says of the codebooks, in the order of their shape."""
 
 
