@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from mindspore import Parameter, nn
 
+from adapters.adapter import new_version
 from adapters.cell_forms import weight_attribute
 from adapters.merge_rules import (
     in_order,
@@ -24,7 +25,7 @@ from adapters.merge_rules import (
 )
 from adapters.merge_values import as_tensor, packed_in, rounded, wide
 from adapters.method import AdapterModule
-from adapters.registry import Registry, new_version, registry
+from adapters.registry import Registry, registry
 from adapters.replacement import check_compatible, own_parameters, put
 from adapters.sites import plain_cells
 from model_zoo import progress

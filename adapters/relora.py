@@ -16,11 +16,12 @@ from collections.abc import Mapping
 import numpy as np
 from mindspore import nn
 
+from adapters.adapter import Adapter
 from adapters.lora import LoRAConfig
 from adapters.lora_peft import A, B, growth_of
 from adapters.merge import merged_into, unmerge
 from adapters.merge_values import unpacked
-from adapters.registry import Adapter, registry
+from adapters.registry import registry
 from adapters.saving import fill
 from adapters.settings import FROM_WEIGHTS
 from model_zoo.checkpoint.parameters import read_parameter, write_parameter

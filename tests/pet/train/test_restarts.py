@@ -174,6 +174,19 @@ def test_what_begins_anew_computes_what_it_did(fixtures):
     assert begin_anew(model, seed=2) == 3 * RANK and not np.isclose(module.lora_A.weight.asnumpy(), second).any()
 
 
+def test_an_adapter_whose_earlier_parts_are_merged_stays_as_it_is(fixtures, tmp_path):
+    model = made(fixtures)
+    pet.save_adapter(model, tmp_path)
+    begin_anew(model, seed=1)
+    for change, what in (
+        (lambda: pet.delete_adapter(model, "default"), "deleting it"),
+        (lambda: pet.set_alpha(model, 1.0), "changing its alpha"),
+        (lambda: pet.hotswap_adapter(model, tmp_path), "exchanging it"),
+    ):
+        with pytest.raises(InputError, match=f"adapter 'default' is merged into the weights; unmerge before {what}"):
+            change()
+
+
 def test_the_best_weights_are_of_their_step(fixtures, whole, tmp_path):
     """Loading them takes what was merged later out of the base again."""
     _, directory = whole("float32")
