@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import mindspore as ms
@@ -17,6 +18,7 @@ from model_zoo.checkpoint.reading import Checkpoint
 from model_zoo.checkpoint.safetensors_io import read_file
 from model_zoo.errors import InputError
 from model_zoo.quantization import Quantization, codec
+from pet.cli.main import main
 from pet.quantize import quantize_checkpoint
 from pet.recipe.loading import load
 from pet.train.callbacks.records import read_metrics
@@ -247,6 +249,31 @@ def test_the_smallest_of_the_state_is_forgotten(fixtures, optimizer, share):
                 assert kept.any() and np.abs(array[kept]).min() >= np.abs(array[~kept]).max()
                 if f"exp_avg_sq.{name}" in after:
                     np.testing.assert_array_equal(after[f"exp_avg_sq.{name}"] != 0, kept)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("all_cores")
+def test_replicas_begin_anew_as_one_process_does(preference_runs, llama_layer, pair, tmp_path):
+    """Their checkpoint is taken over by one process."""
+    rows = [{"text": f"{number} and {number + 1} are {2 * number + 1}"} for number in range(24)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    how = {"objective": "causal", "steps": 7, "restart_every": 3, "restart_warmup": 2, "save_every": 2, "keep_last": 9}
+    own = [f"model.path={llama_layer}", "data.format=text", "model.quantization.type=nf4"]
+    assert main(preference_runs.command(tmp_path, "alone", *own, **how)) == 0
+    pair(preference_runs.command(tmp_path, "together", *own, "parallel.data=2", **how))
+    (one, alone), (two, together) = (preference_runs.result(tmp_path / name) for name in ("alone", "together"))
+    assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], rel=1e-5)
+    assert together["after"] == pytest.approx(alone["after"], rel=1e-4)
+    left, right = (read_file(tmp_path / name / "adapter/adapter_model.safetensors") for name in ("alone", "together"))
+    assert left.keys() == right.keys() and all(np.allclose(left[name], right[name], atol=1e-3) for name in left)
+    for step in (6, 7):
+        shutil.rmtree(tmp_path / "together" / "checkpoints" / f"step-{step:06d}")
+    assert main(preference_runs.command(tmp_path, "together", *own, "--resume", **how)) == 0
+    resumed, _ = preference_runs.result(tmp_path / "together")
+    assert [line["seconds"] for line in resumed[:4]] == [line["seconds"] for line in two[:4]], (
+        "these were not run again"
+    )
+    assert [line["loss"] for line in resumed] == pytest.approx([line["loss"] for line in one], rel=1e-5)
 
 
 REFUSED = [
