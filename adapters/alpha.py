@@ -7,8 +7,9 @@ import dataclasses
 import numpy as np
 from mindspore import Tensor, nn
 
+from adapters.adapter import new_version
 from adapters.lora import LoRAConfig
-from adapters.registry import new_version, registry
+from adapters.registry import registry
 from model_zoo.arguments import checked
 from model_zoo.errors import InputError
 
@@ -31,8 +32,7 @@ def set_alpha(model: nn.Cell, alpha: float, name: str = "default") -> None:
     adapter = state.get(name)
     if not isinstance(adapter.config, LoRAConfig):
         raise InputError(f"set_alpha: adapter {name!r} is of method {adapter.config.method}; only LoRA has an alpha")
-    if name in state.merged_names:
-        raise InputError(f"set_alpha: adapter {name!r} is merged into the weights; unmerge first")
+    adapter.refuse_merged(state.merged_names, "changing its alpha")
     config = dataclasses.replace(adapter.config, alpha=alpha)
     config.validate()
     for path, module in adapter.modules.items():

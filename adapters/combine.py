@@ -22,9 +22,10 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from adapters.adapter import Adapter
 from adapters.factors import generator_for
 from adapters.lora import LoRAConfig
-from adapters.registry import Adapter, registry
+from adapters.registry import registry
 from adapters.schema import LARGEST
 from adapters.sites import weight_array
 from model_zoo.arguments import checked

@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 from mindspore import nn
 
+from adapters.adapter import Adapter
 from adapters.initial import START
 from adapters.lora import LoRAConfig
 from adapters.matching import chosen_sites
-from adapters.registry import Adapter, registry
+from adapters.registry import registry
 from adapters.saving import adapter_config, fill, misfits, read_arrays
 from model_zoo.arguments import checked
 from model_zoo.errors import InputError, located
@@ -44,8 +45,7 @@ def hotswap_adapter(model: nn.Cell, directory: str | Path, name: str = "default"
     """
     state = registry(model)
     adapter = state.get(name)
-    if name in state.merged_names:
-        raise InputError(f"adapter {name!r} is merged into the weights; unmerge before exchanging it")
+    adapter.refuse_merged(state.merged_names, "exchanging it")
     if not isinstance(adapter.config, LoRAConfig):
         raise InputError(f"adapter {name!r} is of method {adapter.config.method}; only LoRA can be exchanged")
     directory = Path(directory)

@@ -47,11 +47,14 @@ def written_targets(config, model, paths: list[str]):
 def to_peft(config, model, adapter) -> dict[str, Any]:
     """The settings as PEFT writes them. What a glob or a group named is written as the cells it found.
 
-    PiSSA and OLoRA are written as the plain LoRA of twice the rank that they are on the unchanged base (`pack`).
+    PiSSA and OLoRA are written as the plain LoRA of twice the rank that they are on the unchanged base (`pack`), and
+    what was begun anew as that of all its parts.
     """
     paths = [path for path in adapter.sites if path not in adapter.companions]
-    doubled = config.init in START
-    ranks, growth = (2, math.sqrt(2) if config.use_rslora else 2) if doubled else (1, 1)
+    ranks = 2 if config.init in START else 1
+    if adapter.earlier is not None:
+        ranks += adapter.earlier.config.rank // config.rank
+    growth = growth_of(config, ranks)
 
     def scaled(patterns, factor):
         return {key: value * factor for key, value in in_any_order(patterns, paths).items()}
@@ -77,6 +80,11 @@ def to_peft(config, model, adapter) -> dict[str, Any]:
         given = f"experts' {' and '.join(sorted(adapted))} without down_proj"
         warnings.warn(f"{given}: PEFT with transformers 5 cannot open this", stacklevel=2)
     return {**values, **settings({path: path for path in paths}, values)}
+
+
+def growth_of(config, ranks: int):
+    """What alpha is multiplied by where the rank is, so that the scale stays."""
+    return math.sqrt(ranks) if config.use_rslora and ranks > 1 else ranks
 
 
 def saved_whole(config, model) -> list[str] | None:
@@ -110,6 +118,9 @@ def pack(arrays: dict[str, np.ndarray], adapter) -> dict[str, np.ndarray]:
             a, b = path + A, path + B
             packed[a] = np.concatenate([packed[a], module.initial_A.weight.asnumpy()], 0)
             packed[b] = np.concatenate([packed[b], -module.initial_B.weight.asnumpy()], 1)
+    for path, module in adapter.earlier.modules.items() if adapter.earlier is not None else ():
+        packed[path + A] = np.concatenate([packed[path + A], module.lora_A.weight.asnumpy()], 0)
+        packed[path + B] = np.concatenate([packed[path + B], module.lora_B.weight.asnumpy()], 1)
     return packed
 
 
@@ -144,7 +155,7 @@ def restarted(config, model, arrays: dict[str, np.ndarray], started_by: str | No
     paths = [key.removesuffix(A) for key in arrays if key.endswith(A)]
     if started_by not in START or not any(is_quantized(cells[path]) for path in paths if path in cells):
         return config, arrays
-    growth = math.sqrt(2) if config.use_rslora else 2
+    growth = growth_of(config, 2)
     halved, first = dict(arrays), {}
     for path in paths:
         a, b = arrays[path + A], arrays[path + B]

@@ -8,13 +8,13 @@ which they are active counts.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, nn
 
+from adapters.adapter import new_version
 from adapters.cell_forms import weight_attribute
 from adapters.merge_rules import (
     in_order,
@@ -23,17 +23,15 @@ from adapters.merge_rules import (
     refuse_unknown_base,
     refuse_unmergeable,
 )
+from adapters.merge_values import as_tensor, packed_in, rounded, wide
 from adapters.method import AdapterModule
-from adapters.registry import Registry, new_version, registry
+from adapters.registry import Registry, registry
 from adapters.replacement import check_compatible, own_parameters, put
 from adapters.sites import plain_cells
 from model_zoo import progress
 from model_zoo.arguments import checked
-from model_zoo.checkpoint.dtypes import as_storage, convert, float_name, from_bfloat16
 from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from model_zoo.errors import InputError
-from model_zoo.quantization import codec
-from model_zoo.quantization.cells import QuantizedLinear
 from model_zoo.turns import turn
 
 Model = TypeVar("Model", bound=nn.Cell)
@@ -117,6 +115,7 @@ class Merged:
         inside: whether the merged values are in the weights; they are not while adapters are disabled.
         squares: sum of the squares of the differences over packed weights, and how many numbers these are.
         version: above 0, and never the same, where cells have weights of their own, which compiled graphs hold.
+        first: what sums begin with; see `planned`.
     """
 
     names: tuple[str, ...]
@@ -127,6 +126,7 @@ class Merged:
     inside: bool = False
     squares: tuple[float, int] = (0.0, 0)
     version: int = 0
+    first: Callable[[Parameter], np.ndarray] | None = None
 
     def __post_init__(self):
         self.version = new_version() if self.untied else 0
@@ -155,7 +155,7 @@ class Merged:
 
     def anew(self, state: Registry) -> Merged:
         """The same merge over the weights of now; they are the base's."""
-        return dataclasses.replace(planned(state, self.names, True), frozen=self.frozen)
+        return dataclasses.replace(planned(state, self.names, True, self.first), frozen=self.frozen)
 
     def settle(self, was_trainable: dict[Parameter, bool]) -> None:
         """Leaves the merged values in the weights for good; weights of their own are trained as the shared one was."""
@@ -187,7 +187,17 @@ def merge(
             merge, a block of `disable_adapters` or `adapter_names`, or with ``safe`` a value that is not finite. The
             model is unchanged then.
     """
-    state = registry(model)
+    return merged_into(registry(model), names, safe, requantize)
+
+
+def merged_into(
+    state: Registry,
+    names: str | Iterable[str] | None = None,
+    safe: bool = False,
+    requantize: bool = False,
+    first: Callable[[Parameter], np.ndarray] | None = None,
+) -> MergeReport:
+    """`merge`, with `first` as for `planned`; default: that of what is merged."""
     state.refuse_within_blocks("merge")
     if names is None:
         names = state.active or state.merged_names
@@ -199,7 +209,7 @@ def merge(
     every = tuple(dict.fromkeys((*state.merged_names, *names)))
     refuse_over_changed_base(state, every)
     with state.disabled():
-        merged = planned(state, every, requantize)
+        merged = planned(state, every, requantize, first or (state.merged.first if state.merged else None))
         if safe:
             bad = [target.path for target in merged.targets if not target.finite]
             if bad:
@@ -250,44 +260,76 @@ def merge_and_unload(
 
 
 class Sums:
-    """The merged values of every touched parameter, in float64."""
+    """The merged values of every touched parameter, in float64 until they are rounded, which a cell's are at once.
 
-    def __init__(self):
+    Args:
+        first: gives what a parameter's sum begins with.
+    """
+
+    def __init__(self, first: Callable[[Parameter], np.ndarray]):
+        self.first = first
         self.targets: dict[tuple[int, str], Target] = {}
         self.exact: dict[tuple[int, str], np.ndarray] = {}
+        self.error, self.squares = 0.0, (0.0, 0)
 
     def key(self, path: str, cell: nn.Cell, attribute: str, parameter: Parameter) -> tuple[int, str]:
         """The place of a parameter's sum, which begins as the base."""
         key = (id(cell), attribute)
         if key not in self.targets:
             self.targets[key] = Target(f"{path}.{attribute}", cell, attribute, parameter)
-            self.exact[key] = wide(parameter)
+            self.exact[key] = self.first(parameter)
         return key
 
     def add(self, path: str, cell: nn.Cell, modules: list[AdapterModule]) -> None:
-        """Adds what the modules of one cell change, as if they acted in this order.
+        """Adds what the modules of one cell change, as if they acted in this order, and rounds it.
 
         Those that scale act on what is there so far, the others on the untouched base. Scaled inputs come first: the
         base alone reads them.
         """
         attribute = weight_attribute(cell)
-        bare = wide(getattr(cell, attribute))
+        replaced = (id(cell), attribute) in self.targets
         key = self.key(path, cell, attribute, getattr(cell, attribute))
-        bias = getattr(cell, "bias", None)
+        bare = self.first(getattr(cell, attribute)) if replaced else self.exact[key]
+        bias, places = getattr(cell, "bias", None), {key}
         for module in sorted(modules, key=lambda module: not module.changes_input):
             scales = module.changes_input or module.reads_output
             self.exact[key] = self.exact[key] + module.delta(self.exact[key] if scales else bare)
             if bias is not None and module.reads_output:
                 place = self.key(path, cell, "bias", bias)
+                places.add(place)
                 self.exact[place] = self.exact[place] + module.delta_bias(self.exact[place])
+        self.round(places)
+
+    def round(self, places: Iterable[tuple[int, str]]) -> None:
+        """Rounds sums to what their parameters can hold."""
+        for place in tuple(places):
+            progress.tick()
+            exact, target = self.exact.pop(place), self.targets[place]
+            target.kept, stored = rounded(target.parameter, exact)
+            finite = np.isfinite(stored)
+            target.finite = bool(finite.all())
+            difference = np.subtract(stored, exact, where=finite, out=np.zeros_like(stored))
+            self.error = max(self.error, float(np.abs(difference).max()))
+            if packed_in(target.parameter) is not None:
+                total, count = self.squares
+                self.squares = total + float((difference * difference).sum()), count + difference.size
 
 
-def planned(state: Registry, names: tuple[str, ...], requantize: bool = False) -> Merged:
-    """What each touched parameter would hold with these adapters merged. The weights are the bare base's."""
+def planned(
+    state: Registry,
+    names: tuple[str, ...],
+    requantize: bool = False,
+    first: Callable[[Parameter], np.ndarray] | None = None,
+) -> Merged:
+    """What each touched parameter would hold with these adapters merged. The weights are the bare base's.
+
+    Args:
+        first: gives what a parameter's sum begins with, in float64; default `wide`.
+    """
     if not requantize:
         refuse_packed(state, names)
     check_compatible([state.adapters[name] for name in names])
-    sums = Sums()
+    sums = Sums(first or wide)
     for name in names:
         for item in state.adapters[name].replaced:
             key = sums.key(item.saved_name.rsplit(".", 1)[0], item.cell, item.attribute, item.base)
@@ -303,36 +345,9 @@ def planned(state: Registry, names: tuple[str, ...], requantize: bool = False) -
         if not any(module.reads_output for module in own.values()):
             own = dict(sorted(own.items()))  # no order counts: any order of merging gives the same bits
         sums.add(path, site.cell, list(own.values()))
-    error, squares = 0.0, [0.0, 0]
-    for key, target in sums.targets.items():
-        progress.tick()
-        exact = sums.exact.pop(key)
-        rounded = keep_rounded(target, exact)
-        finite = np.isfinite(rounded)
-        target.finite = bool(finite.all())
-        difference = np.subtract(rounded, exact, where=finite, out=np.zeros_like(rounded))
-        error = max(error, float(np.abs(difference).max()))
-        if packed_in(target.parameter) is not None:
-            squares = [squares[0] + float((difference * difference).sum()), squares[1] + difference.size]
+    sums.round(sums.exact)
     targets, config = split_shared(state.model, sums.targets), getattr(state.model, "config", None)
-    return Merged(names, targets, error, config, squares=tuple(squares))
-
-
-def keep_rounded(target: Target, exact: np.ndarray) -> np.ndarray:
-    """Keeps merged values for a parameter in its own form, and gives them back as they are there, in float64."""
-    packed = packed_in(target.parameter)
-    if packed is not None:
-        arrays = packed.requantized(exact.astype(np.float32))
-        target.kept = arrays, None
-        return codec.dequantize(packed.storage, arrays, packed.shape).astype(np.float64)
-    stored = float_name(target.parameter.dtype)
-    target.kept = convert(exact, "float64", stored)
-    return (from_bfloat16(target.kept) if stored == "bfloat16" else target.kept).astype(np.float64)
-
-
-def packed_in(parameter: Parameter) -> QuantizedLinear | None:
-    """The cell of a packed weight."""
-    return getattr(parameter, "packed_in", None)
+    return Merged(names, targets, sums.error, config, squares=sums.squares, first=first)
 
 
 def split_shared(model: nn.Cell, targets: dict[tuple[int, str], Target]) -> list[Target]:
@@ -357,18 +372,3 @@ def split_shared(model: nn.Cell, targets: dict[tuple[int, str], Target]) -> list
             values = as_tensor(target.kept, target.parameter.dtype)
             target.own = Parameter(values, name=target.path, requires_grad=False)
     return list(targets.values())
-
-
-def wide(parameter: Parameter) -> np.ndarray:
-    """A parameter's values in float64."""
-    progress.tick()
-    if (packed := packed_in(parameter)) is not None:
-        return packed.dequantized().astype(np.float64)
-    return convert(*as_storage(read_parameter(parameter)), "float64")
-
-
-def as_tensor(values: np.ndarray, dtype) -> Tensor:
-    """An array, for bfloat16 one of bits or of MindSpore's NumPy type, as a Tensor of this type."""
-    if dtype == ms.bfloat16 and values.dtype == np.uint16:
-        values = from_bfloat16(values)
-    return Tensor(np.ascontiguousarray(values)).astype(dtype)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import itertools
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,68 +13,20 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 from adapters import replacement
+from adapters.adapter import Adapter, new_version
 from adapters.graphs import state_changed
 from adapters.matching import chosen_sites
-from adapters.method import AdapterModule, MethodConfig, check_config
-from adapters.naming import name_module, trained_in
+from adapters.method import MethodConfig, check_config
+from adapters.naming import name_module
 from adapters.restart import base_loading
-from adapters.sites import Site, activate, attach, check_vacant, detach
+from adapters.sites import activate, attach, check_vacant, detach
 from model_zoo.arguments import check_argument
 from model_zoo.errors import InputError, nearest
-from model_zoo.labels import SCORE, Labels
+from model_zoo.labels import Labels
 from model_zoo.turns import between_turns
 
 BASE = "__base__"
 """Stands for no adapter where rows of a batch are given one each."""
-
-new_version = itertools.count(1).__next__
-
-
-@dataclasses.dataclass
-class Adapter:
-    """One named adapter: its configuration, its modules by cell path, and what it replaces whole.
-
-    ``companions`` are paths among `sites` that no target named (`MethodConfig.companions`). ``source`` is what the
-    files it was loaded from held beside the tensors, kept so that saving gives them back. ``named``: `labels` as given.
-    No two adapters, and no two states of one that compiled graphs must tell apart, have the same ``version``.
-    """
-
-    name: str
-    config: MethodConfig
-    sites: dict[str, Site]
-    modules: dict[str, AdapterModule]
-    replaced: list[replacement.Replacement]
-    source: dict[str, Any] = dataclasses.field(default_factory=dict)
-    companions: tuple[str, ...] = ()
-    named: Labels | None = None
-    version: int = dataclasses.field(default_factory=new_version)
-
-    @property
-    def labels(self) -> Labels | None:
-        """What the numbers of its head mean, where it has one that judges texts (`adapters.score`)."""
-        rows = next((item.own.shape[0] for item in self.replaced if item.saved_name == f"{SCORE}.weight"), 0)
-        return (self.named or Labels.plain(rows)) if rows else None
-
-    def tensors(self) -> dict[str, Parameter]:
-        """Every parameter of the adapter by its name in a file, without PEFT's prefix."""
-        found = {}
-        for path, module in self.modules.items():
-            for key, value in module.tensors().items():
-                found[f"{path}.{key}" if path else key] = value
-        for item in self.replaced:
-            found[item.saved_name] = item.own
-        return found
-
-    def parameters(self) -> list[Parameter]:
-        """What an optimizer trains."""
-        held = [value for module in self.modules.values() for value in trained_in(module)]
-        own = list({id(value): value for value in held}.values())
-        return own + [item.own for item in self.replaced if item.attribute not in replacement.STATISTICS]
-
-    def train(self, trained: bool) -> None:
-        """Trains or freezes all its parameters."""
-        for parameter in self.parameters():
-            parameter.requires_grad = trained
 
 
 class Registry:
@@ -218,8 +168,7 @@ class Registry:
     def delete(self, name: str) -> None:
         """Takes an adapter off; with the last one gone the model is what it was."""
         adapter = self.get(name)
-        if name in self.merged_names:
-            raise InputError(f"adapter {name!r} is merged into the weights; unmerge before deleting it")
+        adapter.refuse_merged(self.merged_names, "deleting it")
         if self.row_names is not None and name in self.row_names:
             raise InputError(f"adapter {name!r} takes part in a block of adapter_names; leave the block first")
         self.note_base([adapter.modules[path].detached(site) for path, site in adapter.sites.items()])
@@ -308,8 +257,7 @@ class Registry:
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """The bare base within, whatever is asked for there; afterwards what is selected and merged takes part again,
-        also after an error. Blocks nest."""
+        """The bare base within; afterwards, also after an error, what takes part now does so again. Blocks nest."""
         self.blocks += 1
         try:
             self.refresh()

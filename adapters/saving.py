@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from mindspore import Parameter, nn
 
+from adapters.adapter import Adapter
 from adapters.fitting import add_whole, check_apart, fit, saved_in_full
 from adapters.initial import START
 from adapters.method import MethodConfig
@@ -41,7 +42,7 @@ from adapters.peft_config import (
     whole_name,
     without_effect,
 )
-from adapters.registry import Adapter, registry
+from adapters.registry import registry
 from adapters.score import prepare_for
 from adapters.sites import weight_of
 from model_zoo.arguments import checked

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 
 from mindspore import nn
 
+from adapters.adapter import new_version
 from adapters.peft_config import with_one_head
-from adapters.registry import new_version, registry
+from adapters.registry import registry
 from adapters.replacement import own_copy
 from adapters.settings import NO_HEAD
 from model_zoo.errors import InputError

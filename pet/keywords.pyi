@@ -27,6 +27,10 @@ class TrainSettings(TypedDict, total=False):
     power: float
     decay: float
     decay_shape: Literal["linear", "cosine", "1-sqrt"]
+    restart_every: int | None
+    restart_warmup: int
+    restart_decay: int
+    restart_prune: float
     clip_norm: float | None
     precision: Literal["fp32", "fp16", "bf16", "auto"]
     loss_scale: Any

@@ -52,8 +52,8 @@ def outcome_of(name: str, action: Callable[[], Any]) -> Case:
 
 
 def write_base(name: str, directory: Path, packed: str = "", tokens: Sequence[str] = ()) -> None:
-    """The bundled base with one layer, whose matrices are in ``gptq`` or ``awq`` if that is given, and whose tokenizer
-    has these control tokens besides."""
+    """The bundled base with one layer, whose matrices are in ``gptq``, ``awq`` or ``aqlm`` if that is given, and whose
+    tokenizer has these control tokens besides."""
     import pet
     from pet.names import bundled_models
 
@@ -73,7 +73,7 @@ def write_base(name: str, directory: Path, packed: str = "", tokens: Sequence[st
 
 
 def pack(directory: Path, method: str) -> None:
-    """Puts random codes of 4 bits in the place of a checkpoint's matrices, one group each."""
+    """Puts random codes in the place of a checkpoint's matrices: of 4 bits with one group each, or of aqlm's 1x16."""
     import numpy as np
 
     from model_zoo.checkpoint.safetensors_io import read_file, write_file
@@ -84,11 +84,20 @@ def pack(directory: Path, method: str) -> None:
             arrays[name] = value
             continue
         (out, into), path = value.shape, name.removesuffix("weight")
+        if method == "aqlm":
+            arrays[path + "codes"] = draw.integers(-(1 << 15), 1 << 15, (out, into // 8, 1), dtype=np.int16)
+            arrays[path + "codebooks"] = draw.normal(0, 0.02, (1, 1 << 16, 1, 8)).astype(np.float16)
+            arrays[path + "scales"] = np.ones((out, 1, 1, 1), np.float16)
+            continue
         eights = (into // 8, out) if method == "gptq" else (into, out // 8)
         for part, shape in (("qweight", eights), ("qzeros", (1, out // 8))):
             arrays[path + part] = draw.integers(-(1 << 31), 1 << 31, shape, dtype=np.int32)
         arrays[path + "scales"] = np.full((1, out), 0.01, np.float16)
     write_file(directory / "model.safetensors", arrays)
     config = json.loads((directory / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": -1}
+    sizes = {"num_codebooks": 1, "nbits_per_codebook": 16, "out_group_size": 1, "in_group_size": 8}
+    config["quantization_config"] = {
+        "quant_method": method,
+        **(sizes if method == "aqlm" else {"bits": 4, "group_size": -1}),
+    }
     (directory / "config.json").write_text(json.dumps(config))

@@ -19,14 +19,14 @@ TEXT_MODELS = re.compile(
 """Models of families that are here; llama_tiny stands for all of them, whose matrices have the same names."""
 
 
-def about(values: dict[str, Any]) -> tuple[str, str] | None:
-    """The base in place of the file's own, and what is not here."""
+def about(values: dict[str, Any]) -> str | None:
+    """The base in place of the file's own."""
     model = str(values.get("base_model"))
     if values.get("adapter") not in ("lora", "qlora"):
         return None
     if "GLM-4-32B" in model:
-        return "glm4_tiny", ""
-    return (f"llama_tiny{' gptq' * ('GPTQ' in model)}", "") if TEXT_MODELS.search(model) else None
+        return "glm4_tiny"
+    return f"llama_tiny{' gptq' * ('GPTQ' in model)}" if TEXT_MODELS.search(model) else None
 
 
 def count(clone: Path, work: Path, seconds: float | None = None) -> list[Case]:

@@ -122,7 +122,7 @@ def count(
     work: Path,
     seconds: float | None,
     translate: Callable,
-    about: Callable[[dict[str, Any]], tuple[str, str] | None],
+    about: Callable[[dict[str, Any]], str | None],
 ) -> list[Case]:
     """What becomes of each file.
 
@@ -130,7 +130,7 @@ def count(
         clone, work, seconds: see `doors.main`.
         translate: the system's door.
         about: from a file's contents to the bundled base in place of its own, with how that is packed if it is
-            (``llama_tiny gptq``), and what keeps it from being used here, if anything; None where it is not counted.
+            (``llama_tiny gptq``); None where it is not counted.
     """
     import yaml
 
@@ -141,12 +141,8 @@ def count(
     cases, jobs, groups = [], {}, {}
     for name, content in files(clone):
         values = yaml.safe_load(content)
-        found = about(values) if isinstance(values, dict) else None
-        if found is None:
-            continue
-        base, hindrance = found
-        if hindrance:
-            cases.append(Case(name, "refused", hindrance))
+        base = about(values) if isinstance(values, dict) else None
+        if base is None:
             continue
         if not (work / base).is_dir():
             bundled, *packed = base.split()

@@ -15,15 +15,13 @@ TEXT_MODELS = re.compile(r"Llama-3(?!.*Vision)|Llama-2|Qwen3-4B", re.IGNORECASE)
 PACKED = re.compile(r"GPTQ|AWQ|AQLM")
 
 
-def about(values: dict[str, Any]) -> tuple[str, str] | None:
-    """The base in place of the file's own, and what is not here."""
+def about(values: dict[str, Any]) -> str | None:
+    """The base in place of the file's own."""
     model = str(values.get("model_name_or_path"))
     if not (values.get("do_train") and values.get("finetuning_type") == "lora" and TEXT_MODELS.search(model)):
         return None
     packed = (PACKED.search(model) or [""])[0].lower()
-    if packed == "aqlm":
-        return "llama_tiny", "checkpoints quantised by AQLM are not read"
-    return f"llama_tiny {packed}".strip(), ""
+    return f"llama_tiny {packed}".strip()
 
 
 def count(clone: Path, work: Path, seconds: float | None = None) -> list[Case]:

@@ -30,6 +30,7 @@ from model_zoo.checkpoint.wrappers import unstacked, unwrapped
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError, located, nearest
 from model_zoo.quantization import codec
+from model_zoo.quantization.additive import find_additive
 from model_zoo.quantization.files import PackedTensor, find_packed, hidden
 from model_zoo.quantization.scaled import find_scaled
 
@@ -56,7 +57,8 @@ class Checkpoint:
     Attributes:
         packed: the matrices that are stored in 8 or 4 bits. Each is one float32 tensor here, under the weight's name
             and in the model's shape, and is dequantised as it is read; what else belongs to it is not listed. Those in
-            float8 (`model_zoo.quantization.scaled`) are float32 likewise, but not among these: no cell holds them so.
+            float8 (`model_zoo.quantization.scaled`) or out of codebooks (`additive`) are float32 likewise, but not
+            among these: no cell holds them so.
 
     Raises:
         InputError: no directory, no weights, a missing shard, a truncated or corrupt file.
@@ -122,10 +124,12 @@ class Checkpoint:
         infos = {name: file.info(name) for name, file in self._where.items()}
         settings = values.get("quantization_config") or {}
         scaled, beside = find_scaled(infos, settings)
-        left = {name: info for name, info in infos.items() if name not in scaled}
+        summed, parts = find_additive(infos, settings)
+        left = {name: info for name, info in infos.items() if name not in scaled and name not in parts}
         self.packed = find_packed(left, self.stored, settings)
-        for name, one in scaled.items():
-            self._make(name, infos[name].shape, functools.partial(one.read, self.stored))
+        for name, one in {**scaled, **summed}.items():
+            self._make(name, one.shape, functools.partial(one.read, self.stored))
+        beside |= parts
         for name in beside:
             del self._where[name]
         if not self.packed:

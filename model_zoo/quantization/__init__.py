@@ -4,6 +4,7 @@ storage.py      the forms (int8, nf4, fp4, int4) and their arrays    codes.py   
 codec.py        float32 to codes and back                            cells.py     the projection, its plain path
 plan.py         which matrices of a model                            loading.py   packing and filling them
 files.py        bitsandbytes', GPTQ's and AWQ's tensors              dequantized.py   what packing leaves of a base
+scaled.py       FP8, float32 once read                               additive.py  AQLM, float32 once read
 """
 
 from model_zoo.quantization.plan import Quantization

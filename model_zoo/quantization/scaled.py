@@ -17,8 +17,8 @@ import numpy as np
 from model_zoo.checkpoint.dtypes import FLOAT8, STORAGE
 from model_zoo.errors import InputError, shown
 
-METHODS = ("fp8", "compressed-tensors", "fbgemm_fp8")
-"""``quant_method`` of config.json."""
+METHODS = ("fp8", "compressed-tensors", "fbgemm_fp8", "aqlm")
+"""``quant_method`` of config.json whose matrices are float32 once they are read; the last one is `additive`'s."""
 FORMATS = (None, "dense", "float-quantized", "int-quantized", "naive-quantized")
 """``format`` of compressed-tensors: those that leave an element a byte."""
 CODES = (*FLOAT8, "int8")
@@ -35,12 +35,14 @@ class ScaledTensor:
     """One such matrix.
 
     Attributes:
+        shape: ``(out, in)``.
         weight, factors: names of the stored tensors; None where the codes are the numbers.
         grid: how many factors there are along rows and columns.
         block: how many rows and columns share one.
     """
 
     weight: str
+    shape: tuple[int, int]
     dtype: str
     factors: str | None = None
     grid: tuple[int, int] = (1, 1)
@@ -104,13 +106,13 @@ def _scaled(name: str, parts: list[str], infos: Mapping[str, Any], settings: Map
         what = "SCB or weight_scale" if info.dtype == "int8" else "weight_scale"
         raise InputError(f"{name} is packed ({info.dtype} {info.shape}), but its {what} is missing, or there are two")
     if not parts:
-        return ScaledTensor(name, info.dtype)
+        return ScaledTensor(name, info.shape, info.dtype)
     factors = infos[parts[0]]
     grid = (*factors.shape, 1, 1)[:2]
     block = tuple(_blocks(info.shape, grid, settings))
     if len(factors.shape) > 2 or factors.dtype not in STORAGE or 0 in block:
         raise InputError(f"{parts[0]} {factors.dtype} {factors.shape}: no factors of {name} {info.shape}")
-    return ScaledTensor(name, info.dtype, parts[0], grid, block)
+    return ScaledTensor(name, info.shape, info.dtype, parts[0], grid, block)
 
 
 def _blocks(shape: tuple[int, int], grid: tuple[int, int], settings: Mapping[str, Any]) -> Iterator[int]:

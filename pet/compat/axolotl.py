@@ -176,6 +176,31 @@ def _quadratic(t: Translation, name: str, value: Any) -> None:
         t.ignore("cosine_min_lr_ratio", "lr_quadratic_warmup leaves it out")
 
 
+def _restarts(t: Translation, given: Mapping[str, Any]) -> None:
+    """ReLoRA: ``relora_steps`` until 0.9, then ``relora: true`` with ``jagged_restart_steps``, which by themselves only
+    make the learning rate fall and rise. The model that axolotl writes is a merged one."""
+    begin = "relora" if given.get("relora_steps") else "jagged_restart"
+    every = given.get(f"{begin}_steps")
+    if begin == "jagged_restart" and is_off(given.get("relora")):
+        if every:
+            t.refuse("jagged_restart_steps", "without relora; see train.schedule: cosine_restarts")
+        return
+    if not every:
+        return t.refuse("relora", "jagged_restart_steps says when an adapter begins anew")
+    how, ratio = given.get("relora_prune_method") or "magnitude", given.get("relora_prune_ratio")
+    if how == "reset" and ratio is None:
+        how, ratio = "magnitude", 1.0
+    if how != "magnitude":
+        t.refuse("relora_prune_method", f"{how!r}: the smallest numbers are left out; see train.restart_prune")
+    for key, theirs, usual in (("every", "steps", None), ("warmup", "warmup_steps", 10), ("decay", "anneal_steps", 1)):
+        name = f"{begin}_{theirs}"
+        with t.reading(name, value := given.get(name) or usual):
+            t.put(f"train.restart_{key}", int(value))
+    with t.reading("relora_prune_ratio", ratio):
+        t.put("train.restart_prune", None if ratio is None else float(ratio))
+    t.put("output.merged", True)
+
+
 TABLE = {
     **COMMON,
     **picked(
@@ -220,7 +245,8 @@ TABLE = {
     "lora_alpha_pattern": "adapter.alpha_pattern",
     "peft": _peft,
     "unfrozen_parameters": _unfrozen,
-    "relora*": Refused("an adapter is not merged and begun anew in training"),
+    **same(elsewhere, "relora relora_*steps relora_prune_* jagged_restart_*"),
+    "relora_cpu_offload": Ignored("sums are made on the host"),
     # data
     **same(datasets, "datasets test_datasets"),
     "dataset_prepared_path": CACHE,
@@ -265,7 +291,6 @@ TABLE = {
     ),
     **same(Refused("see train.groups"), "embedding_lr embedding_lr_scale"),
     "lr_quadratic_warmup": _quadratic,
-    "jagged_restart_*": Refused("the schedule has no such restarts; see train.schedule: cosine_restarts"),
     "loss_watchdog_*": Ignored("train.max_loss_ratio stops a run whose loss explodes"),
     "evals_per_epoch": lambda t, n, v: t.put("eval.every_epochs", 1.0 / v if v else None),
     **same(Ignored("eval_steps or evals_per_epoch says it"), "eval_strategy evaluation_strategy"),
@@ -322,6 +347,7 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     given = preferences(t, values["rl"] if values.get("rl") in RL else reward, given, keys)
     t.apply(given, TABLE)
     schedule_of_transformers(t, "lr_scheduler", given)
+    _restarts(t, given)
     if t.get("train.warmup"):
         t.put("train.warmup_like", "axolotl")
     if not {"warmup_steps", "warmup_ratio"} & {name for name in given if given[name] is not None}:

@@ -12,8 +12,9 @@ import dataclasses
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from adapters.adapter import Adapter
 from adapters.dropout import dropouts
-from adapters.registry import Adapter, registry
+from adapters.registry import registry
 from model_zoo.auto import model_class
 from model_zoo.checkpoint.fingerprint import fingerprint
 from model_zoo.checkpoint.reading import Checkpoint

@@ -18,21 +18,13 @@ from model_zoo.generation_settings import DRAWN, OF_BEAMS, is_missed
 from pet.launching.environment import read_job
 from pet.recipe import evaluation_rules
 from pet.recipe.adapter import MANAGEMENT
-from pet.recipe.classes import JUDGING, OPTIONS
+from pet.recipe.classes import JUDGING
 from pet.recipe.data import WITHOUT_QUESTIONS, Reading
 from pet.recipe.fields import ADAPTERS_OFF, PRECOMPUTE, is_jinja
 from pet.recipe.schema import Recipe
-
-Finding = tuple[str, str, str]
-"""The key that is wrong, those that it is at odds with (with spaces between), and what is wrong."""
+from pet.recipe.training_rules import Finding, given, length, restarts, without_effect
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length")
-
-
-def _given(part: Any, name: str) -> bool:
-    """Was the section's setting given, with another value than its default?"""
-    default = type(part).model_fields[name].get_default(call_default_factory=True)
-    return name in part.model_fields_set and getattr(part, name) != default
 
 
 def settings_of(recipe: Recipe) -> Settings | None:
@@ -46,29 +38,6 @@ def adapter(recipe: Recipe) -> Iterator[Finding]:
     settings = settings_of(recipe)
     for name, message in settings.problems() if settings is not None else ():
         yield f"adapter.{name}", "", message.removeprefix(f"{name} ").removeprefix(": ")
-
-
-def length(recipe: Recipe) -> Iterator[Finding]:
-    """Steps, epochs, warm-up and descent."""
-    train = recipe.train
-    if train.steps is not None and train.epochs is not None:
-        yield "train.steps", "train.epochs", "give steps or epochs, not both"
-    if _given(train, "warmup_power") and not train.warmup:
-        yield "train.warmup_power", "train.warmup", "has no effect without a warm-up"
-    if train.schedule != "wsd":
-        return  # a warm-up longer than the run is shortened to it
-    phases = [("train.warmup", train.warmup), ("train.decay", train.decay)]
-    shares = sum(value for _, value in phases if value < 1)
-    steps = sum(value for _, value in phases if value >= 1)
-    if train.steps is not None:
-        for name, value in phases:
-            if value >= 1 and value > train.steps:
-                yield name, "train.steps", f"{value} steps are more than the run has (train.steps: {train.steps})"
-                return
-        if steps + shares * train.steps > train.steps:
-            yield "train.warmup", "train.steps train.decay", "warm-up and descent are longer than the run"
-    elif shares > 1:
-        yield "train.warmup", "train.decay", "the shares of warm-up and descent are more than the whole run"
 
 
 def batches(recipe: Recipe) -> Iterator[Finding]:
@@ -126,30 +95,6 @@ def batches(recipe: Recipe) -> Iterator[Finding]:
         )
 
 
-USERS = {
-    "momentum": (("momentum",), "optimizer"),
-    "betas": (("adamw", "adam", "lamb", "lion"), "optimizer"),
-    "eps": (("adamw", "adam", "lamb"), "optimizer"),
-    "cycles": (("cosine_restarts",), "schedule"),
-    "power": (("polynomial",), "schedule"),
-    "decay": (("wsd",), "schedule"),
-    "decay_shape": (("wsd",), "schedule"),
-    "final_ratio": (("linear", "cosine", "cosine_restarts", "polynomial", "wsd"), "schedule"),
-    "loss_scale": (("fp16",), "precision"),
-    **{option: (users, "objective") for option, users in OPTIONS.items()},
-}
-"""Settings of training -> who uses them, and the setting that chooses between these."""
-
-
-def without_effect(train: Any) -> Iterator[tuple[str, str, str]]:
-    """(setting, the one that chooses, what is wrong) of each that was given to a ``train`` section in vain."""
-    for name, (users, chooser) in USERS.items():
-        if (chosen := getattr(train, chooser)) not in users and _given(train, name):
-            yield name, chooser, f"has no effect with train.{chooser}: {chosen}; it belongs to {', '.join(users)}"
-    if train.warmup_most is not None and (train.warmup >= 1 or train.warmup == 0):
-        yield "warmup_most", "warmup", f"has no effect with train.warmup: {train.warmup}"
-
-
 def optimizer(recipe: Recipe) -> Iterator[Finding]:
     """Settings of another optimizer, schedule or precision than the chosen one."""
     train = recipe.train
@@ -189,7 +134,7 @@ def preferences(recipe: Recipe) -> Iterator[Finding]:
     if "f1" in recipe.eval.metrics and train.objective != "classification":
         yield "eval.metrics", "train.objective", "f1 is measured with train.objective: classification"
     for name in PROMPTS if train.objective == "classification" else ():
-        if _given(recipe.data, name):
+        if given(recipe.data, name):
             yield f"data.{name}", "train.objective", "has no effect: texts are judged as they stand, without a prompt"
     if train.reference == ADAPTERS_OFF and recipe.adapter.method == "none":
         yield "adapter.method", "train.reference", f"{ADAPTERS_OFF}: there is no adapter to switch off"
@@ -221,7 +166,7 @@ def generation(recipe: Recipe) -> Iterator[Finding]:
         (() if beams else OF_BEAMS, "num_beams", "num_beams above 1"),
     ):
         for name in names:
-            if is_missed(name, getattr(settings, name)) and _given(settings, name):
+            if is_missed(name, getattr(settings, name)) and given(settings, name):
                 yield f"generation.{name}", f"generation.{key}", f"has no effect without {needed}"
 
 
@@ -283,7 +228,7 @@ def streaming(recipe: Recipe) -> Iterator[Finding]:
     """What cannot be known of data that is tokenised while it is used."""
     settings = recipe.data
     if not settings.streaming:
-        if _given(recipe.data, "stream_window"):
+        if given(recipe.data, "stream_window"):
             yield "data.stream_window", "data.streaming", "has no effect without data.streaming: true"
         return
     whole = {
@@ -330,7 +275,7 @@ def packed(recipe: Recipe) -> Iterator[Finding]:
     section = recipe.model.quantization
     if section.type is None:
         for name in ("block", "double", "skip"):
-            if _given(section, name):
+            if given(section, name):
                 yield f"model.quantization.{name}", "", "has no effect without model.quantization.type"
         return
     try:
@@ -338,7 +283,7 @@ def packed(recipe: Recipe) -> Iterator[Finding]:
     except InputError as error:
         name = next((name for name in ("block", "double") if name in str(error)), "type")
         yield f"model.quantization.{name}", "model.quantization.type", str(error)
-    if section.type == "int8" and _given(section, "block"):
+    if section.type == "int8" and given(section, "block"):
         yield "model.quantization.block", "model.quantization.type", "has no effect with int8, which goes by row"
     if recipe.model.from_scratch:
         yield "model.quantization", "model.from_scratch", "random weights are trained, and packed ones cannot be"
@@ -388,4 +333,5 @@ def context(recipe: Recipe, config: dict[str, Any]) -> Iterator[Finding]:
         )
 
 
-RULES = (adapter, length, batches, optimizer, preferences, evaluation, generation, data, streaming, model, packed)
+RULES = (adapter, length, restarts, batches, optimizer, preferences)
+RULES += (evaluation, generation, data, streaming, model, packed)

@@ -101,6 +101,24 @@ class Train(Section):
         0.2, description="Length of wsd's decay phase: steps, or below 1 a fraction of all steps."
     )
     decay_shape: Literal["linear", "cosine", "1-sqrt"] = Field("linear", description="How wsd descends.")
+    restart_every: int | None = Field(
+        None,
+        ge=1,
+        description="ReLoRA (Lialin et al. 2023): every N steps LoRA's B·A becomes part of the base and the adapter "
+        "begins anew, so that what is learnt has a higher rank. What is saved is one LoRA adapter of all parts, whose "
+        "rank is their number times adapter.rank.",
+    )
+    restart_warmup: int = Field(
+        10, ge=0, description="Steps after a restart in which the learning rate rises from a thousandth of its value."
+    )
+    restart_decay: int = Field(0, ge=0, description="Steps before a restart in which the learning rate falls.")
+    restart_prune: float = Field(
+        0.9,
+        ge=0,
+        le=1,
+        description="Share of the optimizer's state of A and B that a restart sets to 0, where the first moments are "
+        "smallest; 1 resets it.",
+    )
     clip_norm: float | None = Field(1.0, gt=0, description="Clip gradients to this global norm; null: no clipping.")
     precision: Literal["fp32", "fp16", "bf16", "auto"] = Field(
         "fp32",

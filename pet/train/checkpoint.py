@@ -1,7 +1,7 @@
 """Resumable checkpoints: a directory each, whole or absent.
 
     checkpoints/step-000020/
-        weights.safetensors     every trainable parameter, by name
+        weights.safetensors     every trainable parameter, by name; ``earlier.…`` what ReLoRA has merged
         optimizer.safetensors   ``<slot>.<parameter name>``
         state.json              step, position in the data, loss scale, history; and the digest of every other file
         *-00001-of-00004.safetensors    of several processes each writes what it has; state.json says where parts of

@@ -295,9 +295,10 @@ def save_result(recipe, prepared, directory: Path, model) -> str | None:
     with atomic_directory(directory / "adapter") as stage:
         save_adapter(model, stage, name=recipe.adapter.name)
     if recipe.output.merged and (directory / "recipe.yaml").exists():
+        from adapters.registry import registry
         from adapters.saving import form_of
 
-        if model is not prepared.model or form_of(model) or model.config.left_out:
+        if model is not prepared.model or form_of(model) or model.config.left_out or registry(model).merged_names:
             merge_on_disk(recipe, directory)
             return None
         from adapters.merge import merge, unmerge

@@ -43,6 +43,9 @@ def _inverse_sqrt(progress: float, schedule: Schedule) -> float:
 LONG_WARMUP = 10_000
 """Steps by which ``inverse_sqrt`` falls where it has no warm-up, as in transformers."""
 
+LOWEST = 1e-3
+"""What is left of the rate at a restart, as in axolotl."""
+
 DESCENTS: dict[str, Callable[[float], float]] = {
     "linear": lambda left: left,
     "cosine": lambda left: 0.5 * (1.0 - math.cos(math.pi * left)),
@@ -75,6 +78,7 @@ def steps_of(amount: float, total: int, like: str | None = None, most: int | Non
 
 
 SAME = ("final_ratio", "cycles", "power", "decay_shape", "warmup_power", "warmup_like")
+SAME += ("restart_every", "restart_warmup", "restart_decay")
 """Settings of a recipe that a `Schedule` has as they are."""
 
 
@@ -96,6 +100,10 @@ class Schedule:
         power: exponent of ``polynomial``.
         decay: steps of the last descent of ``wsd``.
         decay_shape: of that descent, of `DESCENTS`.
+        restart_every: steps between two restarts of the adapter, behind each of which the rate rises to what it is
+            otherwise; None for no restarts.
+        restart_warmup: steps in which it rises.
+        restart_decay: steps in front of a restart in which it falls.
 
     Raises:
         InputError: an unknown name.
@@ -112,6 +120,9 @@ class Schedule:
     decay_shape: str = "linear"
     warmup_power: float = 1.0
     warmup_like: str | None = None
+    restart_every: int | None = None
+    restart_warmup: int = 10
+    restart_decay: int = 0
 
     def __post_init__(self) -> None:
         if self.name not in BODIES:
@@ -140,6 +151,22 @@ class Schedule:
 
     def factor(self, step: int) -> float:
         """The share of the peak at ``step``, counted from 0."""
+        return self.around_restarts(step) * self.without_restarts(step)
+
+    def around_restarts(self, step: int) -> float:
+        """The share of the rate without restarts; it is not 0 but a thousandth where a warm-up begins there."""
+        if self.restart_every is None:
+            return 1.0
+        cycle, place = divmod(step, self.restart_every)
+        left, share = self.restart_every - place, 1.0
+        if cycle and place < self.restart_warmup:
+            share = (place + (not self.warmup_like)) / self.restart_warmup
+        elif left < self.restart_decay:
+            share = left / self.restart_decay
+        return LOWEST + (1.0 - LOWEST) * share
+
+    def without_restarts(self, step: int) -> float:
+        """The share of the peak but for restarts."""
         if step < self.warmup:
             share = ((step + (not self.warmup_like)) / self.warmup) ** self.warmup_power
             lowest = self.final_ratio if self.name == "wsd" and self.like_transformers else 0.0

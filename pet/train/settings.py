@@ -29,9 +29,9 @@ def with_settings(train, settings: dict[str, Any]):
     from pet.recipe.classes import OPTIONS
     from pet.recipe.data import Data
     from pet.recipe.problems import checked, elsewhere
-    from pet.recipe.rules import length, without_effect
     from pet.recipe.schema import Recipe
     from pet.recipe.training import Train
+    from pet.recipe.training_rules import length, restarts, without_effect
     from pet.recipe.trl_names import hint
 
     unknown = [name for name in settings if name not in Train.model_fields]
@@ -57,7 +57,8 @@ def with_settings(train, settings: dict[str, Any]):
     if found.steps is not None and found.epochs is not None:
         log.warning("Trainer: steps: %d count, and not epochs: %s", found.steps, found.epochs)
         found = found.model_copy(update={"epochs": None})
-    wrong = [f"{at}: {message}" for at, _, message in length(Recipe.model_construct(train=found))]
+    recipe = Recipe.model_construct(train=found)
+    wrong = [f"{at}: {message}" for rule in (length, restarts) for at, _, message in rule(recipe)]
     for name, _, message in without_effect(found):
         if name in OPTIONS:
             wrong.append(f"train.{name}: {message}")

@@ -13,6 +13,7 @@ from model_zoo.errors import InputError, nearest
 from pet.train.checkpoint import Checkpoint
 from pet.train.evaluate import Answer
 from pet.train.origins import differences
+from pet.train.restarts import EARLIER, merged_weights, take_merged
 
 log = logging.getLogger("pet")
 
@@ -28,6 +29,7 @@ class Position:
         timed_useful_tokens, timed_tokens, timed_seconds: the same, and their time, of the steps that compiled nothing.
         seconds: training time so far, without compilation and evaluation.
         compile_seconds: time of first calls.
+        restarted: the step in front of which the adapter was begun anew last.
     """
 
     step: int = 0
@@ -41,6 +43,7 @@ class Position:
     timed_seconds: float = 0.0
     seconds: float = 0.0
     compile_seconds: float = 0.0
+    restarted: int = 0
 
 
 @dataclasses.dataclass
@@ -71,6 +74,7 @@ def snapshot(trainer) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dic
     the weights alone, for adapter/ or model/ (`Saving.whole_weights`).
     """
     weights = {name: read_parameter(value) for name, value in trained(trainer).items()}
+    weights |= merged_weights(trainer.model)
     trainer.whole_weights = whole_weights(trainer)
     optimizer = trainer.optimizer.state_arrays()
     numbers = {
@@ -95,7 +99,7 @@ def fixed(trainer) -> dict[str, Any]:
         "seed": settings.seed,
         "rows_per_step": settings.batch_size * settings.accumulation,
         "total_steps": trainer.total_steps,
-        **{name: getattr(settings, name) for name in ("optimizer", "learning_rate", "schedule")},
+        **{name: getattr(settings, name) for name in ("optimizer", "learning_rate", "schedule", "restart_every")},
     }
 
 
@@ -159,8 +163,9 @@ def restore_weights(trainer, found: Checkpoint) -> None:
         elif tuple(weights[name].shape) != tuple(parameter.shape):
             shape = tuple(weights[name].shape)
             problems.append(f"checkpoint {found.path}: {name!r} has shape {shape}, expected {parameter.shape}")
-    extra = sorted(weights.keys() - parameters.keys())
+    extra = sorted(name for name in weights.keys() - parameters.keys() if not name.startswith(EARLIER))
     problems.extend(f"checkpoint {found.path}: {name!r} is not trained here" for name in extra)
     InputError.raise_any(problems)
+    take_merged(trainer.model, weights)
     for name, parameter in parameters.items():
         write_parameter(parameter, weights[name])

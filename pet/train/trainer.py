@@ -16,6 +16,7 @@ from model_zoo import progress
 from model_zoo.arguments import checked
 from model_zoo.errors import InputError, first_line
 from pet.launching.heartbeat import watched
+from pet.train import restarts
 from pet.train.callbacks import Callback, make_callbacks
 from pet.train.compiled import gradients_freed, out_of_memory
 from pet.train.distributed import DistributedContext
@@ -138,6 +139,7 @@ class Trainer(Measuring, Saving):
         self.objective.extend(model, self.feed, self.settings.seed)
         self.precision = prepare_model(model, self.settings, self.distributed)
         self.trained = trainable_parameters(model)
+        restarts.check(self)
         self.optimizer = self.distributed.make_optimizer(
             lambda parts: make_optimizer(self.settings, parts, compiled),
             segments_of(self.settings, self.trained, self.distributed.size == 1),
@@ -296,6 +298,7 @@ class Trainer(Measuring, Saving):
     def one_step(self, batches: list[dict[str, Any]]) -> dict[str, Any]:
         """One optimizer step; its line for metrics.jsonl."""
         position = self.position
+        restarts.begin_anew_if_due(self)
         rate = self.schedule(position.step)
         scale = self.loss_scale.scale
         begin = time.perf_counter()

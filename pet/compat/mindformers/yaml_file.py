@@ -20,7 +20,7 @@ from pet.compat.mindformers.training_arguments import LIKE, TABLE as ARGUMENTS, 
 from pet.compat.modelarts import output_directory
 from pet.compat.translation import ANY_LAYOUT, EVALUATIONS, OWN_STEP, SCHEDULES, elsewhere, per_process, picked, same
 from pet.recipe.callback_names import translate_callbacks
-from pet.recipe.rules import USERS
+from pet.recipe.training_rules import USERS
 from pet.recipe.translation import NOT_GIVEN, Ignored, Refused, Translation
 
 LOADERS = Ignored("rows are read and packed by this library")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mindspore import Parameter
 
 from model_zoo.errors import InputError, nearest
-from pet.recipe.rules import USERS
+from pet.recipe.training_rules import USERS
 from pet.train.optimizers.adafactor import Adafactor
 from pet.train.optimizers.base import Optimizer
 from pet.train.optimizers.formulas import SGD, Adam, AdamW, Lamb, Lion, Momentum

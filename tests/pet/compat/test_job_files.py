@@ -1021,6 +1021,37 @@ def test_a_file_that_does_not_train_names_the_command(base, tmp_path, asked):
         load_any(path)
 
 
+@pytest.mark.parametrize(
+    ("given", "every", "warmup", "decay", "prune"),
+    [
+        ({"relora_steps": 150, "relora_warmup_steps": 20, "relora_cpu_offload": False}, 150, 20, 1, None),
+        ({"relora_steps": 150, "relora_anneal_steps": 5, "relora_prune_ratio": 0.8}, 150, 10, 5, 0.8),
+        ({"relora": True, "jagged_restart_steps": 90, "jagged_restart_anneal_steps": False}, 90, 10, 1, None),
+        ({"relora": True, "jagged_restart_steps": 90, "relora_prune_method": "reset"}, 90, 10, 1, 1.0),
+        ({"relora": False, "relora_prune_ratio": 0.5}, None, None, None, None),
+    ],
+)
+def test_axolotls_relora(tmp_path, given, every, warmup, decay, prune):
+    t = axolotl.translate({**JOBS["axolotl"], **given}, tmp_path / "job.yaml")
+    names = [f"train.restart_{name}" for name in ("every", "warmup", "decay", "prune")]
+    assert [t.get(name) for name in names] == [every, warmup, decay, prune] and not t.problems
+    assert t.get("output.merged") == (True if every else None)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"jagged_restart_steps": 90}, "jagged_restart_steps: without relora; see train.schedule: cosine_restarts"),
+        ({"relora": True}, "relora: jagged_restart_steps says when an adapter begins anew"),
+        ({"relora_steps": 9, "relora_prune_method": "random"}, "relora_prune_method: 'random': the smallest"),
+        ({"relora_steps": "often"}, "relora_steps: 'often' is not a value that it takes"),
+    ],
+)
+def test_axolotls_relora_that_is_refused(tmp_path, given, problem):
+    t = axolotl.translate({**JOBS["axolotl"], **given}, tmp_path / "job.yaml")
+    assert len(t.problems) == 1 and f"job.yaml: {problem}" in t.problems[0]
+
+
 def test_axolotls_warm_up_order_and_system_text(tmp_path):
     for given, expected in (
         ({"default_system_message": "S"}, {"data.system": None}),

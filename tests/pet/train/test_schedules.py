@@ -43,6 +43,25 @@ def test_a_warm_up_like_that_of_transformers(name, warmup):
         optimizer.step(), theirs.step()
 
 
+@pytest.mark.parametrize("name", ["constant", "cosine"])
+@pytest.mark.parametrize(("every", "warmup", "decay"), [(6, 3, 2), (5, 1, 1), (7, 4, 3), (4, 0, 0)])
+def test_the_rate_falls_before_restarts_and_rises_behind_them(name, every, warmup, decay):
+    """As axolotl's, whose first round has no warm-up; its step at a restart is at a thousandth."""
+    settings = {"restart_every": every, "restart_warmup": warmup, "restart_decay": decay}
+    theirs = rates(name, total=24, warmup=0, warmup_like="axolotl", **settings)
+    ours, plain = rates(name, total=24, warmup=0, **settings), rates(name, total=24, warmup=0)
+    for step, rate in enumerate(plain):
+        place, share = step % every, 1.0
+        if step >= every and place < warmup:
+            share = 0.001 + 0.999 * place / warmup
+            assert ours[step] == pytest.approx(rate * (0.001 + 0.999 * (place + 1) / warmup))
+        elif place > every - decay:
+            share = 0.001 + 0.999 * (every - place) / decay
+        assert theirs[step] == pytest.approx(rate * share)
+        if share == 1.0:
+            assert ours[step] == theirs[step] == rate
+
+
 LIKE_TRANSFORMERS = [
     ("constant", "constant_with_warmup", {}, {}),
     ("linear", "linear", {}, {}),

@@ -1,0 +1,325 @@
+"""ReLoRA: LoRA that becomes part of the base and begins anew while it is trained."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+import pet
+from adapters.registry import registry
+from adapters.relora import begin_anew
+from model_zoo.checkpoint.reading import Checkpoint
+from model_zoo.checkpoint.safetensors_io import read_file
+from model_zoo.errors import InputError
+from model_zoo.quantization import Quantization, codec
+from pet.cli.main import main
+from pet.quantize import quantize_checkpoint
+from pet.recipe.loading import load
+from pet.train.callbacks.records import read_metrics
+from pet.train.restarts import prune
+from pet.train.trainer import Trainer
+
+KINDS = {"float32": None, "nf4": Quantization("nf4", block=32), "int8": Quantization("int8")}
+SETTINGS = {"steps": 10, "learning_rate": 0.01, "schedule": "constant", "warmup": 0, "save_every": 2, "keep_last": 9}
+SETTINGS |= {"restart_every": 4, "restart_warmup": 2}
+RANK, ALPHA = 2, 3.0
+RECIPE = Path(__file__).parents[3] / "recipes" / "llama_lora.yaml"
+PATH = "model.layers.0.self_attn.q_proj"
+
+
+def made(fixtures, kind="float32", **settings):
+    model = pet.AutoModel.from_pretrained(fixtures / "llama_gqa", quantization=KINDS[kind])
+    targets = {"targets": ["q_proj", "down_proj"], **settings}
+    return pet.apply_lora(model, rank=RANK, alpha=ALPHA, **targets)
+
+
+def batches():
+    draw = np.random.default_rng(5)
+    return [{"input_ids": ids, "labels": ids.copy()} for ids in draw.integers(3, 60, (6, 2, 10)).astype(np.int32)]
+
+
+def trainer(model, directory, **settings):
+    settings = {**SETTINGS, **settings}
+    data = batches()
+    callbacks = ["metrics"] * (directory is not None)
+    return Trainer(model, data, data[:1], directory=directory, eval={"every_steps": 4}, callbacks=callbacks, **settings)
+
+
+def logits(model):
+    return model(Tensor(batches()[0]["input_ids"], ms.int32)).asnumpy()
+
+
+def lines(directory):
+    keys = ("step", "loss", "learning_rate", "gradient_norm", "eval_loss")
+    return [tuple(line.get(key) for key in keys) for line in read_metrics(directory / "metrics.jsonl")]
+
+
+def stored(directory, step):
+    return read_file(directory / "checkpoints" / f"step-{step:06d}" / "weights.safetensors")
+
+
+@pytest.fixture(scope="module")
+def whole(fixtures, tmp_path_factory):
+    """A run of ten steps with two restarts, over each kind of base."""
+    runs = {}
+
+    def run(kind):
+        if kind not in runs:
+            directory = tmp_path_factory.mktemp(kind)
+            model = made(fixtures, kind)
+            trainer(model, directory).train()
+            runs[kind] = model, directory
+        return runs[kind]
+
+    return run
+
+
+def product(arrays, before="", path=PATH):
+    b, a = (arrays[f"{before}{path}.lora_{name}.weight"].astype(np.float64) for name in "BA")
+    return ALPHA / RANK * (b @ a)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_base_is_the_sum_of_all_parts_rounded_once(fixtures, whole, kind):
+    """By what checkpoints hold in front of each restart."""
+    model, directory = whole(kind)
+    first, second, last = (stored(directory, step) for step in (4, 8, 10))
+    assert not any(name.startswith("earlier.") for name in first)
+    np.testing.assert_array_equal(product(second, "earlier."), product(first))
+    parts = product(first) + product(second)
+    np.testing.assert_allclose(product(last, "earlier."), parts, rtol=0, atol=1e-12)
+    assert np.abs(parts).max() > 1e-3 and last[f"{PATH}.lora_A.weight"].shape[0] == RANK
+    with Checkpoint(fixtures / "llama_gqa") as checkpoint:
+        base = checkpoint.read(f"{PATH}.weight")
+    cell = dict(model.cells_and_names())[PATH]
+    if kind == "float32":
+        np.testing.assert_array_equal(cell.weight.asnumpy(), (base + parts).astype(np.float32))
+    else:
+        summed = (base.astype(np.float64) + parts).astype(np.float32)
+        again = codec.quantize(cell.storage, cell.shape, lambda rows: summed[rows])
+        assert all(np.array_equal(cell.arrays()[part], array) for part, array in again.items())
+    with registry(model).disabled():
+        own = cell.weight.asnumpy() if kind == "float32" else cell.dequantized()
+        first_of_all = made(fixtures, kind).cells_and_names()
+        bare = dict(first_of_all)[PATH]
+        np.testing.assert_array_equal(own, bare.weight.asnumpy() if kind == "float32" else bare.dequantized())
+
+
+@pytest.mark.parametrize("step", [2, 4, 6, 8])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.cover
+def test_resumed_runs_go_on_bit_for_bit(fixtures, whole, tmp_path, kind, step):
+    """In front of the first restart, where one is due, and between two."""
+    model, directory = whole(kind)
+    again = made(fixtures, kind)
+    trainer(again, tmp_path).train(resume=directory / "checkpoints" / f"step-{step:06d}")
+    assert lines(tmp_path) == lines(directory)[step:]
+    there, here = ({one.name: one.asnumpy() for one in each.get_parameters()} for each in (model, again))
+    assert there.keys() == here.keys() and all(np.array_equal(there[name], here[name]) for name in there)
+    left, right = stored(directory, 10), stored(tmp_path, 10)
+    assert left.keys() == right.keys() and all(np.array_equal(left[name], right[name]) for name in left)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"use_rslora": True},
+        {"rank_pattern": {"down_proj": 3}, "alpha_pattern": {"q_proj": 5.0}, "init": "gaussian"},
+        {"bias": "lora_only", "modules_to_save": ["norm"]},
+        {"trainable_tokens": [3, 7]},
+    ],
+)
+def test_what_is_saved_is_one_adapter_on_the_untouched_base(fixtures, tmp_path, settings):
+    model = made(fixtures, **settings)
+    trainer(model, tmp_path, save_every=None).train()
+    pet.save_adapter(model, tmp_path / "adapter")
+    values = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    growth = 3**0.5 if "use_rslora" in settings else 3
+    assert (values["r"], values["lora_alpha"]) == (3 * RANK, pytest.approx(growth * ALPHA))
+    plain = pet.AutoModel.from_pretrained(fixtures / "llama_gqa")
+    pet.load_adapter(plain, tmp_path / "adapter")
+    np.testing.assert_allclose(logits(plain), logits(model), atol=2e-5)
+    assert np.abs(logits(plain) - logits(pet.AutoModel.from_pretrained(fixtures / "llama_gqa"))).max() > 1e-2
+    pet.merge_and_unload(model)
+    np.testing.assert_allclose(logits(plain), logits(model), atol=2e-5)
+
+
+def test_peft_opens_it(fixtures, whole, tmp_path):
+    peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    model, _ = whole("float32")
+    pet.save_adapter(model, tmp_path)
+    base = transformers.AutoModelForCausalLM.from_pretrained(fixtures / "llama_gqa", dtype=torch.float32)
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path)
+    with torch.no_grad():
+        found = theirs(torch.tensor(batches()[0]["input_ids"])).logits.numpy()
+    np.testing.assert_allclose(found, logits(model), atol=2e-4)
+
+
+def test_what_begins_anew_computes_what_it_did(fixtures):
+    model = made(fixtures)
+    module = registry(model).get("default").modules[PATH]
+    module.lora_B.weight.asnumpy()[...] = 0.1
+    a, before = module.lora_A.weight.asnumpy().copy(), logits(model)
+    assert begin_anew(model, seed=1) == 2 * RANK
+    np.testing.assert_allclose(logits(model), before, atol=1e-5)
+    assert not module.lora_B.weight.asnumpy().any()
+    second = module.lora_A.weight.asnumpy().copy()
+    assert not np.isclose(second, a).any() and second.std() == pytest.approx(a.std(), rel=0.3)
+    assert begin_anew(model, seed=2) == 3 * RANK and not np.isclose(module.lora_A.weight.asnumpy(), second).any()
+
+
+def test_an_adapter_whose_earlier_parts_are_merged_stays_as_it_is(fixtures, tmp_path):
+    model = made(fixtures)
+    pet.save_adapter(model, tmp_path)
+    begin_anew(model, seed=1)
+    for change, what in (
+        (lambda: pet.delete_adapter(model, "default"), "deleting it"),
+        (lambda: pet.set_alpha(model, 1.0), "changing its alpha"),
+        (lambda: pet.hotswap_adapter(model, tmp_path), "exchanging it"),
+    ):
+        with pytest.raises(InputError, match=f"adapter 'default' is merged into the weights; unmerge before {what}"):
+            change()
+
+
+def test_the_best_weights_are_of_their_step(fixtures, whole, tmp_path):
+    """Loading them takes what was merged later out of the base again."""
+    _, directory = whole("float32")
+    model = made(fixtures)
+    one = trainer(model, tmp_path, steps=4)
+    one.train()
+    expected = logits(model)
+    later = trainer(made(fixtures), directory)
+    later.resume(directory / "checkpoints" / "step-000010")
+    assert registry(later.model).merged_names == ("default-earlier",)
+    later.best.step = 4
+    later.load_best()
+    assert registry(later.model).merged_names == () and registry(later.model).get("default").earlier is None
+    np.testing.assert_array_equal(logits(later.model), expected)
+
+
+def test_a_training_that_goes_on_begins_anew_once(fixtures, tmp_path):
+    """What failed behind a restart does not restart again when it goes on."""
+    model = made(fixtures)
+    one = trainer(model, tmp_path, steps=6)
+    step, calls = one.train_step, []
+
+    def failing(*arguments, **keywords):
+        calls.append(one.position.step)
+        if calls == [0, 1, 2, 3, 4]:
+            raise RuntimeError("lost")
+        return step(*arguments, **keywords)
+
+    one.train_step = failing
+    with pytest.raises(RuntimeError, match="lost"):
+        one.train()
+    one.train()
+    assert registry(model).get("default").earlier.config.rank == RANK and one.position.restarted == 4
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lion", "adafactor", "sgd"])
+@pytest.mark.parametrize("share", [0.9, 1.0])
+def test_the_smallest_of_the_state_is_forgotten(fixtures, optimizer, share):
+    model = made(fixtures, modules_to_save=["norm"])
+    one = trainer(model, None, optimizer=optimizer, steps=3, save_every=None, restart_every=None, restart_warmup=10)
+    one.train()
+    names = {each.name for each in registry(model).get("default").parameters() if "lora_" in each.name}
+    before = one.optimizer.state_arrays()
+    assert {key.partition(".")[2] for key in before} - names or optimizer == "sgd"
+    prune(one.optimizer, names, share)
+    after = one.optimizer.state_arrays()
+    for key, array in before.items():
+        slot, _, name = key.partition(".")
+        kept = after[key] != 0
+        if name not in names:
+            np.testing.assert_array_equal(after[key], array)
+        elif share == 1.0:
+            assert not kept.any()
+        else:
+            np.testing.assert_array_equal(after[key], np.where(kept, array, 0))
+            assert kept.mean() <= 0.1 + 1 / array.size
+            if slot == "exp_avg":
+                assert kept.any() and np.abs(array[kept]).min() >= np.abs(array[~kept]).max()
+                if f"exp_avg_sq.{name}" in after:
+                    np.testing.assert_array_equal(after[f"exp_avg_sq.{name}"] != 0, kept)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("all_cores")
+def test_replicas_begin_anew_as_one_process_does(preference_runs, llama_layer, pair, tmp_path):
+    """Their checkpoint is taken over by one process."""
+    rows = [{"text": f"{number} and {number + 1} are {2 * number + 1}"} for number in range(24)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    how = {"objective": "causal", "steps": 7, "restart_every": 3, "restart_warmup": 2, "save_every": 2, "keep_last": 9}
+    own = [f"model.path={llama_layer}", "data.format=text", "model.quantization.type=nf4"]
+    assert main(preference_runs.command(tmp_path, "alone", *own, **how)) == 0
+    pair(preference_runs.command(tmp_path, "together", *own, "parallel.data=2", **how))
+    (one, alone), (two, together) = (preference_runs.result(tmp_path / name) for name in ("alone", "together"))
+    assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], rel=1e-5)
+    assert together["after"] == pytest.approx(alone["after"], rel=1e-4)
+    left, right = (read_file(tmp_path / name / "adapter/adapter_model.safetensors") for name in ("alone", "together"))
+    assert left.keys() == right.keys() and all(np.allclose(left[name], right[name], atol=1e-3) for name in left)
+    for step in (6, 7):
+        shutil.rmtree(tmp_path / "together" / "checkpoints" / f"step-{step:06d}")
+    assert main(preference_runs.command(tmp_path, "together", *own, "--resume", **how)) == 0
+    resumed, _ = preference_runs.result(tmp_path / "together")
+    assert [line["seconds"] for line in resumed[:4]] == [line["seconds"] for line in two[:4]], (
+        "these were not run again"
+    )
+    assert [line["loss"] for line in resumed] == pytest.approx([line["loss"] for line in one], rel=1e-5)
+
+
+REFUSED = [
+    ({"use_dora": True}, {}, "adapter 'default': only LoRA that begins with B at zero can be begun anew"),
+    ({"init": "pissa"}, {}, "only LoRA that begins with B at zero"),
+    ({"targets": ["embed_tokens"]}, {}, "model.embed_tokens is of kind embedding; only linear cells can"),
+    ({}, {"objective": "dpo"}, "train.restart_every: dpo compares with the base, which would change"),
+    ({}, {"restart_warmup": 5}, "5 steps of warm-up and 0 of descent are more than that"),
+]
+
+
+@pytest.mark.parametrize(("adapter", "settings", "words"), REFUSED)
+def test_what_cannot_begin_anew_is_refused_before_the_first_step(fixtures, tmp_path, adapter, settings, words):
+    with pytest.raises(InputError, match=words):
+        trainer(made(fixtures, **adapter), tmp_path, **settings)
+
+
+def test_adapters_beside_it_are_refused(fixtures, tmp_path):
+    model = made(fixtures)
+    pet.add_adapter(model, pet.LoRAConfig(rank=2), "second")
+    pet.set_adapter(model, ["default", "second"])
+    with pytest.raises(InputError, match="one adapter can be begun anew; active are: default, second"):
+        trainer(model, tmp_path)
+    pet.merge(model, "second")
+    with pytest.raises(InputError, match="adapter 'second' is merged, and what 'default' learns"):
+        trainer(model, tmp_path)
+
+
+def test_a_base_that_is_packed_in_its_files_is_refused(fixtures, tmp_path):
+    """What is learnt may be less than a step of its codes, and what these were is not known."""
+    quantize_checkpoint(fixtures / "llama_gqa", tmp_path / "packed", Quantization("nf4", block=32))
+    model = pet.apply_lora(pet.AutoModel.from_pretrained(tmp_path / "packed"), rank=2)
+    with pytest.raises(InputError, match=r"train\.restart_every: .*expected an unquantised base, packed while loading"):
+        trainer(model, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"adapter.method": "dora"}, "only LoRA|begins at zero"),
+        ({"adapter.init": "olora"}, "begins at zero alone can begin anew"),
+        ({"parallel.tensor": 2}, r"parallel\.data"),
+        ({"parallel.data": 2, "parallel.shard_optimizer": True}, r"would have to be whole; use parallel\.data"),
+        ({"train.restart_every": None, "train.restart_prune": 0.5}, r"has no effect without train\.restart_every"),
+    ],
+)
+def test_recipes_that_ask_for_more_are_refused(settings, words):
+    with pytest.raises(InputError, match=words):
+        load(RECIPE, {"train.restart_every": 20, **settings})
