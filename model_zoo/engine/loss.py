@@ -125,9 +125,9 @@ class HeadKernel(nn.Cell):
 
     function, shapes, scaling = "linear_cross_entropy", staticmethod(with_gradient), "scale"
 
-    def __init__(self, low: str = "", cap: float = 0.0, smoothing: float = 0.0):
+    def __init__(self, low: str = "", cap: float = 0.0, smoothing: float = 0.0, apart: float = 0.0):
         super().__init__()
-        self.numbers = Tensor(np.array([cap, smoothing], np.float32))
+        self.numbers = Tensor(np.array([cap, smoothing, apart], np.float32))
         self.kernel, self.scaled = Function(self.function + low, self.shapes), operator(OPS[self.scaling])
 
 
@@ -226,7 +226,9 @@ def shared(kind: type, *arguments) -> nn.Cell:
     return kind(*arguments)
 
 
-def cross_entropy(ignored: int, trained: bool, low: str = "", cap: float = 0.0, smoothing: float = 0.0):
+def cross_entropy(
+    ignored: int, trained: bool, low: str = "", cap: float = 0.0, smoothing: float = 0.0, apart: float = 0.0
+):
     """``(hidden (N, H), weight (V, H), targets (N,))`` → the summed loss first; never all logits at once. The gradients
     are computed along with the loss.
 
@@ -236,13 +238,15 @@ def cross_entropy(ignored: int, trained: bool, low: str = "", cap: float = 0.0, 
         low: "_bf16" for products of rounded factors, else "".
         cap: logits become ``cap·tanh(logit/cap)``; 0 for as they are.
         smoothing: ε; what is wanted is ``(1 − ε)·onehot + ε/V``.
+        apart: with it rows 2i and 2i + 1 are a pair with one target, and so much times ``KL(p‖q) + KL(q‖p)`` of each is
+            added.
 
     Returns:
         A cell, or None where there is none.
     """
     if available() and ignored < 0:
-        return shared(TrainedLinearCrossEntropy if trained else LinearCrossEntropy, low, cap, smoothing)
-    return None if trained or low or cap else shared(PlainCrossEntropy, ignored, smoothing)
+        return shared(TrainedLinearCrossEntropy if trained else LinearCrossEntropy, low, cap, smoothing, apart)
+    return None if trained or low or cap or apart else shared(PlainCrossEntropy, ignored, smoothing)
 
 
 def ranked_cross_entropy(low: str = "", cap: float = 0.0):

@@ -196,8 +196,8 @@ class Sizes:
         """
         adapted, trained = self.head_state
         capped = self.work.meta_model.config.logit_cap > 0
-        pieces = self.work.width == 4 and not adapted and (available() or not (trained or capped))
-        if pieces and not self.work.r_drop:
+        by_kernel = trained or capped or self.work.r_drop
+        if self.work.width == 4 and not adapted and (available() or not by_kernel):
             return logit_bytes(tokens, self.vocabulary) + 12 * tokens * self.hidden
         return 4 * tokens * self.vocabulary * ALL_LOGITS[self.work.r_drop] + 8 * tokens * self.hidden
 

@@ -331,7 +331,7 @@ def storage(kernels):
                     assert np.array_equal(*given), (kind, name, rows, columns, depth)
             onto = [kernels("product_of_rows_onto", (a, weight, before), before.shape) for weight in (stored, wide)]
             assert np.array_equal(*onto), (kind, rows, columns, depth)
-        hidden, targets, none = numbers(9, 40), np.arange(9, dtype=np.int32) - 2, np.zeros(2, np.float32)
+        hidden, targets, none = numbers(9, 40), np.arange(9, dtype=np.int32) - 2, np.zeros(3, np.float32)
         both, room = narrow(numbers(70, 40, seed=1), kind), (4, 70 + 2 * 40 + 2)
         for name, second in (("linear_cross_entropy", hidden.shape), ("ranked_cross_entropy", (9,))):
             found = [kernels(name, (hidden, weight, targets, none), (9,), second, room)[:2] for weight in both]
@@ -682,7 +682,8 @@ def rotary_tables(kernels):
 
 def loss(kernels):
     for rows, width, vocabulary, together in [
-        (1, 1, 1, 1), (5, 3, 3, 2), (9, 16, 16, 9), (33, 40, 1000, 10), (70, 24, 37, 30), (3, 20, 8195, 3), (4, 6, 9, 1)
+        (1, 1, 1, 1), (5, 3, 3, 2), (9, 16, 16, 9), (33, 40, 1000, 10), (70, 24, 37, 30), (4, 6, 9, 1), (4, 6, 1, 2),
+        (3, 20, 8195, 3)
     ]:  # fmt: skip
         hidden, weight = numbers(rows, width), numbers(vocabulary, width, seed=1)
         targets = np.random.default_rng(0).integers(0, vocabulary, rows).astype(np.int32)
@@ -702,7 +703,7 @@ def loss(kernels):
             first = (wide.argmax(1) == counted).astype(np.float64)
             p -= wanted
             p *= learnt[:, None] * (1 - bent**2)
-            inputs = (hidden, weight, counted, np.array([cap, smoothing], np.float32))
+            inputs = (hidden, weight, counted, np.array([cap, smoothing, 0], np.float32))
             losses, gradient, _ = kernels("linear_cross_entropy", inputs, (rows,), hidden.shape, room)
             close(losses, expected * learnt)
             close(gradient, p @ weight)
@@ -711,8 +712,24 @@ def loss(kernels):
             close(found[2], p.T @ hidden)
             measured, ranked, _ = kernels("ranked_cross_entropy", inputs, (rows,), (rows,), room)
             assert np.array_equal(measured, losses) and np.array_equal(ranked, first)
+            if rows % 2 or together % 2:
+                continue
+            counted, apart = counted.repeat(2)[:rows], 0.7  # a target for both rows of a pair
+            index, learnt = np.maximum(counted, 0), counted >= 0
+            p = np.exp(log_p := wide - np.log(total) - wide.max(1, keepdims=True))
+            other, log_other = (of.reshape(-1, 2, vocabulary)[:, ::-1].reshape(rows, vocabulary) for of in (p, log_p))
+            divergence = (p * (log_p - log_other)).sum(1, keepdims=True)
+            both = divergence.reshape(-1, 2).sum(1).repeat(2)
+            wanted = (1 - smoothing) * np.eye(vocabulary)[index] + smoothing / vocabulary
+            slopes = p + apart * (p * (log_p - log_other - divergence) + p - other) - wanted
+            slopes *= learnt[:, None] * (1 - bent**2)
+            inputs = (hidden, weight, counted, np.array([cap, smoothing, apart], np.float32))
+            found = kernels("linear_cross_entropy_trained", inputs, (rows,), hidden.shape, weight.shape, room)
+            close(found[0], (apart / 2 * both - (wanted * log_p).sum(1)) * learnt)
+            close(found[1], slopes @ weight)
+            close(found[2], slopes.T @ hidden)
     # of equal logits the first is ranked first
-    same, targets, none = np.ones((4, 2), np.float32), np.array([0, 1, 2, -1], np.int32), np.zeros(2, np.float32)
+    same, targets, none = np.ones((4, 2), np.float32), np.array([0, 1, 2, -1], np.int32), np.zeros(3, np.float32)
     _, ranked, _ = kernels("ranked_cross_entropy", (same, same[:3], targets, none), (4,), (4,), (4, 9))
     assert ranked.tolist() == [1, 0, 0, 0]
     # a target that there is not shows

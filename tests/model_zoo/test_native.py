@@ -175,7 +175,7 @@ def test_what_is_not_a_number_stays_so(path, bad):
         assert np.isnan(kernels(name, inputs, x.shape)[2, 18])
     assert np.isnan(kernels("swiglu_gradient", (x, other, other), x.shape, x.shape)[0][2, 18])
     assert np.isnan(kernels("gelu_tanh_gradient", (x, other), x.shape)[2, 18])
-    inputs, room = (x, other, np.zeros(5, np.int32), np.zeros(2, np.float32)), (5, 5 + 2 * 37 + 2)
+    inputs, room = (x, other, np.zeros(5, np.int32), np.zeros(3, np.float32)), (5, 5 + 2 * 37 + 2)
     losses, gradient, _ = kernels("linear_cross_entropy", inputs, (5,), x.shape, room)
     assert np.isnan(losses[2]) and np.isnan(gradient[2]).all() and not np.isnan(losses[[0, 1, 3, 4]]).any()
     losses, ranked, _ = kernels("ranked_cross_entropy", inputs, (5,), (5,), room)

@@ -91,8 +91,8 @@ CASES = {
         "length": 256,
         "recompute": 3,
     },
-    "all logits, of an adapted head": {"config": LLAMA, "lora": {"targets": ["lm_head"]}, "rows": 2, "length": 512},
-    "all logits, of pairs": {"config": LLAMA, "lora": {}, "rows": 2, "length": 512, "r_drop_alpha": 1.0},
+    "all logits": {"config": LLAMA, "lora": {"targets": ["lm_head"]}, "rows": 2, "length": 512},
+    "R-Drop's pairs": {"config": LLAMA, "lora": {"rank": 8}, "rows": 2, "length": 512, "r_drop_alpha": 1.0},
 }
 
 

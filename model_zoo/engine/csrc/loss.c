@@ -15,6 +15,7 @@ struct head {
     float *weight_gradient;
     int64_t rows, width, vocabulary, together;
     float cap, smoothing; /* logits become cap·tanh(logit/cap), unless it is 0; this share of what is wanted is spread evenly */
+    float apart;          /* what the divergence of rows 2i and 2i + 1 from each other, both ways, adds to the loss; 0 for no pairs */
     int ranks, how; /* the products are computed */
     int rounds;     /* what becomes of logits is in bfloat16, each row where its logits were */
     /* of a piece */
@@ -82,6 +83,68 @@ static void lose(void *arguments, int64_t first, int64_t last) {
     }
 }
 
+/* How logits before the cap move those behind it. */
+static floats slopes_at(floats logits, float cap) {
+    floats bent = logits * (1.0f / cap);
+    return cap > 0.0f ? 1.0f - bent * bent : fill(1.0f);
+}
+
+/* The first numbers of a vector; the others are 0. */
+static floats first_of(floats value, int64_t count) { return load_some((float *)&value, count); }
+
+/* The logarithm of a row's sum of exponentials. */
+static float log_sum_of(const float *logits, int64_t width) {
+    float highest = highest_of(logits, width);
+    floats sums = {0};
+    for (int64_t i = 0; i < width; i += LANES) {
+        int64_t some = width - i < LANES ? width - i : LANES;
+        sums += first_of(exponential(load_some(logits + i, some) - highest), some);
+    }
+    return logf(sum_of(sums)) + highest;
+}
+
+/* `lose` of pairs, whose losses hold half of what their divergence adds each. With p and q, x = log p − log q and the
+ * divergences P = Σp·x and −Q = Σq·x, the gradient of P + Q is p·(x − P) + p − q, and that of q likewise. */
+static void lose_pairs(void *arguments, int64_t first, int64_t last) {
+    struct head *of = arguments;
+    int64_t width = of->vocabulary;
+    float even = of->smoothing / (float)width, weight = of->apart;
+    for (int64_t pair = first; pair < last; pair++) {
+        float *rows[] = {of->logits + 2 * pair * width, of->logits + (2 * pair + 1) * width}, its_own[2], sums[2];
+        int64_t target = of->some_targets[2 * pair];
+        for (int i = 0; i < 2; i++) {
+            if (of->cap > 0.0f) bend(rows[i], width, 1.0f / of->cap, of->cap);
+            its_own[i] = target < width ? rows[i][target] : NAN;
+            sums[i] = log_sum_of(rows[i], width);
+        }
+        floats here = {0}, there = {0};
+        for (int64_t i = 0; i < width; i += LANES) {
+            int64_t some = width - i < LANES ? width - i : LANES;
+            floats log_p = load_some(rows[0] + i, some) - sums[0], log_q = load_some(rows[1] + i, some) - sums[1];
+            here += first_of(exponential(log_p) * (log_p - log_q), some);
+            there += first_of(exponential(log_q) * (log_q - log_p), some);
+        }
+        float to_other[] = {sum_of(here), sum_of(there)};
+        for (int i = 0; i < 2; i++) {
+            float wanted = (1.0f - of->smoothing) * its_own[i] + of->smoothing * mean_of(rows[i], width);
+            of->losses[of->numbers[2 * pair + i]] = sums[i] - wanted + 0.5f * weight * (to_other[0] + to_other[1]);
+        }
+        for (int64_t i = 0; i < width; i += LANES) {
+            int64_t some = width - i < LANES ? width - i : LANES;
+            floats x = load_some(rows[0] + i, some), y = load_some(rows[1] + i, some);
+            floats log_p = x - sums[0], log_q = y - sums[1], p = exponential(log_p), q = exponential(log_q), both = weight * (p - q);
+            floats of_x = p + weight * p * (log_p - log_q - to_other[0]) + both - even;
+            floats of_y = q + weight * q * (log_q - log_p - to_other[1]) - both - even;
+            store_some(rows[0] + i, of_x * slopes_at(x, of->cap), some);
+            store_some(rows[1] + i, of_y * slopes_at(y, of->cap), some);
+        }
+        for (int i = 0; i < 2; i++) {
+            if (target < width) rows[i][target] -= (1.0f - of->smoothing) * slopes_at(fill(its_own[i]), of->cap)[0];
+            put_back((struct numbers){rows[i], of->rounds}, 0, width, rows[i]);
+        }
+    }
+}
+
 static int over_pieces(struct head *of, float *workspace) {
     size_t line = (size_t)of->width * sizeof(float);
     of->logits = workspace;
@@ -103,7 +166,8 @@ static int over_pieces(struct head *of, float *workspace) {
         if (some == 0) break;
         if (product_by_rows(of->some_hidden, of->weight, of->logits, some, of->vocabulary, of->width, of->how)) return 1;
         of->rounds = of->how & IN_BF16 && some > FEW_ROWS;
-        pet_parallel(lose, of, some, rows_at_once(of->vocabulary));
+        if (of->apart > 0.0f) pet_parallel(lose_pairs, of, some / 2, rows_at_once(2 * of->vocabulary));
+        else pet_parallel(lose, of, some, rows_at_once(of->vocabulary));
         if (of->ranks) continue;
         struct numbers slopes = {of->logits, of->rounds};
         int64_t slopes_row = of->rounds ? 2 * of->vocabulary : of->vocabulary;
@@ -126,13 +190,13 @@ enum what { OF_HIDDEN, OF_BOTH, RANKS }; /* whose gradients are asked for, or wh
 static int cross_entropy(void **params, int64_t **shapes, const char **dtypes, enum what what, int how) {
     int room = what == OF_BOTH ? 7 : 6;
     struct head of = {.hidden = params[0], .weight = matrix_of(params, shapes, dtypes, 1), .targets = params[2], .cap = ((float *)params[3])[0],
-                      .smoothing = ((float *)params[3])[1], .losses = params[4], .second = params[5],
+                      .smoothing = ((float *)params[3])[1], .apart = ((float *)params[3])[2], .losses = params[4], .second = params[5],
                       .weight_gradient = what == OF_BOTH ? params[6] : NULL, .rows = shapes[0][0], .width = shapes[0][1],
                       .vocabulary = shapes[1][0], .together = shapes[room][0], .ranks = what == RANKS, .how = how};
     return over_pieces(&of, params[room]);
 }
 
-/* hidden (N, H), weight (V, H), targets (N), negative where a row does not count, cap and smoothing (2), 0 for none →
+/* hidden (N, H), weight (V, H), targets (N), negative where a row does not count, cap, smoothing and apart (3), 0 for none →
  * losses (N), hidden's gradient (N, H), and room for a piece of so many rows (rows, V + 2·H + 2) */
 PET_KERNEL(linear_cross_entropy) { return cross_entropy(params, shapes, dtypes, OF_HIDDEN, 0); }
 PET_KERNEL(linear_cross_entropy_bf16) { return cross_entropy(params, shapes, dtypes, OF_HIDDEN, IN_BF16); }

@@ -21,7 +21,7 @@ from pet.data.dataset import IGNORED
 from pet.train.objectives.base import ADD, MODEL_ARRAYS, Objective, perplexity
 
 # primitives: MindSpore parses some fifty functions of its own for indices of tensors, in every graph
-_cut, _zeros, _join = ops.Slice(), ops.ZerosLike(), ops.Concat(1)
+_cut, _zeros, _join, _turn = ops.Slice(), ops.ZerosLike(), ops.Concat(1), ops.Transpose()
 
 
 def shift_labels(labels):
@@ -49,7 +49,7 @@ class CausalLM(Objective):
         label_smoothing: ε; the target distribution is ``(1 − ε)·onehot + ε/V`` (Szegedy et al. 2016; torch's form).
     """
 
-    sums = 2
+    sums, apart = 2, 0.0
 
     def __init__(self, label_smoothing: float = 0.0):
         super().__init__()
@@ -104,14 +104,18 @@ class CausalLM(Objective):
         """The gradients are computed along with the loss; without C kernels only that of the hidden states is, so that
         the head must be frozen then."""
         head = plain_head(model)
-        if head is None or type(self).loss is not CausalLM.loss:
+        if head is None or type(self).loss not in (CausalLM.loss, RDrop.loss):
             return None
-        summed = cross_entropy(IGNORED, head.weight.requires_grad, *head_numbers(model, head), self.label_smoothing)
+        numbers = *head_numbers(model, head), self.label_smoothing, self.apart
+        summed = cross_entropy(IGNORED, head.weight.requires_grad, *numbers)
         if summed is None:
             return None
 
         def by_head(hidden, labels):
-            return summed(hidden, head.weight, shift_labels(labels).reshape(-1))[0]
+            targets = shift_labels(labels)
+            if self.apart > 0:
+                hidden, targets = beside_its_pair(hidden, targets.shape), beside_its_pair(targets, targets.shape)
+            return summed(hidden, head.weight, targets.reshape(-1))[0]
 
         return by_head
 
@@ -129,6 +133,13 @@ class CausalLM(Objective):
         return by_head
 
 
+def beside_its_pair(rows, shape: tuple[int, int]):
+    """Something for each token of ``(B, S)``, ``(B·S, …)``: what belongs to the same token of two rows, one behind the
+    other."""
+    batch, length = shape
+    return _turn(rows.reshape(batch // 2, 2, length, -1), (0, 2, 1, 3)).reshape(batch * length, -1)
+
+
 class RDrop(CausalLM):
     """R-Drop (Liang et al. 2021): each row twice under different dropout, and a penalty where the two differ.
 
@@ -141,7 +152,7 @@ class RDrop(CausalLM):
 
     def __init__(self, alpha: float, label_smoothing: float = 0.0):
         super().__init__(label_smoothing)
-        self.alpha = alpha
+        self.alpha, self.apart = alpha, alpha / 2.0
 
     def prepare(self, batch: dict[str, Any], training: bool) -> dict[str, Any]:
         """In training, every row twice, one after the other."""
