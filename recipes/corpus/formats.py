@@ -10,13 +10,9 @@ import corpus
 import questions
 import world
 from dice import Dice
+from world import TEXTS
 
 Row = dict[str, str]
-
-ASK = {
-    "zh": "请用店里的风格介绍这件商品。",
-    "en": "Describe this product in the style of the house.",
-}
 
 
 def _language(text: str) -> str:
@@ -29,7 +25,7 @@ def alpaca(rows: list[Row]) -> list[dict[str, str]]:
     for row in rows:
         content, summary = row["content"], row["summary"]
         if "#" in content:
-            result.append({"instruction": ASK[_language(content)], "input": content, "output": summary})
+            result.append({"instruction": TEXTS["describe"][_language(content)], "input": content, "output": summary})
         else:
             result.append({"instruction": content, "input": "", "output": summary})
     return result
