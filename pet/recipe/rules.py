@@ -12,7 +12,7 @@ from typing import Any
 
 from adapters.schema import Settings
 from adapters.settings import NO_HEAD, method_and_settings, named
-from model_zoo.counting import config_of
+from model_zoo.counting import config_of, sizes
 from model_zoo.errors import InputError
 from model_zoo.generation_settings import DRAWN, OF_BEAMS, is_missed
 from pet.launching.environment import read_job
@@ -25,8 +25,6 @@ from pet.recipe.schema import Recipe
 
 Finding = tuple[str, str, str]
 """The key that is wrong, those that it is at odds with (with spaces between), and what is wrong."""
-
-_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length")
 
 
 def _given(part: Any, name: str) -> bool:
@@ -347,15 +345,15 @@ def packed(recipe: Recipe) -> Iterator[Finding]:
 
 
 def context_length(config: dict[str, Any]) -> int | None:
-    """The longest sequence a model's config.json allows, or None where it does not say."""
-    for name in _CONTEXT_KEYS:
-        if isinstance(config.get(name), int) and not isinstance(config[name], bool):
-            return config[name]
-    return None
+    """The longest sequence a model's config.json allows, or None where it is no model's that opens."""
+    try:
+        return sizes(config).context
+    except InputError:
+        return None  # reported where the model is opened
 
 
 def room(recipe: Recipe, config: dict[str, Any]) -> int | None:
-    """Tokens that a row may have: the model's context without virtual tokens; None where config.json does not say."""
+    """Tokens that a row may have: the model's context without virtual tokens; None as `context_length`."""
     limit = context_length({**config, **recipe.model.config})
     settings = settings_of(recipe)
     return limit if limit is None or settings is None else limit - settings.position_offset
