@@ -64,7 +64,7 @@ def completion_csv(rows: list[Row]) -> str:
     return text.getvalue()
 
 
-def _jsonl(rows: list) -> str:
+def jsonl(rows: list) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
@@ -81,12 +81,12 @@ def files(seed: int) -> dict[str, str]:
     return {
         "alpaca/train.json": _json(alpaca(train)),
         "alpaca/held_out.json": _json(alpaca(held_out)),
-        "chat/train.jsonl": _jsonl([{"messages": conversation} for conversation in chat]),
-        "chat/held_out.jsonl": _jsonl([{"messages": conversation} for conversation in chat_held_out]),
+        "chat/train.jsonl": jsonl([{"messages": conversation} for conversation in chat]),
+        "chat/held_out.jsonl": jsonl([{"messages": conversation} for conversation in chat_held_out]),
         "formats/alpaca.json": _json(alpaca(few)),
-        "formats/adgen.jsonl": _jsonl(few),
+        "formats/adgen.jsonl": jsonl(few),
         "formats/prompt_completion.csv": completion_csv(few),
-        "formats/chat.jsonl": _jsonl([{"messages": conversation} for conversation in chat[:20]]),
+        "formats/chat.jsonl": jsonl([{"messages": conversation} for conversation in chat[:20]]),
         "formats/sharegpt.json": _json([sharegpt(conversation) for conversation in chat[:20]]),
         "formats/text.txt": "".join(row["summary"] + "\n" for row in few),
     }
