@@ -74,6 +74,13 @@ def test_a_row_fits_the_context_of_a_model_within_another(write, tmp_path, fixtu
     assert "longer than the model's context of 256 tokens" in problem
 
 
+def test_a_model_that_does_not_open_is_refused_before_anything_is_loaded(write, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/config.json").write_text('{"model_type": "bert", "max_position_embeddings": 512}')
+    (problem,) = problems(write(), [f"model.path={tmp_path / 'other'}"])
+    assert "model.path: config.json: model_type is 'bert'; supported: gpt2, llama" in problem
+
+
 def test_every_default_is_filled_in(write, tmp_path, fixtures):
     recipe = load(write())
     assert recipe.name == "job"
