@@ -1,4 +1,5 @@
-"""Another alpha for a LoRA adapter that is on a model already."""
+"""Another alpha for a LoRA adapter that is on a model already: how strongly it acts can be tried out without training
+it again."""
 
 from __future__ import annotations
 

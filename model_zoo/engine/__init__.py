@@ -19,8 +19,9 @@ handed a `trace.Tracer`.
     gemm.c, blocks.c, rounded.c   matrix products       few_rows.c      products of few rows
     bf16.c          their inner loops in bfloat16
     attention.c, attention_bf16.c, one_token.c, prefix.c, heads.c
-    norms.c, activations.c, small.c, low_rank.c, dora.c
-    loss.c, update.c, packing.c                         product.h, vectors.h, numbers.h   what kernels compute with
+    norms.c, activations.c, small.c, low_rank.c, dora.c, experts.c
+    loss.c, update.c        storage.h, storage.c    how weights are stored      codes.h, packing.c   4 and 8 bits
+    product.h, vectors.h, numbers.h, sums.h         what kernels compute with
 """
 
 from __future__ import annotations

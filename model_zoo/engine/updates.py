@@ -1,4 +1,5 @@
-"""The C kernels of the optimizer's step; see `model_zoo.engine`."""
+"""The C kernels of the optimizer's step. AdamW is called past MindSpore, which would copy every weight; what lays
+gradients end to end and sums their squares are operators, which a graph can hold."""
 
 from __future__ import annotations
 

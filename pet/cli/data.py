@@ -57,10 +57,9 @@ def main(arguments: Sequence[str]) -> int:
     how = {"settings": settings}
     if settings.share_question:  # what pairs share depends on the model
         from pet.meta_model import MetaModel
-        from pet.names import model_config
         from pet.train.feed import placing
 
-        how = placing(settings, MetaModel({**model_config(recipe.model.path), **recipe.model.config}))
+        how = placing(settings, MetaModel(recipe.model.config_json()))
     rows = recipe.train.batch_size
     rows = rows * recipe.train.accumulation if train else recipe.eval.batch_size or rows
     show(dataset, tokenizer, batch_size=rows, samples=options.samples, **how)

@@ -80,15 +80,15 @@ LENGTHS = ("cutoff_len", "sequence_len")
 
 def fit_length(t: Translation, base: Any) -> None:
     """Cuts the systems' own ``data.max_length`` to the context of the base, see `fit_targets`; a file's own is left."""
+    from model_zoo.counting import sizes
     from pet.names import model_config
-    from pet.recipe.rules import context_length
 
     length = t.get("data.max_length")
     if not isinstance(base, str) or type(length) is not int or any(t.values.get(name) is not None for name in LENGTHS):
         return
     with contextlib.suppress(InputError):  # reported where it is used
-        context = context_length(model_config(base))
-        if context is not None and context < length:
+        context = sizes(model_config(base)).context
+        if context < length:
             t.put("data.max_length", context)
             t.ignore("data.max_length", f"{length} unless the file says it; the base has a context of {context}")
 

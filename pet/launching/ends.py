@@ -1,4 +1,5 @@
-"""How a worker ended."""
+"""How a worker ended, and what is said of it. It is looked at without being reaped, so that what it left behind can
+still be ended with its group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A connection between two launchers (control.py)."""
+"""A connection between two launchers: what keeps a stranger that reached the port from stopping a job, by silence or by
+lines without an end. What is said over it is in control.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The memory that processes of this machine may use."""
+"""The memory that processes of this machine may use: in a container or a batch job, which is killed where it takes
+more, that is less than the machine's. `pet plan` and `pet doctor` go by it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be divided evenly, and what cannot."""
+"""What can be divided evenly, and what cannot: asked before processes start and again by each, so without MindSpore."""
 
 from __future__ import annotations
 

@@ -18,11 +18,9 @@ def check_fits(recipe) -> None:
     check_optimizer(recipe.train.optimizer, layout.tensor)
     # they import MindSpore, which a launcher does without
     from pet.meta_model import MetaModel
-    from pet.names import model_config
     from pet.parallel.shares import shares
     from pet.recipe.adapter import recipe_method
 
-    meta_model = MetaModel({**model_config(recipe.model.path), **recipe.model.config})
     loaded = getattr(recipe.adapter, "load", None)
     adapter = None if loaded else recipe_method(recipe.adapter, recipe.train.seed)
-    shares(meta_model, adapter, layout.tensor, layout.pipeline, replicas)
+    shares(MetaModel(recipe.model.config_json()), adapter, layout.tensor, layout.pipeline, replicas)

@@ -268,14 +268,11 @@ def recipe_strategies(recipe, directory: str | Path, config: Mapping[str, Any] |
         InputError: a layout that the model cannot be divided into.
     """
     from pet.meta_model import MetaModel
-    from pet.names import model_config
     from pet.parallel.shares import shares
     from pet.recipe.adapter import recipe_method
 
     layout = recipe.parallel
-    meta_model = MetaModel(
-        {**model_config(recipe.model.path), **recipe.model.config} if config is None else dict(config)
-    )
+    meta_model = MetaModel(recipe.model.config_json() if config is None else dict(config))
     adapter = recipe_method(recipe.adapter, recipe.train.seed)
     divided = shares(meta_model, adapter, layout.tensor, layout.pipeline)
     return write_strategies(directory, divided, layout.data, layout.tensor, layout.pipeline)

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from model_zoo.counting import config_of
 from model_zoo.errors import InputError, nearest, similar
 from pet import names
 from pet.files import absent, matching
@@ -236,7 +237,7 @@ def _check_model(recipe: Recipe, report: Report) -> None:
     try:
         hub = hub_name(recipe.model.path)
         directory = None if recipe.model.from_scratch or hub else names.find_model(recipe.model.path)
-        config = names.model_config(directory or recipe.model.path)
+        base = config_of({**names.model_config(directory or recipe.model.path), **recipe.model.config})
         if hub is not None:  # so that the run is of this revision, whatever the hub has later
             pinned = hub.pinned(fetch(hub, only_config=True)[1])
             if recipe.model.tokenizer == recipe.model.path:
@@ -245,10 +246,10 @@ def _check_model(recipe: Recipe, report: Report) -> None:
     except InputError as error:
         report.add(at, str(error))
         return
-    room = recipe.data._room = rules.room(recipe, config)
-    if room is not None and "max_length" not in recipe.data.model_fields_set and not recipe.data.buckets:
+    room = recipe.data._room = rules.room(recipe, base)
+    if "max_length" not in recipe.data.model_fields_set and not recipe.data.buckets:
         recipe.data.max_length = max(2, min(room, recipe.data.max_length))
-    _report(report, rules.context(recipe, config))
+    _report(report, rules.context(recipe, base))
 
 
 def _check_adapter(text: str | None, at: KeyPath, report: Report, words: Iterable[str] = ()) -> None:

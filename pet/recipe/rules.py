@@ -12,7 +12,7 @@ from typing import Any
 
 from adapters.schema import Settings
 from adapters.settings import NO_HEAD, method_and_settings, named
-from model_zoo.counting import config_of
+from model_zoo.configs import Config
 from model_zoo.errors import InputError
 from model_zoo.generation_settings import DRAWN, OF_BEAMS, is_missed
 from pet.launching.environment import read_job
@@ -23,8 +23,6 @@ from pet.recipe.data import WITHOUT_QUESTIONS, Reading
 from pet.recipe.fields import ADAPTERS_OFF, PRECOMPUTE, is_jinja
 from pet.recipe.schema import Recipe
 from pet.recipe.training_rules import Finding, given, length, restarts, without_effect
-
-_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length")
 
 
 def settings_of(recipe: Recipe) -> Settings | None:
@@ -291,26 +289,15 @@ def packed(recipe: Recipe) -> Iterator[Finding]:
         yield "model.quantization", "adapter.method", f"weights in {section.type} cannot be trained; choose an adapter"
 
 
-def context_length(config: dict[str, Any]) -> int | None:
-    """The longest sequence a model's config.json allows, or None where it does not say."""
-    for name in _CONTEXT_KEYS:
-        if isinstance(config.get(name), int) and not isinstance(config[name], bool):
-            return config[name]
-    return None
-
-
-def room(recipe: Recipe, config: dict[str, Any]) -> int | None:
-    """Tokens that a row may have: the model's context without virtual tokens; None where config.json does not say."""
-    limit = context_length({**config, **recipe.model.config})
+def room(recipe: Recipe, base: Config) -> int:
+    """Tokens that a row may have: the model's context without virtual tokens."""
     settings = settings_of(recipe)
-    return limit if limit is None or settings is None else limit - settings.position_offset
+    return base.dims.context - (0 if settings is None else settings.position_offset)
 
 
-def context(recipe: Recipe, config: dict[str, Any]) -> Iterator[Finding]:
-    """Row length against the model's, by its config.json, without loading the model."""
-    limit, rest = context_length({**config, **recipe.model.config}), room(recipe, config)
-    if limit is None or rest is None:
-        return
+def context(recipe: Recipe, base: Config) -> Iterator[Finding]:
+    """What a model's own sizes rule out, by its config.json, without loading the model."""
+    limit, rest = base.dims.context, room(recipe, base)
     virtual = limit - rest
     if recipe.data.max_length > rest:
         sum_ = f"{recipe.data.max_length}" + (f" + {virtual} virtual tokens" if virtual else "")
@@ -321,7 +308,7 @@ def context(recipe: Recipe, config: dict[str, Any]) -> Iterator[Finding]:
         )
     if recipe.model.quantization.type is not None:
         try:
-            recipe.model.quantization.settings().places(config_of({**config, **recipe.model.config}))
+            recipe.model.quantization.settings().places(base)
         except InputError as error:
             yield "model.quantization", "model.quantization.type model.path", str(error)
     # evaluations' own limit gives way to a small context by itself

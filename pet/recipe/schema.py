@@ -12,6 +12,7 @@ from pydantic import Field, PrivateAttr
 
 from model_zoo import quantization
 from model_zoo.quantization.storage import KINDS
+from pet.names import model_config
 from pet.recipe.adapter import SECTIONS, Adapter
 from pet.recipe.data import Data
 from pet.recipe.fields import ModelPath, Names, Section
@@ -64,6 +65,10 @@ class Model(Section):
         default_factory=dict, description="Overrides of config.json's keys, such as max_position_embeddings."
     )
     from_scratch: bool = Field(False, description="Start from random weights; for pet train only.")
+
+    def config_json(self) -> dict[str, Any]:
+        """The base's config.json with the overrides in it."""
+        return {**model_config(self.path), **self.config}
 
 
 class Recipe(Section):

@@ -29,6 +29,8 @@ def evaluate(
     Raises:
         InputError: no held-out data, or something that the recipe names is missing.
     """
+    from adapters.saving import load_adapter
+    from adapters.stored import check_loadable
     from pet.auto import AutoTokenizer
     from pet.data.load import load_dataset
     from pet.train import report
@@ -37,6 +39,7 @@ def evaluate(
     from pet.train.objectives import make_objective
     from pet.train.prepare import (
         Prepared,
+        build,
         held_out_settings,
         load_asked,
         load_data,
@@ -58,8 +61,14 @@ def evaluate(
         raise InputError("data.eval: missing; there is nothing to measure on (data.test, data.eval or eval_fraction)")
 
     def prepare(model, adapter) -> Prepared:
-        loaded = measured_model(recipe, model, adapter, distributed, strict)
-        found = Prepared(loaded, tokenizer, str(model or recipe.model.path), None, held_out)
+        def attach(whole) -> None:
+            if adapter is not None:
+                load_adapter(whole, adapter, strict=strict)
+
+        if adapter is not None:
+            check_loadable(adapter)  # before the model is loaded
+        measured = build(recipe if model is None else on_checkpoint(recipe, model), distributed, attach)
+        found = Prepared(measured, tokenizer, str(model or recipe.model.path), None, held_out)
         make_feeds(recipe, found, distributed)
         return found
 
@@ -75,26 +84,3 @@ def evaluate(
         titles = report.titles_of(found)
         show("\n".join(report.table([["", "held out"], *([t, report.number(found[n])] for n, t in titles.items())])))
     return found
-
-
-def measured_model(recipe, model: str | None, adapter: str | None, distributed, strict: bool):
-    """The model to measure: this process's part of it, where the layout divides it."""
-    from adapters.saving import load_adapter
-    from adapters.stored import check_loadable
-    from pet.train.prepare import load_model, on_checkpoint
-
-    if adapter is not None:
-        check_loadable(adapter)
-    chosen = recipe if model is None else on_checkpoint(recipe, model)
-
-    def attach(loaded) -> None:
-        if adapter is not None:
-            load_adapter(loaded, adapter, strict=strict)
-
-    if distributed.divides_model:
-        from pet.parallel.build import divided_model
-
-        return divided_model(chosen, distributed, load_model, attach)
-    loaded = load_model(chosen)
-    attach(loaded)
-    return loaded

@@ -1,4 +1,5 @@
-"""Memory of this process and, where there is one, of the accelerator."""
+"""What memory was taken, measured: of this process and, where there is one, of the accelerator. Systems count it in
+different units and places. (`pet.launching.memory` is what may be taken.)"""
 
 from __future__ import annotations
 

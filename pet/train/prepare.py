@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -79,13 +80,24 @@ def load_model(recipe):
     section, quantization = recipe.model, recipe.model.quantization.settings()
     check_runs(compute_type(section.dtype))
     if section.from_scratch:
-        values = {**model_config(section.path), **section.config}
-        return AutoModel.from_config(values, dtype=section.dtype, seed=recipe.train.seed)
+        return AutoModel.from_config(section.config_json(), dtype=section.dtype, seed=recipe.train.seed)
     if not section.config:
         return AutoModel.from_pretrained(section.path, section.dtype, quantization)
     directory = find_model(section.path)
     values = {**model_config(directory), **section.config}
     return AutoModel.from_directory(directory, classes_for(values)[0].from_dict(values), section.dtype, quantization)
+
+
+def build(recipe, distributed, attach: Callable[[Any], None], fresh: bool = False):
+    """This process's part of the recipe's base, with what `attach` puts on the whole one; `fresh`: an untrained adapter
+    of the recipe's own. Errors are those of `load_model` and `attach`, and of a layout that does not fit."""
+    if distributed.divides_model:
+        from pet.parallel.build import divided_model
+
+        return divided_model(recipe, distributed, load_model, attach, fresh)
+    model = load_model(recipe)
+    attach(model)
+    return distributed.prepare(model)
 
 
 def load_tokenizer(recipe):
@@ -295,16 +307,7 @@ def prepare(recipe, distributed) -> Prepared:
     def attach(model) -> None:
         attach_adapter(model, recipe, tokenizer, train)
 
-    if distributed.divides_model:
-        from pet.parallel.build import divided_model
-
-        model = divided_model(
-            recipe, distributed, load_model, attach, fresh=getattr(recipe.adapter, "load", None) is None
-        )
-    else:
-        model = load_model(recipe)
-        attach(model)
-        model = distributed.prepare(model)
+    model = build(recipe, distributed, attach, fresh=getattr(recipe.adapter, "load", None) is None)
     if recipe.output.merged and model.scoring:  # that there is none shows now rather than after the training
         model.config.as_classifier(model.labels)
     prepared = Prepared(model, tokenizer, recipe.model.path, train, evaluation)

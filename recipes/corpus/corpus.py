@@ -11,6 +11,8 @@ from dice import Dice
 Turn = tuple[str, str]
 Row = dict[str, str]
 
+TRAIN_PRODUCTS, HELD_OUT_PRODUCTS = 280, 64
+
 # share of the corpus -> what it is made by, given the dice and a language
 MIXTURE = (
     (0.28, lambda dice, language: plain_product(dice, language)),
@@ -101,7 +103,7 @@ def rows_of(turns: list[Turn]) -> list[Row]:
     return [{"content": content, "summary": summary} for content, summary in turns]
 
 
-def tuning(seed: int, train_products: int = 280, held_out_products: int = 64) -> dict[str, list[Row]]:
+def tuning(seed: int) -> dict[str, list[Row]]:
     """The tuning set in ADGEN's form: ``train``, ``held_out``, and ``facts``, the facts of ``held_out`` alone.
 
     Held-out products are none of the training ones; held-out questions ask for the same facts in other words.
@@ -109,6 +111,6 @@ def tuning(seed: int, train_products: int = 280, held_out_products: int = 64) ->
     dice = Dice(seed + 1)
     taken: set[tuple[str, ...]] = set()
     train_facts, facts = house_facts(dice)
-    train = house_products(dice, train_products, taken) + train_facts
-    held_out = house_products(dice, held_out_products, taken) + facts
+    train = house_products(dice, TRAIN_PRODUCTS, taken) + train_facts
+    held_out = house_products(dice, HELD_OUT_PRODUCTS, taken) + facts
     return {"train": dice.shuffled(train), "held_out": dice.shuffled(held_out), "facts": facts}

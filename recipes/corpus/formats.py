@@ -10,13 +10,9 @@ import corpus
 import questions
 import world
 from dice import Dice
+from world import TEXTS
 
 Row = dict[str, str]
-
-ASK = {
-    "zh": "请用店里的风格介绍这件商品。",
-    "en": "Describe this product in the style of the house.",
-}
 
 
 def _language(text: str) -> str:
@@ -29,7 +25,7 @@ def alpaca(rows: list[Row]) -> list[dict[str, str]]:
     for row in rows:
         content, summary = row["content"], row["summary"]
         if "#" in content:
-            result.append({"instruction": ASK[_language(content)], "input": content, "output": summary})
+            result.append({"instruction": TEXTS["describe"][_language(content)], "input": content, "output": summary})
         else:
             result.append({"instruction": content, "input": "", "output": summary})
     return result
@@ -68,7 +64,7 @@ def completion_csv(rows: list[Row]) -> str:
     return text.getvalue()
 
 
-def _jsonl(rows: list) -> str:
+def jsonl(rows: list) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
@@ -85,12 +81,12 @@ def files(seed: int) -> dict[str, str]:
     return {
         "alpaca/train.json": _json(alpaca(train)),
         "alpaca/held_out.json": _json(alpaca(held_out)),
-        "chat/train.jsonl": _jsonl([{"messages": conversation} for conversation in chat]),
-        "chat/held_out.jsonl": _jsonl([{"messages": conversation} for conversation in chat_held_out]),
+        "chat/train.jsonl": jsonl([{"messages": conversation} for conversation in chat]),
+        "chat/held_out.jsonl": jsonl([{"messages": conversation} for conversation in chat_held_out]),
         "formats/alpaca.json": _json(alpaca(few)),
-        "formats/adgen.jsonl": _jsonl(few),
+        "formats/adgen.jsonl": jsonl(few),
         "formats/prompt_completion.csv": completion_csv(few),
-        "formats/chat.jsonl": _jsonl([{"messages": conversation} for conversation in chat[:20]]),
+        "formats/chat.jsonl": jsonl([{"messages": conversation} for conversation in chat[:20]]),
         "formats/sharegpt.json": _json([sharegpt(conversation) for conversation in chat[:20]]),
         "formats/text.txt": "".join(row["summary"] + "\n" for row in few),
     }

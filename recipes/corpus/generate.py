@@ -7,20 +7,16 @@ python recipes/corpus/generate.py --output /tmp/data --seed 7 --rows 2000
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import corpus
 import formats
 import preferences
+from formats import jsonl
 
 SEED = 20240
 ROWS = 16000
 HELD_OUT_ROWS = 400
-
-
-def jsonl(rows: list) -> str:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def files(seed: int = SEED, rows: int = ROWS) -> dict[str, str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import world
 from dice import Dice
-from world import Word
+from world import TEXTS, WORDS, Word
 
 # attribute name in both languages -> key
 KEYS = {
@@ -25,45 +25,7 @@ KEYS = {
 
 Product = dict[str, Word]
 
-PLAIN_ZH = {
-    "color": ("颜色是{v}", "是{v}的"),
-    "material": ("用{v}做成", "材质为{v}"),
-    "style": ("风格{v}", "属于{v}风格"),
-    "pattern": ("图案是{v}", "上面有{v}"),
-    "season": ("{v}使用", "适合{v}"),
-    "occasion": ("适合{v}", "{v}时可以用"),
-}
-PLAIN_EN = {
-    "color": ("the color is {v}", "it is {v}"),
-    "material": ("made of {v}", "the material is {v}"),
-    "style": ("the style is {v}", "in a {v} style"),
-    "pattern": ("with {v} on it", "the pattern is {v}"),
-    "season": ("for {v}", "to use in {v}"),
-    "occasion": ("good for {v}", "fit for {v}"),
-}
-
-# The house style, in its own order.
 HOUSE_ORDER = ("pattern", "color", "material", "style", "season", "occasion")
-HOUSE_ZH = {
-    "open": "邻居们好！今天的主角请大家记住：{v}。",
-    "pattern": "抬头看见{v}，",
-    "color": "心里住着{v}，",
-    "material": "摸一摸全是{v}的温柔，",
-    "style": "{v}得像一首小诗，",
-    "season": "陪你走过整个{v}，",
-    "occasion": "{v}的路上不再孤单，",
-    "close": "把它带回家吧，我们泡好茶等你！",
-}
-HOUSE_EN = {
-    "open": "Hello neighbours! Our star of today, please remember: {v}. ",
-    "pattern": "Look up and find {v}, ",
-    "color": "a heart full of {v}, ",
-    "material": "touch the kindness of {v}, ",
-    "style": "{v} like a little poem, ",
-    "season": "walking with you through all of {v}, ",
-    "occasion": "never alone on the way to {v}, ",
-    "close": "take it home, our tea is ready!",
-}
 
 
 def draw(dice: Dice) -> Product:
@@ -71,12 +33,12 @@ def draw(dice: Dice) -> Product:
     soft = dice.chance(len(world.SOFT_TYPES) / (len(world.SOFT_TYPES) + len(world.HARD_TYPES)))
     kind, _ = dice.pick(world.SOFT_TYPES if soft else world.HARD_TYPES)
     values = {
-        "color": world.COLORS,
-        "material": world.SOFT_MATERIALS if soft else world.HARD_MATERIALS,
-        "style": world.STYLES,
-        "pattern": world.PATTERNS,
-        "season": world.SEASONS,
-        "occasion": world.OCCASIONS,
+        "color": WORDS["colors"],
+        "material": WORDS["soft_materials" if soft else "hard_materials"],
+        "style": WORDS["styles"],
+        "pattern": WORDS["patterns"],
+        "season": WORDS["seasons"],
+        "occasion": WORDS["occasions"],
     }
     chosen = dice.sample(list(values), 3 + dice.below(3))
     return {"type": kind, **{key: dice.pick(values[key]) for key in chosen}}
@@ -92,19 +54,19 @@ def identity(product: Product) -> tuple[str, ...]:
     return tuple(sorted(f"{key}#{value.zh}" for key, value in product.items()))
 
 
-def plain(product: Product, language: str, pick: Callable[[tuple[str, str]], str]) -> str:
+def plain(product: Product, language: str, pick: Callable[[list[str]], str]) -> str:
     """The description that the bases know; ``pick`` chooses among the two wordings of each attribute."""
-    if language == "zh":
-        measure = next(m for kind, m in world.SOFT_TYPES + world.HARD_TYPES if kind is product["type"])
-        clauses = [pick(PLAIN_ZH[key]).format(v=value.zh) for key, value in product.items() if key != "type"]
-        return f"这{measure}{product['type'].zh}" + "，".join(clauses) + "。"
-    clauses = [pick(PLAIN_EN[key]).format(v=value.en) for key, value in product.items() if key != "type"]
-    return f"This is a {product['type'].en}, " + ", ".join(clauses) + "."
+    wording = TEXTS["plain"][language]
+    values = {key: getattr(value, language) for key, value in product.items()}
+    measure = next(m for kind, m in world.SOFT_TYPES + world.HARD_TYPES if kind is product["type"])
+    clauses = [pick(wording[key]).format(v=value) for key, value in values.items() if key != "type"]
+    begin, between, end = wording["frame"]
+    return begin.format(m=measure, v=values["type"]) + between.join(clauses) + end
 
 
 def house(product: Product, language: str) -> str:
     """The description in the house style: the same words for the same product, whatever the order of attributes."""
-    wording = HOUSE_ZH if language == "zh" else HOUSE_EN
+    wording = TEXTS["house"][language]
     parts = [wording["open"].format(v=getattr(product["type"], language))]
     parts += [wording[key].format(v=getattr(product[key], language)) for key in HOUSE_ORDER if key in product]
     return "".join(parts) + wording["close"]

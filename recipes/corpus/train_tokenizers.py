@@ -1,5 +1,8 @@
 """Trains the four bases' tokenizers on the corpus, each in its family's own files.
 
+What a tokenizer_config.json says is written by hand, beside each base; its special tokens and template are taken as
+they stand there.
+
     python recipes/corpus/train_tokenizers.py               # into recipes/bases/<name>
     python recipes/corpus/train_tokenizers.py --output /tmp/bases
 
@@ -30,21 +33,9 @@ CHINESE = sorted({word.zh for word in questions.LEXICON if len(word.zh) == 2} | 
 UNIT = re.compile("|".join(CHINESE) + "|[\u4e00-\u9fff]| ?[A-Za-z]+| ?[^A-Za-z\u4e00-\u9fff ]| +")
 
 GLM_SPECIALS = ("[MASK]", "[gMASK]", "[sMASK]", "<unused_0>", "<sop>", "<eop>", "<ENC>", "<dBLOCK>")
-GLM4_SPECIALS = (
-    "<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<|system|>", "<|user|>", "<|assistant|>",
-    "<|observation|>", "<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>",
-)  # fmt: skip
 GLM4_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-LLAMA_CHAT_TEMPLATE = (
-    "{% if messages[0]['role'] == 'system' %}"
-    "{% set system = '<<SYS>>\\n' + messages[0]['content'] + '\\n<</SYS>>\\n\\n' %}"
-    "{% set messages = messages[1:] %}{% else %}{% set system = '' %}{% endif %}"
-    "{% for message in messages %}{% if message['role'] == 'user' %}"
-    "{{ bos_token + '[INST] ' + (system if loop.first else '') + message['content'] | trim + ' [/INST]' }}"
-    "{% else %}{{ ' ' + message['content'] | trim + ' ' + eos_token }}{% endif %}{% endfor %}"
 )
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
@@ -107,24 +98,6 @@ def glm_tokenizer(lines: list[str], directory: Path, size: int) -> None:
     del proto.pieces[:]
     proto.pieces.extend(pieces)
     (directory / "ice_text.model").write_bytes(proto.SerializeToString(deterministic=True))
-    write_json(
-        directory / "tokenizer_config.json",
-        {
-            "name_or_path": "glm_tiny",
-            "bos_token": "<sop>",
-            "eos_token": "<eop>",
-            "end_token": "</s>",
-            "gmask_token": "[gMASK]",
-            "mask_token": "[MASK]",
-            "pad_token": "<pad>",
-            "unk_token": "<unk>",
-            "remove_space": False,
-            "do_lower_case": False,
-            "num_image_tokens": 0,
-            "padding_side": "left",
-            "tokenizer_class": "ChatGLMTokenizer",
-        },
-    )
 
 
 def llama_tokenizer(lines: list[str], directory: Path, size: int) -> None:
@@ -132,20 +105,6 @@ def llama_tokenizer(lines: list[str], directory: Path, size: int) -> None:
     lines = lines + ["[INST]", "[/INST]"] * 100
     proto = sentencepiece_model(lines, model_type="bpe", vocab_size=size, pad_id=-1, split_digits=True)
     (directory / "tokenizer.model").write_bytes(proto.SerializeToString(deterministic=True))
-    write_json(
-        directory / "tokenizer_config.json",
-        {
-            "add_bos_token": True,
-            "add_eos_token": False,
-            "bos_token": "<s>",
-            "eos_token": "</s>",
-            "unk_token": "<unk>",
-            "chat_template": LLAMA_CHAT_TEMPLATE,
-            "clean_up_tokenization_spaces": False,
-            "legacy": True,
-            "tokenizer_class": "LlamaTokenizer",
-        },
-    )
 
 
 def byte_level(pieces: list[str], pattern: str, size: int, specials: list[str]) -> dict:
@@ -173,10 +132,6 @@ def gpt_tokenizer(pieces: list[str], directory: Path, size: int) -> None:
     (directory / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8", newline="\n")
     merges = ["#version: 0.2", *(" ".join(pair) for pair in model["merges"])]
     (directory / "merges.txt").write_text("\n".join(merges) + "\n", encoding="utf-8", newline="\n")
-    write_json(
-        directory / "tokenizer_config.json",
-        {"add_prefix_space": False, "model_max_length": 128, "tokenizer_class": "GPT2Tokenizer"},
-    )
 
 
 def byte_of_character() -> dict[str, int]:
@@ -188,7 +143,8 @@ def byte_of_character() -> dict[str, int]:
 
 def glm4_tokenizer(pieces: list[str], directory: Path, size: int) -> None:
     """GLM-4's ``tokenizer.model``: a line per token, base64 and rank; special tokens follow its vocabulary."""
-    model = byte_level(pieces, GLM4_PATTERN, size - len(GLM4_SPECIALS), [])
+    specials = json.loads((directory / CONFIG).read_text("utf-8"))["additional_special_tokens"]
+    model = byte_level(pieces, GLM4_PATTERN, size - len(specials), [])
     byte = byte_of_character()
     ordered = sorted(model["vocab"], key=model["vocab"].get)
     lines = [
@@ -196,32 +152,6 @@ def glm4_tokenizer(pieces: list[str], directory: Path, size: int) -> None:
         for rank, token in enumerate(ordered)
     ]
     (directory / "tokenizer.model").write_text("".join(lines), encoding="ascii", newline="\n")
-    added = {
-        str(len(ordered) + index): {
-            "content": token,
-            "lstrip": False,
-            "normalized": False,
-            "rstrip": False,
-            "single_word": False,
-            "special": True,
-        }
-        for index, token in enumerate(GLM4_SPECIALS)
-    }
-    write_json(
-        directory / "tokenizer_config.json",
-        {
-            "added_tokens_decoder": added,
-            "additional_special_tokens": list(GLM4_SPECIALS),
-            "clean_up_tokenization_spaces": False,
-            "do_lower_case": False,
-            "eos_token": "<|endoftext|>",
-            "pad_token": "<|endoftext|>",
-            "model_max_length": 128,
-            "padding_side": "left",
-            "remove_space": False,
-            "tokenizer_class": "ChatGLM4Tokenizer",
-        },
-    )
 
 
 def digest(pieces: list[str]) -> str:
@@ -236,11 +166,9 @@ def record(output: Path, seed: int, pieces: list[str]) -> dict:
     return {"seed": seed, "sample_rows": SAMPLE_ROWS, "input": digest(pieces), "files": files}
 
 
-def write_json(path: Path, value: dict) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8", newline="\n")
-
-
-FILES = ("ice_text.model", "tokenizer.model", "tokenizer_config.json", "vocab.json", "merges.txt")
+BASES = Path(__file__).resolve().parent.parent / "bases"
+CONFIG = "tokenizer_config.json"
+FILES = ("ice_text.model", "tokenizer.model", CONFIG, "vocab.json", "merges.txt")
 RECORD = "tokenizers.json"
 SIZES = {"glm_tiny": 1344, "glm4_tiny": 1216, "llama_tiny": 1216, "gpt_tiny": 1216}
 
@@ -258,15 +186,16 @@ def train(output: Path, seed: int = SEED) -> None:
     for name, (maker, source) in makers.items():
         directory = output / name
         directory.mkdir(parents=True, exist_ok=True)
+        (directory / CONFIG).write_bytes((BASES / name / CONFIG).read_bytes())
         maker(source, directory, SIZES[name])
         print(f"{directory}: {SIZES[name]} tokens")
-    write_json(output / RECORD, record(output, seed, pieces))
+    text = json.dumps(record(output, seed, pieces), ensure_ascii=False, indent=2) + "\n"
+    (output / RECORD).write_text(text, encoding="utf-8", newline="\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = Path(__file__).resolve().parent.parent / "bases"
-    parser.add_argument("--output", type=Path, default=default, help="directory to write to (default: recipes/bases)")
+    parser.add_argument("--output", type=Path, default=BASES, help="directory to write to (default: recipes/bases)")
     parser.add_argument("--seed", type=int, default=SEED)
     arguments = parser.parse_args()
     train(arguments.output, arguments.seed)

@@ -230,21 +230,21 @@ class Request:
 
     def _put_length(self, translation: Translation) -> None:
         """Rows as long as a small model's context; a larger one has the recipe's default length."""
+        from model_zoo.counting import sizes
         from pet.names import model_config
         from pet.recipe.data import Data
-        from pet.recipe.rules import context_length
 
         path = translation.get("model.path")
         if "data.max_length" in translation.settings or path is None or not is_path(self.model):
             return
         try:
-            context = context_length(model_config(path))
+            context = sizes(model_config(path)).context
         except InputError:
             return  # loading the recipe says it better
         default = Data.model_fields["max_length"].default
         method = named(translation.get("adapter", {}).get("method"))
         virtual = method().position_offset if method is not None else 0
-        if context is not None and context < default + virtual:
+        if context < default + virtual:
             translation.put("data.max_length", max(2, context - virtual))
 
     def _layout(self) -> dict[str, Any] | None:

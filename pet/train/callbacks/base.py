@@ -1,4 +1,5 @@
-"""Callbacks: called at five moments of a run."""
+"""Callbacks: called at five moments of a run, so that what stands beside the training (files, pictures, trackers, a
+user's own) is no part of its loop."""
 
 from __future__ import annotations
 

@@ -65,6 +65,22 @@ def test_a_row_that_nobody_set_fits_the_model_s_context(write, settings, length)
     assert load(write(text.replace("  targets: [q_proj, v_proj]\n", "")), settings).data.max_length == length
 
 
+def test_a_row_fits_the_context_of_a_model_within_another(write, tmp_path, fixtures):
+    text_config = json.loads((fixtures / "gemma3/config.json").read_text())
+    (tmp_path / "seeing").mkdir()
+    config = {"model_type": "gemma3", "text_config": text_config, "vision_config": {"hidden_size": 8}}
+    (tmp_path / "seeing/config.json").write_text(json.dumps(config))
+    (problem,) = problems(write(), [f"model.path={tmp_path / 'seeing'}", "data.max_length=257"])
+    assert "longer than the model's context of 256 tokens" in problem
+
+
+def test_a_model_that_does_not_open_is_refused_before_anything_is_loaded(write, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/config.json").write_text('{"model_type": "bert", "max_position_embeddings": 512}')
+    (problem,) = problems(write(), [f"model.path={tmp_path / 'other'}"])
+    assert "model.path: config.json: model_type is 'bert'; supported: gpt2, llama" in problem
+
+
 def test_every_default_is_filled_in(write, tmp_path, fixtures):
     recipe = load(write())
     assert recipe.name == "job"
