@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 from adapters.schema import Settings
 from adapters.settings import NO_HEAD, method_and_settings, named
