@@ -55,8 +55,8 @@ class InFront(MethodConfig):
         """The file holds what a network gave, so none is built."""
         if whole := values.get("modules_to_save"):  # a head, say, of task_type SEQ_CLS
             raise InputError(
-                f"task_type {values.get('task_type')}, modules_to_save {whole}: weights in full beside {cls.method} are "
-                "not supported; beside LoRA and IA3 they are"
+                f"task_type {values.get('task_type')}, modules_to_save {whole}: weights in full beside {cls.method} "
+                "are not supported; beside LoRA and IA3 they are"
             )
         return cls(length=values.get("num_virtual_tokens"))
 

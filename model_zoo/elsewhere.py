@@ -68,7 +68,12 @@ ELSEWHERE = {
     "delete_adapter": {"adapter_name": "is name"},
     "merge": MERGED,
     "merge_and_unload": MERGED,
-    "combine_adapters": {"adapters": "is names", "adapter_name": "is new_name", "combination_type": "is method"},
+    "combine_adapters": {
+        **{"adapters": "is names", "adapter_name": "is new_name", "combination_type": "is method"},
+        **{"svd_rank": "is rank", "majority_sign_method": "is majority"},
+        "svd_clamp": f"{NONE}no factor is clamped",
+        **dict.fromkeys(("svd_full_matrices", "svd_driver"), f"{NONE}results are the same without it"),
+    },
 }
 """{function: {argument there: what is said of it}}."""
 

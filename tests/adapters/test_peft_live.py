@@ -584,6 +584,31 @@ def test_merging_and_unmerging_beside_peft(two):
         np.testing.assert_array_equal(equal(two), before)
 
 
+@pytest.mark.parametrize(
+    "method, density",
+    [
+        *((method, 0.3) for method in ("cat", "svd", "linear", "ties_svd", "magnitude_prune_svd")),
+        *((method, 1.0) for method in ("dare_linear_svd", "dare_ties_svd")),  # below 1 a share by chance
+    ],
+)
+def test_combining_beside_peft(two, method, density):
+    """Of rank 2, so that none of the truncated ones is the whole sum."""
+    ours, theirs = two
+    for majority in ("total", "frequency") if "ties" in method else ("total",):
+        theirs.add_weighted_adapter(
+            ["a", "b"], [0.7, -1.3], "mix", method, density=density, majority_sign_method=majority
+        )
+        report = pet.combine_adapters(ours, ["a", "b"], [0.7, -1.3], "mix", method, density=density, majority=majority)
+        try:
+            pet.set_adapter(ours, "mix")
+            theirs.set_adapter("mix")
+            np.testing.assert_allclose(ours(IDS).asnumpy(), their_logits(theirs), rtol=0, atol=LIMIT)
+            assert (report.error > 0.01) == (method != "cat")
+        finally:
+            pet.delete_adapter(ours, "mix")
+            theirs.delete_adapter("mix")
+
+
 def test_disabling_beside_peft(two):
     ours, theirs = two
     pet.set_adapter(ours, "a")
