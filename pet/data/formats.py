@@ -205,7 +205,7 @@ def _documents_of(
         row = Row(path, record.line, every[0], others=every[1:], place=record.place, row=record.row)
         row.input = next((one["_input"] for one in reversed(found[0]) if "_input" in one), "")
         row.prompt = last_question(every[0]).removesuffix(f"\n{row.input}" if row.input else "")
-        row.label = found[0][-1].get("desirable")
+        row.label = found[0][-1].get("desirable", found[0][-1].get("margin"))
         row.tools, row.thinking = tools_of(own.get("tools")), thinking_of(own.get(KWARGS))
         return row
 
