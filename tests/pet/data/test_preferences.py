@@ -119,6 +119,18 @@ def test_system_and_earlier_turns_stay():
     assert first[-1]["content"] == spoken and second[:-1] == first[:-1], "a turn begins a line"
 
 
+def test_a_column_without_a_name_is_left_out(tmp_path):
+    """As of rows that no objective reads itself; another name of the same is read."""
+    row = {"prompt": "Q0", "question": "Q", "chosen": "A", "rejected": "B", "completion": "A", "label": 1}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    for objective, columns in (("dpo", {"prompt": ""}), ("classification", {"prompt": "", "text": "completion"})):
+        reading = rows_of(objective)
+        reading = {name: reading[name] for name in ("conversations", "documents")}
+        (found,) = read_rows(tmp_path / "rows.jsonl", columns=columns, **reading)
+        assert found.text == "A" if objective == "classification" else found.messages[0]["content"] == "Q"
+        assert not {"prompt"} & set(found.unread)
+
+
 @pytest.mark.parametrize("objective", ["reward", "dpo"])
 def test_a_margin_is_a_reward_models(objective, tmp_path):
     """Of other objectives it is said that it is not read."""
