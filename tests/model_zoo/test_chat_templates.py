@@ -510,6 +510,17 @@ def test_a_space_before_the_first_text_alone(fixtures, tmp_path, legacy):
     assert AutoTokenizer.from_pretrained(tmp_path / "saved").prompt(talk[:-1]) == expected
 
 
+def test_a_model_alone_keeps_its_ids_through_saving(fixtures, tmp_path):
+    """Beside no tokenizer_config.json every text has a space of its own; what is saved says so."""
+    alone = AutoTokenizer.from_pretrained(fixtures / "tok_llama" / "tokenizer.model").with_chat_template(TURNS, "own")
+    pieces = [alone.encode_text(f"[INST] {text} [/INST]") for text in ("hi", "you")]
+    expected = [1, *pieces[0], 1, *pieces[1]]
+    talk = [{"role": "user", "content": text} for text in ("hi", "you")]
+    assert alone.prompt(talk) == expected
+    alone.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path).prompt(talk) == expected
+
+
 AWKWARD = (
     "<s>hello",
     "<s> hello",
