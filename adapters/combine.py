@@ -183,12 +183,12 @@ def stacked(parts) -> tuple[np.ndarray, np.ndarray]:
 
 def summed(parts, path: str) -> tuple[tuple[np.ndarray, np.ndarray], tuple[float, float]]:
     """The weighted sums of the B and of the A, a negative weight in A, and (‖distance from Σ wᵢ·ΔWᵢ‖², ‖that sum‖²)."""
-    b, a = np.float64(0), np.float64(0)
     ranks = {module.factors()[1].shape[0] for _, module in parts}
     if len(ranks) > 1:
         raise InputError(
             f"combine_adapters: linear adds up factors of one rank; {path} has {sorted(ranks)}; choose svd"
         )
+    b, a = (np.zeros_like(factor) for factor in parts[0][1].factors())
     for weight, module in parts:
         own_b, own_a = module.factors()
         root = math.sqrt(abs(weight) / module.scale)  # the scale is in B

@@ -65,9 +65,9 @@ def norms_at(site, change=lambda rows: 0.0) -> np.ndarray:
     Args:
         change: gives rows of ΔW ``(out, in)``; without it there is none.
     """
-    whole = weight_array(site).T if site.transposed else None
-    rows_of = (lambda rows: whole[rows]) if site.transposed else (lambda rows: weight_array(site, rows))
-    return np.concatenate([row_norms(rows_of(rows) + change(rows)) for rows in blocks(site.out_features)])
+    if site.transposed:
+        return row_norms(weight_array(site).T + change(slice(None)))
+    return np.concatenate([row_norms(weight_array(site, rows) + change(rows)) for rows in blocks(site.out_features)])
 
 
 def rescaled(y, base, bias, change, factor, shape):
