@@ -503,6 +503,12 @@ def test_merging_on_disk_refuses_a_start_that_the_base_decides(fixtures, directo
         StoredAdapter(directory)
 
 
+def test_what_peft_alone_keeps_frozen_is_said(llama, directory):
+    edit(directory, init_lora_weights="mica")
+    with pytest.warns(UserWarning, match="'mica': PEFT trains A alone; training goes on with A and B here"):
+        pet.load_adapter(llama, directory)
+
+
 def test_whole_weights_of_a_narrow_base(fixtures, tmp_path):
     model = pet.AutoModel.from_pretrained(fixtures / "llama_gqa", dtype="bfloat16")
     pet.apply_lora(model, rank=2, modules_to_save=["norm"], trainable_tokens=[4])
