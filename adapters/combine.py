@@ -1,14 +1,19 @@
 """One adapter out of several: weighted sums of their ΔW, exactly or within a rank.
 
 ``cat`` stacks the factors, ``[w₁s₁B₁ … wₙsₙBₙ]·[A₁; …; Aₙ]``, and is the sum Σ wᵢΔWᵢ itself, at the sum of the ranks.
-The others work on the ΔW themselves, never on A and B apart (the sum of products is no product of sums), and cut the
-result to a rank by its largest singular values. How much that leaves out is measured and printed.
+The others but ``linear`` work on the ΔW themselves, never on A and B apart (the sum of products is no product of sums),
+and cut the result to a rank by its largest singular values. How much that leaves out is measured and printed.
 
     svd               Σ wᵢ·ΔWᵢ
     magnitude_prune   Σ wᵢ·largest(ΔWᵢ)                           keeps the largest share `density` of the entries
     ties              trim as above, choose each entry's sign, average the entries of that sign (Yadav et al. 2023)
     dare_linear       Σ wᵢ·random(ΔWᵢ)/density                    keeps a random share (Yu et al. 2024)
     dare_ties         a random share, then ties' signs and averages
+
+PEFT calls these ``svd``, ``magnitude_prune_svd``, and so on, names that are taken here, too; with ``ties_svd`` and
+``dare_ties_svd`` signs are elected before the weights, as there. Of those that work on A and B apart there is
+
+    linear            (Σ √wᵢsᵢ·Bᵢ)·(Σ √wᵢsᵢ·Aᵢ)                   PEFT's; far from Σ wᵢ·ΔWᵢ, and by how much is printed
 """
 
 from __future__ import annotations
@@ -32,7 +37,8 @@ from model_zoo.arguments import checked
 from model_zoo.errors import InputError, nearest
 from model_zoo.settings import require
 
-METHODS = ("cat", "svd", "ties", "dare_linear", "dare_ties", "magnitude_prune")
+PRUNED = ("ties", "dare_linear", "dare_ties", "magnitude_prune")
+METHODS = ("cat", "svd", "linear", *PRUNED, *(f"{name}_svd" for name in PRUNED))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +48,8 @@ class CombineReport:
     Attributes:
         method: how it was made.
         rank: the largest rank among its cells.
-        error: ‖cut − whole‖ / ‖whole‖ over all cells (Frobenius norms): what the rank left out.
+        error: ‖cut − whole‖ / ‖whole‖ over all cells (Frobenius norms): what the rank left out; of ``linear`` the
+            distance from Σ wᵢ·ΔWᵢ.
         worst: the cell with the largest error of its own, and that error.
     """
 
@@ -56,7 +63,8 @@ class CombineReport:
         line = f"combined into {self.name!r} by {self.method}, rank {self.rank}"
         if self.method == "cat":
             return f"{line}: exact"
-        return f"{line}: truncation error {self.error:.2e}, at most {self.worst[1]:.2e} ({self.worst[0]})"
+        kind = "distance from the weighted sum" if self.method == "linear" else "truncation error"
+        return f"{line}: {kind} {self.error:.2e}, at most {self.worst[1]:.2e} ({self.worst[0]})"
 
 
 @checked
@@ -79,7 +87,7 @@ def combine_adapters(
         weights: factor of each ΔW; default 1 each.
         new_name: of the new adapter.
         method: see the module's table.
-        rank: for all methods but ``cat``: the new rank; default the largest among the adapters.
+        rank: for all methods but ``cat`` and ``linear``: the new rank; default the largest among the adapters.
         density: share of the entries that pruning keeps, above 0 and at most 1.
         majority: how ties chooses a sign: ``total`` (of the weighted sum) or ``frequency`` (of most adapters).
         seed: of dare's choice.
@@ -99,8 +107,8 @@ def combine_adapters(
     state.refuse_while_merged("combine adapters")
     if rank is not None:
         require("combine_adapters", "rank", rank, int, ge=1, le=LARGEST)
-        if method == "cat":
-            raise InputError("combine_adapters: cat keeps every rank; leave rank out, or choose svd")
+        if method in ("cat", "linear"):
+            raise InputError(f"combine_adapters: {method} keeps every rank; leave rank out, or choose svd")
     for adapter in adapters:
         refuse_uncombinable(adapter, method)
     paths = list(dict.fromkeys(path for adapter in adapters for path in adapter.modules))
@@ -115,6 +123,9 @@ def combine_adapters(
             ]
             if method == "cat":
                 pairs[path] = stacked(parts)
+                continue
+            if method == "linear":
+                pairs[path], errors[path] = summed(parts, path)
                 continue
             site = next(adapter.sites[path] for adapter in adapters if path in adapter.sites)
             base = weight_array(site)
@@ -158,8 +169,8 @@ def refuse_uncombinable(adapter: Adapter, method: str) -> None:
     if adapter.replaced or adapter.companions:
         whole = [item.saved_name for item in adapter.replaced] + list(adapter.companions)
         raise InputError(f"adapter {adapter.name!r} trains {whole[0]} beside LoRA and cannot be combined")
-    if adapter.config.use_dora and method == "cat":
-        raise InputError(f"adapter {adapter.name!r} is DoRA, whose ΔW has no low rank to stack; choose svd")
+    if adapter.config.use_dora and method in ("cat", "linear"):
+        raise InputError(f"adapter {adapter.name!r} is DoRA, whose ΔW has no low rank for {method}; choose svd")
 
 
 # The arithmetic, in float64 -------------------------------------------------------------------------------------------
@@ -169,6 +180,22 @@ def stacked(parts) -> tuple[np.ndarray, np.ndarray]:
     """B and A whose product is the weighted sum of the parts' products."""
     factors = [(weight, *module.factors()) for weight, module in parts]
     return np.concatenate([weight * b for weight, b, _ in factors], 1), np.concatenate([a for *_, a in factors], 0)
+
+
+def summed(parts, path: str) -> tuple[tuple[np.ndarray, np.ndarray], tuple[float, float]]:
+    """The weighted sums of the B and of the A, a negative weight in A, and (‖distance from Σ wᵢ·ΔWᵢ‖², ‖that sum‖²)."""
+    ranks = {module.factors()[1].shape[0] for _, module in parts}
+    if len(ranks) > 1:
+        raise InputError(
+            f"combine_adapters: linear adds up factors of one rank; {path} has {sorted(ranks)}; choose svd"
+        )
+    b, a = (np.zeros_like(factor) for factor in parts[0][1].factors())
+    for weight, module in parts:
+        own_b, own_a = module.factors()
+        root = math.sqrt(abs(weight) / module.scale)  # the scale is in B
+        b, a = b + root * own_b, a + math.copysign(root * module.scale, weight) * own_a
+    whole = np.matmul(*stacked(parts))
+    return (b, a), (float(((whole - b @ a) ** 2).sum()), float((whole**2).sum()))
 
 
 def as_matrix(delta: np.ndarray, site) -> np.ndarray:
@@ -187,23 +214,26 @@ def keep_largest(delta: np.ndarray, density: float) -> np.ndarray:
     return kept.reshape(delta.shape)
 
 
-def agreeing(deltas: list[np.ndarray], majority: str) -> np.ndarray:
-    """Ties' second half: each entry's elected sign, and the sum of the entries that have it over their number."""
-    stack = np.stack(deltas)
+def agreeing(deltas: list[np.ndarray], voting: list[np.ndarray], majority: str) -> np.ndarray:
+    """Ties' second half: the sign that each entry of `voting` elects, and the mean of the `deltas` whose own has it."""
+    stack = np.stack(voting)
     elected = np.sign(np.sign(stack).sum(0) if majority == "frequency" else stack.sum(0))
     elected = np.where(elected == 0, 1.0, elected)
     agree = (np.sign(stack) == elected) & (stack != 0)
-    return np.where(agree, stack, 0.0).sum(0) / np.maximum(agree.sum(0), 1)
+    return np.where(agree, np.stack(deltas), 0.0).sum(0) / np.maximum(agree.sum(0), 1)
 
 
 def mixed(deltas, weights, method, density, majority, generator) -> np.ndarray:
     """The combined ΔW before it is cut to a rank."""
+    as_peft, method = method.endswith("_svd"), method.removesuffix("_svd")
     if method in ("ties", "magnitude_prune"):
         deltas = [keep_largest(delta, density) for delta in deltas]
     elif method.startswith("dare"):  # a random share of the entries, scaled up so that the expectation stays
         deltas = [np.where(generator.random(one.shape) < density, one / density, 0.0) for one in deltas]
     weighted = [weight * delta for weight, delta in zip(weights, deltas, strict=True)]
-    return agreeing(weighted, majority) if method.endswith("ties") else np.sum(weighted, 0)
+    if method.endswith("ties"):
+        return agreeing(weighted, deltas if as_peft else weighted, majority)
+    return np.sum(weighted, 0)
 
 
 def truncated(whole: np.ndarray, rank: int) -> tuple[tuple[np.ndarray, np.ndarray], tuple[float, float]]:

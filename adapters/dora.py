@@ -59,11 +59,15 @@ def row_norms(weight: np.ndarray) -> np.ndarray:
     return np.sqrt((weight * weight).sum(axis=1)).astype(np.float32)
 
 
-def norms_at(site) -> np.ndarray:
-    """‖W‖ of each output of a linear cell, float32, of some rows at a time: W is never there whole in float64."""
+def norms_at(site, change=lambda rows: 0.0) -> np.ndarray:
+    """‖W + ΔW‖ of each output of a linear cell, float32, of some rows at a time: W is never there whole in float64.
+
+    Args:
+        change: gives rows of ΔW ``(out, in)``; without it there is none.
+    """
     if site.transposed:
-        return row_norms(weight_array(site).T)
-    return np.concatenate([row_norms(weight_array(site, rows)) for rows in blocks(site.out_features)])
+        return row_norms(weight_array(site).T + change(slice(None)))
+    return np.concatenate([row_norms(weight_array(site, rows) + change(rows)) for rows in blocks(site.out_features)])
 
 
 def rescaled(y, base, bias, change, factor, shape):

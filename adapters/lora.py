@@ -23,6 +23,7 @@ from adapters.method import AdapterModule, MethodConfig
 from adapters.patterns import pattern_value
 from adapters.peft_config import LORA_KEYS, lora_scale, lora_settings
 from adapters.settings import FROM_WEIGHTS, LoRA
+from model_zoo.checkpoint.parameters import write_parameter
 from model_zoo.engine import uses_kernel
 from model_zoo.errors import InputError
 from model_zoo.quantization.cells import is_quantized
@@ -58,7 +59,8 @@ class LoRAConfig(LoRA, MethodConfig):
         from adapters.conv_lora import DoRAConv, LoRAConv
         from adapters.embedding_lora import DoRAEmbedding, LoRAEmbedding
 
-        if self.init in FROM_WEIGHTS and site.kind != "linear":
+        fitting = ("linear", "embedding") if self.init in START else ("linear",)
+        if self.init in FROM_WEIGHTS and site.kind not in fitting:
             raise InputError(f"lora: init {self.init!r} fits linear cells; {site.path} is of kind {site.kind}")
         if site.kind == "linear":
             return DoRALinear(self, site) if self.use_dora else LoRALinear(self, site)
@@ -230,18 +232,48 @@ class DoRALinear(LoRALinear):
     def __init__(self, config: LoRAConfig, site):
         super().__init__(config, site)
         norms = norms_at(site)
-        self.lora_magnitude_vector = Parameter(Tensor(norms), name="lora_magnitude_vector")
+        start = norms
+        if config.init == "loftq":  # its first product is no zero
+            b, a = self.factors()
+            start = norms_at(site, lambda rows: b[rows] @ a)
+        self.lora_magnitude_vector = Parameter(Tensor(start), name="lora_magnitude_vector")
         self.magnitude = Magnitude(norms, self.scale)
         self.weight_product = ops.MatMul(transpose_a=site.transposed, transpose_b=True)
 
-    def on_base(self, x, y, base, weight, bias):
+    def follow_base(self, before, after) -> None:
+        super().follow_base(before, after)
+        self.on_norms(after.magnitude.norm.asnumpy())
+
+    def attached(self, site) -> bool:
+        packed_anew = super().attached(site)
+        if packed_anew:
+            self.on_norms(norms_at(site))
+        return packed_anew
+
+    def on_norms(self, norms: np.ndarray) -> None:
+        """Takes over the norms of another weight beneath, and the magnitude where nobody has trained it."""
+        norm, magnitude = self.magnitude.norm, self.lora_magnitude_vector
+        for parameter in (magnitude, norm) if np.array_equal(magnitude.asnumpy(), norm.asnumpy()) else (norm,):
+            write_parameter(parameter, norms)
+
+    def change_factors(self):
+        """A and B of ``B·A − B₀·A₀``, as ``[B − B₀, B₀]·[A; A − A₀]``: no more than zeros at the start, to the bit."""
         a, b = ops.stop_gradient(self.lora_A.weight), ops.stop_gradient(self.lora_B.weight)
+        if not self.starts_from_base:
+            return a, b
+        first_a, first_b = self.initial_A.weight, self.initial_B.weight
+        return ops.concat((a, a - first_a), 0), ops.concat((b - first_b, first_b), 1)
+
+    def on_base(self, x, y, base, weight, bias):
+        a, b = self.change_factors()
         wa = self.weight_product(weight.astype(ms.float32), a)  # (out, r)
         factor = self.magnitude(self.lora_magnitude_vector, wa, a, b)
         change = self.change(x, self.scale).reshape(y.shape)
         return rescaled(y, base, bias, change, factor, (-1,))
 
     def trace(self, tracer, x, y, weight, bias):
+        if self.starts_from_base:
+            tracer.refuse(type(self))
         y = super().trace(tracer, x, y)
         given = [weight, self.lora_A.weight, self.lora_B.weight, self.magnitude.norm, self.lora_magnitude_vector]
         given += [] if bias is None else [bias]

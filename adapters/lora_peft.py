@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import warnings
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from adapters.initial import START
 from adapters.matching import chosen_sites
-from adapters.patterns import GROUPS, as_list, in_any_order, is_glob, within
+from adapters.patterns import GROUPS, as_list, in_any_order, is_glob, pattern_matches, pattern_value, within
 from adapters.peft_config import LORA_DEFAULTS
 from adapters.replacement import own_parameters
 from adapters.sites import plain_cells, weight_of
@@ -20,7 +21,7 @@ from model_zoo.errors import InputError
 from model_zoo.quantization.cells import is_quantized
 
 BASE_LAYER = ".base_layer."
-A, B = ".lora_A.weight", ".lora_B.weight"
+A, B, TABLE = ".lora_A.weight", ".lora_B.weight", ".lora_embedding_A"
 
 
 def targets_to_peft(entries, paths: list[str]):
@@ -47,17 +48,22 @@ def written_targets(config, model, paths: list[str]):
 def to_peft(config, model, adapter) -> dict[str, Any]:
     """The settings as PEFT writes them. What a glob or a group named is written as the cells it found.
 
-    PiSSA and OLoRA are written as the plain LoRA of twice the rank that they are on the unchanged base (`pack`), and
-    what was begun anew as that of all its parts.
+    PiSSA and OLoRA are written as the plain LoRA of twice the rank that they are on the unchanged base (`pack`); an
+    embedding has neither start, and its own rank. What was begun anew is written as that of all its parts.
     """
     paths = [path for path in adapter.sites if path not in adapter.companions]
-    ranks = 2 if config.init in START else 1
+    doubled = config.init in START
+    ranks = 2 if doubled else 1
     if adapter.earlier is not None:
         ranks += adapter.earlier.config.rank // config.rank
     growth = growth_of(config, ranks)
+    tables = [path for path in paths if adapter.sites[path].kind == "embedding"] if doubled else []
 
-    def scaled(patterns, factor):
-        return {key: value * factor for key, value in in_any_order(patterns, paths).items()}
+    def scaled(patterns, usual, factor):
+        if not tables:
+            return {key: value * factor for key, value in in_any_order(patterns, paths).items()}
+        values = {path: pattern_value(patterns, path, usual) * (path in tables or factor) for path in paths}
+        return {f"^{re.escape(path)}": value for path, value in values.items() if value != usual * factor}
 
     values = {
         **LORA_DEFAULTS,
@@ -68,8 +74,8 @@ def to_peft(config, model, adapter) -> dict[str, Any]:
         "exclude_modules": None,
         "layers_to_transform": None,
         "modules_to_save": saved_whole(config, model),
-        "rank_pattern": scaled(config.rank_pattern, ranks),
-        "alpha_pattern": scaled(config.alpha_pattern, growth),
+        "rank_pattern": scaled(config.rank_pattern, config.rank, ranks),
+        "alpha_pattern": scaled(config.alpha_pattern, config.alpha, growth),
         "init_lora_weights": config.init if config.init == "gaussian" else True,
         "fan_in_fan_out": any(site.published_transposed for site in adapter.sites.values()),
     }
@@ -162,13 +168,20 @@ def restarted(config, model, arrays: dict[str, np.ndarray], started_by: str | No
         rank = a.shape[0] // 2
         halved[path + A], halved[path + B] = a[:rank], b[:, :rank]
         first[path] = -b[:, rank:], a[rank:]
+    tables = [key.removesuffix(TABLE) for key in arrays if key.endswith(TABLE)]
+
+    def shrunk(patterns, divide):
+        """But for embeddings, whose keys `to_peft` writes apart."""
+        own = {key: any(pattern_matches(key, path) for path in tables) for key in patterns or {}}
+        return {key: value if own[key] else divide(value) for key, value in (patterns or {}).items()}
+
     config = dataclasses.replace(
         config,
         init=started_by,
         rank=config.rank // 2,
         alpha=config.alpha / growth,
-        rank_pattern={key: rank // 2 for key, rank in (config.rank_pattern or {}).items()},
-        alpha_pattern={key: alpha / growth for key, alpha in (config.alpha_pattern or {}).items()},
+        rank_pattern=shrunk(config.rank_pattern, lambda rank: rank // 2),
+        alpha_pattern=shrunk(config.alpha_pattern, lambda alpha: alpha / growth),
     )
     config.first = first
     return config, halved

@@ -363,7 +363,8 @@ def init_name(value) -> str:
     It matters for a file in PEFT's own PiSSA or OLoRA form, where the base weight is meant to be without the first
     product. Other starting points left the base alone, so that the factors in the file say everything.
     """
-    if isinstance(value, str) and value.lower() in LOST_START:
+    value = value.lower() if isinstance(value, str) else value  # PEFT takes OLoRA, too
+    if value in LOST_START:
         raise InputError(
             f"init_lora_weights is {value!r}: the adapter belongs to a changed base, which the file does not describe; "
             "save it in PEFT with path_initial_model_for_weight_conversion"
@@ -373,6 +374,8 @@ def init_name(value) -> str:
         return "pissa"
     if not isinstance(value, (str, bool, type(None))):
         raise InputError(f"init_lora_weights is {value!r}; true, false or a name was expected")
+    if value == "mica":
+        warnings.warn("init_lora_weights 'mica': PEFT trains A alone; training goes on with A and B here", stacklevel=2)
     return value if value in ("gaussian", *START) else "default"
 
 

@@ -53,7 +53,12 @@ class InFront(MethodConfig):
     @classmethod
     def from_peft(cls, values: dict[str, Any]):
         """The file holds what a network gave, so none is built."""
-        return cls(length=values.get("num_virtual_tokens"), modules_to_save=values.get("modules_to_save"))
+        if whole := values.get("modules_to_save"):  # a head, say, of task_type SEQ_CLS
+            raise InputError(
+                f"task_type {values.get('task_type')}, modules_to_save {whole}: weights in full beside {cls.method} "
+                "are not supported; beside LoRA and IA3 they are"
+            )
+        return cls(length=values.get("num_virtual_tokens"))
 
 
 class PrefixConfig(Prefix, InFront):

@@ -117,12 +117,8 @@ class PTuningConfig(PTuning, PromptConfig):
     @classmethod
     def from_peft(cls, values: dict[str, Any]):
         """The file holds the network's output (also an LSTM's), so no network is built."""
-        return cls(
-            length=values.get("num_virtual_tokens"),
-            projection_hidden=values.get("encoder_hidden_size"),
-            modules_to_save=values.get("modules_to_save"),
-            folded=True,
-        )
+        hidden = values.get("encoder_hidden_size")
+        return dataclasses.replace(super().from_peft(values), projection_hidden=hidden, folded=True)
 
 
 # Where the embeddings come from --------------------------------------------------------------------------------------

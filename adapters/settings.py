@@ -57,7 +57,8 @@ class LoRA(Settings):
         "default",
         "default: A Kaiming-uniform, B zero. gaussian: A normal with deviation 1/rank, B zero. pissa: from "
         "the largest singular vectors of W. olora: from its QR decomposition. These two are saved as plain "
-        "LoRA of twice the rank; of a base packed in 8 or 4 bits what they leave of W is packed. "
+        "LoRA of twice the rank; of a base packed in 8 or 4 bits what they leave of W is packed; embeddings start by "
+        "default. DoRA from either runs on a CPU without whole-layer kernels: about ten times slower. "
         "loftq (Li et al. 2023): from what packing in 8 or 4 bits left out of W; merge such "
         "an adapter with --dequantize.",
         choices=("default", "gaussian", *FROM_WEIGHTS),
@@ -88,11 +89,6 @@ class LoRA(Settings):
     summary = "lora: W + alpha/rank · B·A. dora: the same direction with a magnitude per output of its own."
     peft_type = "LORA"
     kinds = ("linear", "embedding", "conv")
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        yield from super().problems()
-        if self.use_dora and self.init in FROM_WEIGHTS:
-            yield "init", f"init {self.init!r} with use_dora; DoRA's norm is that of the weight it starts on"
 
 
 HIDDEN = "Width of that network's hidden layer. Left out: the model's hidden size."

@@ -21,6 +21,16 @@ OPENED = {
     "attn_implementation": f"{NONE}the fastest attention there is runs",
     "low_cpu_mem_usage": f"{NONE}weights are read one by one",
     "trust_remote_code": f"{NONE}a checkpoint's own code never runs",
+    **dict.fromkeys(
+        ("num_labels", "id2label", "label2id", "problem_type"),
+        'comes with a head, by pet.Trainer(…, objective="classification"); a recipe has it in model.config',
+    ),
+}
+JUDGED = {
+    "return_all_scores": "is top_k",
+    "function_to_apply": f"{NONE}pet.scores gives the head's numbers",
+    "truncation": f"{NONE}longer texts are cut at the model's length",
+    "batch_size": 'is an argument of pet.pipeline("text_classification", …)',
 }
 ANSWERED = {
     "generation_config": "is its settings, by their names",
@@ -57,6 +67,7 @@ ELSEWHERE = {
     },
     "CausalLM.__call__": CALLED,
     "generate": ANSWERED,
+    "TextClassification.__call__": JUDGED,
     "load_adapter": {
         "adapter_name": "is name",
         "is_trainable": f"{NONE}an active adapter is trained, and pet.freeze_modules freezes",
@@ -68,12 +79,19 @@ ELSEWHERE = {
     "delete_adapter": {"adapter_name": "is name"},
     "merge": MERGED,
     "merge_and_unload": MERGED,
-    "combine_adapters": {"adapters": "is names", "adapter_name": "is new_name", "combination_type": "is method"},
+    "combine_adapters": {
+        **{"adapters": "is names", "adapter_name": "is new_name", "combination_type": "is method"},
+        **{"svd_rank": "is rank", "majority_sign_method": "is majority"},
+        "svd_clamp": f"{NONE}no factor is clamped",
+        **dict.fromkeys(("svd_full_matrices", "svd_driver"), f"{NONE}results are the same without it"),
+    },
 }
 """{function: {argument there: what is said of it}}."""
+CALLS = {"CausalLM.__call__": "model", "TextClassification.__call__": "pipeline"}
+"""What is called, where it is no function."""
 
 
 def refuse_others(function: str, known: Iterable[str], given: Iterable[str]) -> None:
     """Raises InputError for arguments of another library that a function does not have."""
-    others, shown = ELSEWHERE.get(function, {}), function.replace("CausalLM.__call__", "model")
+    others, shown = ELSEWHERE.get(function, {}), CALLS.get(function, function)
     InputError.raise_any(f"{shown}: {name} {others[name]}" for name in given if name in others and name not in known)

@@ -40,6 +40,7 @@ class TrainSettings(TypedDict, total=False):
     gamma: float
     desirable_weight: float
     undesirable_weight: float
+    center_rewards_coefficient: float
     reference: str | None
     label_smoothing: float
     base_dropout: dict[Literal["embedding", "hidden", "attention"], float]

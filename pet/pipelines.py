@@ -14,6 +14,7 @@ TASKS = ("text_generation", "text_classification")
 def check_task(task: str, model: Any) -> str:
     """The task by its name in `TASKS`. Raises InputError for an unknown one, or where there is no model."""
     name = str(task).replace("-", "_")
+    name = "text_classification" if name == "sentiment_analysis" else name  # transformers' other name of it
     if name not in TASKS:
         raise InputError(f"pipeline: task {task!r} is not known; supported: {', '.join(TASKS)}{similar(name, TASKS)}")
     if model is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from model_zoo.arguments import asked_as_elsewhere
 from model_zoo.errors import InputError
 from model_zoo.graph import evaluating
 from model_zoo.inputs import as_mask
@@ -36,6 +37,7 @@ class TextClassification:
         if not getattr(self.model, "scoring", False):
             raise InputError("pipeline: the model has no head that judges texts; give a classifier, or its adapter=")
 
+    @asked_as_elsewhere
     def __call__(self, text: Any, top_k: int | None = None) -> list[list[dict[str, Any]]]:
         """The labels of each text, ``[[{"label": name, "score": number}, …], …]``, the likeliest first.
 

@@ -26,7 +26,7 @@ import yaml
 
 HERE = Path(__file__).resolve().parent
 STORE, TABLE = HERE / "measured.json", HERE / "README.md"
-METRICS = {"loss": "held-out loss", "accuracy": "token accuracy", "rouge_l": "ROUGE-L"}
+METRICS = {"loss": "held-out loss", "accuracy": "accuracy", "rouge_l": "ROUGE-L"}
 
 
 def tunable() -> dict[str, Path]:
@@ -154,7 +154,8 @@ published size (`glm_6b_lora`, `llama3_8b_lora`, …) need its weights and say a
 
 The table below is written by `python recipes/measure.py`, which runs each recipe as it stands and reads its
 `summary.json`. Before is the base without an adapter, after the tuned one, both on rows that were not trained on.
-Accuracy is the share of the answers' tokens that the model ranks first. ROUGE-L compares answers that the model writes.
+Accuracy is the share of the answers' tokens that the model ranks first, of a classifier the share of the texts whose
+label is right. ROUGE-L compares answers that the model writes.
 Seconds are the whole run: loading, both evaluations, compilation, training, saving. Useful tokens are those of samples,
 without padding. Bases differ in tokenizer and data, so losses compare within one base only.
 """

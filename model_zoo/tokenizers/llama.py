@@ -24,9 +24,9 @@ class LlamaTokenizer(SentencePieceTokenizer):
     Args:
         vocab_file: Path of ``tokenizer.model``.
         legacy: In decoding, whether one space more than the algorithm's own is lost at the start of a text, as in
-            transformers; not where nothing is said, because only then does decoding give back what was encoded. In a
-            chat template every text has a space put before it, but with ``legacy=False`` the first one alone. The ids
-            of a text by itself are the same.
+            transformers. In a chat template every text has a space put before it then, else the first one alone. The
+            ids of a text by itself are the same. A tokenizer_config.json that lacks it means False, as transformers 5
+            has it (transformers 4: True); of a model alone every text is one of its own.
         add_bos_token, add_eos_token: What ``add_special_tokens`` adds.
         prompt_style: Chat format; without a chat template among the files it is ``"plain"``.
         settings: Contents of ``tokenizer_config.json``.
@@ -63,7 +63,7 @@ class LlamaTokenizer(SentencePieceTokenizer):
         self.adds_space = processor.encode("a", out_type=str)[0].startswith(SPACE)
         self.leading_spaces = (2 if self.legacy else 1) if self.adds_space else 0
         cuts = [f"(?<={re.escape(name[0])})(?={re.escape(name[1:])})" for name in controls if name not in own]
-        self.first_space_only = self.adds_space and legacy is False
+        self.first_space_only = self.adds_space and not self.legacy and (legacy is False or bool(settings))
         self._further = parse_sentencepiece(data + NO_FIRST_SPACE, vocab_file) if self.first_space_only else processor
         self._cuts = re.compile("|".join(cuts)) if cuts and not self.adds_space else None
         said = {} if legacy is None else {"legacy": self.legacy}
@@ -96,4 +96,5 @@ class LlamaTokenizer(SentencePieceTokenizer):
         return super().encode_following(text) if self._cuts is None else self.encode_text(text)
 
     def own_settings(self) -> dict:
-        return self._own
+        unsaid = "legacy" not in self._own and self.adds_space and not self.first_space_only
+        return {**self._own, "legacy": True} if unsaid and self.chat_template else self._own

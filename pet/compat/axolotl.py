@@ -43,8 +43,11 @@ KEYS = {
     "kto_undesirable_weight": "undesirable_weight",
     "dpo_label_smoothing": "label_smoothing",
     "simpo_gamma": "gamma",
+    "center_rewards_coefficient": "center_rewards_coefficient",
 }
 """Settings of preferences, by the names of all releases."""
+LOSSES = {"sigmoid": "dpo", "hinge": "hinge", "ipo": "ipo", "robust": "robust"}
+"""What ``dpo_loss_type`` makes of ``rl: dpo``."""
 PLUGINS = ("CutCrossEntropyPlugin", "LigerPlugin", "SpectrumPlugin", "SwanLabPlugin", "KernelsPlugin")
 PLUGINS += ("ExpertParallelPlugin",)
 """Plugins that change speed, logs, or how the work is divided."""
@@ -278,7 +281,8 @@ TABLE = {
     "cpo_alpha": Ignored("it is about rl: simpo"),
     "reward_model": Refused("true or false was expected", harmless=(True,)),
     "process_reward_model": Refused("one score for a whole answer is supported: reward_model"),
-    **same(LOSS, "dpo_use_* dpo_loss_* center_rewards_coefficient"),
+    "dpo_loss_type": Refused(f"one of {', '.join(LOSSES)}", harmless=tuple([name] for name in LOSSES)),
+    **same(LOSS, "dpo_use_* dpo_loss_weights"),
     # the run
     "batch_size": lambda t, n, v: t.put("train.accumulation", max(1, v // t.get("train.batch_size"))),
     "max_steps": "train.steps",
@@ -344,7 +348,11 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         keys, given = {"cpo_alpha": "sft_weight", **KEYS}, {**given, "cpo_alpha": 1.0 if weight is None else weight}
     elif values.get("rl") and values["rl"] not in RL:  # how its data sets are read is no matter
         given = {name: value for name, value in given.items() if name not in ("datasets", "test_datasets")}
-    given = preferences(t, values["rl"] if values.get("rl") in RL else reward, given, keys)
+    objective = values["rl"] if values.get("rl") in RL else reward
+    loss = values.get("dpo_loss_type")
+    if objective == "dpo" and isinstance(loss, list) and len(loss) == 1:
+        objective = LOSSES.get(str(loss[0]), "dpo")
+    given = preferences(t, objective, given, keys)
     t.apply(given, TABLE)
     schedule_of_transformers(t, "lr_scheduler", given)
     _restarts(t, given)

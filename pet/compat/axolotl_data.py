@@ -69,7 +69,7 @@ OF_THE_FILE = ("chat_template", *PREPARED)
 TEXTS = ("template", "template_without_input")
 MAPPINGS = ("roles", "message_property_mappings")
 """Keys of an entry that hold a mapping."""
-MESSAGES_ALONE = ("dpo", "ipo", "simpo")
+MESSAGES_ALONE = ("dpo", "hinge", "ipo", "robust", "simpo")
 """Objectives for which chat templates read no column of system texts."""
 
 

@@ -43,7 +43,7 @@ from pet.recipe.classes import OPTIONS
 from pet.recipe.fields import ADAPTERS_OFF
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
 
-PREFERENCES = {"sigmoid": "dpo", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
+PREFERENCES = {"sigmoid": "dpo", "hinge": "hinge", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
 """Losses of stage dpo -> objectives."""
 STAGES = {"dpo": "dpo", "orpo": "orpo", "kto": "kto", "rm": "reward"}
 """Stages of preferences -> objectives."""

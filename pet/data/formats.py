@@ -178,12 +178,13 @@ def _documents_of(
 ) -> Callable[[Record], Row]:
     """Rows by a function of the objective's, which sees the roles of ``columns`` as columns, and nothing that says the
     same by another name."""
-    same = (name for names in SAYING_THE_SAME if set(names) & set(columns) for name in names)
+    given = {role for role, name in columns.items() if name}  # without a name a column is left out
+    same = (name for names in SAYING_THE_SAME if set(names) & given for name in names)
     hidden = {*columns, *columns.values(), *same}
 
     def convert(record: Record) -> Row:
         for role, name in columns.items():
-            if role in NEEDED and name not in record.columns:
+            if name and role in NEEDED and name not in record.columns:
                 raise Wrong(f"no column {name!r}, which is to be the {role}{nearest(name, record.columns)}")
         try:
             renamed = {role: record.columns[name] for role, name in columns.items() if name in record.columns}
@@ -205,7 +206,7 @@ def _documents_of(
         row = Row(path, record.line, every[0], others=every[1:], place=record.place, row=record.row)
         row.input = next((one["_input"] for one in reversed(found[0]) if "_input" in one), "")
         row.prompt = last_question(every[0]).removesuffix(f"\n{row.input}" if row.input else "")
-        row.label = found[0][-1].get("desirable")
+        row.label = found[0][-1].get("desirable", found[0][-1].get("margin"))
         row.tools, row.thinking = tools_of(own.get("tools")), thinking_of(own.get(KWARGS))
         return row
 

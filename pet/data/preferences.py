@@ -4,7 +4,8 @@
 what is compared       columns
 =====================  ==========================================================================================
 two answers            prompt (or question, instruction [input], input, messages, conversation[s]) [history] [system];
-                       chosen, rejected: a text, a message, or messages, with or without the question before them
+                       chosen, rejected: a text, a message, or messages, with or without the question before them;
+                       for a reward model [margin]: by how much the scores are to differ
 two dialogues          chosen, rejected: texts of ``Human:`` and ``Assistant:`` turns, or messages; all but the last
                        turn are the same
 one answer             a question as above; completion (or response, answer, output), or all in messages; label (or
@@ -18,6 +19,7 @@ messages are written as JSON in a string.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -54,6 +56,24 @@ def pairs(columns: Mapping[str, Any]) -> list[Messages]:
     if said[:-1] != other[:-1]:
         raise ValueError("chosen and rejected differ before their last answer")
     return [chosen, rejected]
+
+
+def ranked(columns: Mapping[str, Any]) -> list[Messages]:
+    """`pairs` for a reward model; the preferred answer has the row's ``margin``, where there is one.
+
+    Raises:
+        KeyError, ValueError: as `pairs`; a margin that is no number.
+    """
+    chosen, rejected = pairs(columns)
+    if (margin := columns.get("margin")) is None or margin == "":
+        return [chosen, rejected]
+    try:
+        value = float(margin)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not math.isfinite(value) or isinstance(margin, bool):
+        raise ValueError(f"margin: a number was expected, found {margin!r}")
+    return [[*chosen[:-1], {**chosen[-1], "margin": value}], rejected]
 
 
 def labelled(columns: Mapping[str, Any]) -> list[Messages]:

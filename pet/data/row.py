@@ -32,7 +32,7 @@ class Row:
         unread: columns of a known name that hold something and were not read.
         text_pair: a second text that is judged with the first.
         label: what the data says of it, for objectives that learn that: a name, a number, or a list of these; of an
-            answer whether it is desirable.
+            answer whether it is desirable, of a pair its margin.
     """
 
     path: Path

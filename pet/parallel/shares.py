@@ -164,7 +164,8 @@ def adapter_shares(
             share = Share(full, tuple(parameter.shape), *spec, adapter=True, trained=trained)
             found[name if shared else full] = share
     if getattr(adapter, "init", None) in START:  # the factors that it starts from and keeps lie as the trained ones do
-        pairs = [(name.replace(".lora_", ".initial_"), share) for name, share in found.items() if ".lora_" in name]
+        ends = (".lora_A.weight", ".lora_B.weight")  # embeddings have another start
+        pairs = [(name.replace(".lora_", ".initial_"), share) for name, share in found.items() if name.endswith(ends)]
         found.update({name: dataclasses.replace(share, name=name, trained=False) for name, share in pairs})
     if getattr(adapter, "use_dora", False):
         found.update(magnitudes(rules, chosen))

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 
+from adapters.initial import START
 from pet.meta_model import MetaModel
 from pet.parallel.shares import NAMES, STAGES, Layout, cell_of, in_feed_forward, place_of, side_of
 from pet.parallel.specs import TIED
@@ -129,7 +130,8 @@ def gathers_of_piece(meta_model: MetaModel, layout: Layout, stage: int, again: r
 def dora_sums(
     meta_model: MetaModel, layout: Layout, stage: int, adapter, layers: range | None = None
 ) -> tuple[int, int]:
-    """DoRA's two small sums at every row-parallel cell of these layers (all): W·Aᵀ ``(out, r)`` and A·Aᵀ ``(r, r)``."""
+    """DoRA's two small sums at every row-parallel cell of these layers (all): W·Aᵀ ``(out, r)`` and A·Aᵀ ``(r, r)``; of
+    twice the rank where the first factors are kept beside the trained ones."""
     if not getattr(adapter, "use_dora", False):
         return 0, 0
     calls = nbytes = 0
@@ -137,7 +139,7 @@ def dora_sums(
         path, found, _ = share.name.partition(".lora_magnitude_vector")
         here = layers is None or place_of(meta_model, share.name) in layers
         if found and here and side_of(meta_model, path) == "row":
-            rank = adapter.rank_at(path)
+            rank = adapter.rank_at(path) * (2 if adapter.init in START else 1)
             calls, nbytes = calls + 2, nbytes + 4 * rank * (share.shape[0] + rank)
     return calls, nbytes
 

@@ -27,6 +27,7 @@ MOMENTS = ("start", "step", "evaluation", "save", "end")
 """Methods of a callback."""
 PAIRS = {
     "dpo": "pet.train.objectives.pairs:DPO",
+    "hinge": "pet.train.objectives.pairs:Hinge",
     "ipo": "pet.train.objectives.pairs:IPO",
     "robust": "pet.train.objectives.pairs:Robust",
     "simpo": "pet.train.objectives.pairs:SimPO",
@@ -50,9 +51,10 @@ OPTIONS = {
     "beta": (*PAIRS, "kto"),
     "sft_weight": tuple(PAIRS),
     "gamma": ("simpo",),
-    "reference": ("dpo", "ipo", "robust", "kto"),
+    "reference": ("dpo", "hinge", "ipo", "robust", "kto"),
     "desirable_weight": ("kto",),
     "undesirable_weight": ("kto",),
+    "center_rewards_coefficient": ("reward",),
 }
 """Settings of the ``train`` section that belong to some objectives; set for others, they are an error."""
 PARTS = ("from_settings", "prepare", "count", "loss", "measure", "metrics", "forward", "measured")
@@ -86,7 +88,7 @@ def rows_of(objective: str) -> dict[str, Any]:
         if objective not in COMPARED:
             return {}
         forms, documents = importlib.import_module("pet.data.preferences"), COMPARED[objective]
-        read = forms.pairs if documents == 2 else forms.labelled
+        read = forms.ranked if objective == "reward" else forms.pairs if documents == 2 else forms.labelled
         own = {"conversations": read, "documents": documents, "compares": True, "share_question": documents == 2}
         return {**own, "train_on": "last"}
     cls = find_objective(objective)

@@ -133,8 +133,8 @@ class Train(Section):
     objective: str = Field(
         "causal",
         description="Training objective: causal (next token; also called sft); of preferred and rejected answers dpo, "
-        "ipo, robust, simpo or orpo, or a reward model's head (reward); of answers with a label kto; of texts with a "
-        "label classification; or module:Class for a custom one.",
+        "hinge, ipo, robust, simpo or orpo, or a reward model's head (reward); of answers with a label kto; of texts "
+        "with a label classification; or module:Class for a custom one.",
     )
     beta: float | None = Field(
         None,
@@ -148,11 +148,16 @@ class Train(Section):
     gamma: float = Field(0.5, ge=0, description="Of simpo: margin that the preferred answer is to have.")
     desirable_weight: float = Field(1.0, gt=0, description="Of kto: weight of the answers whose label is true.")
     undesirable_weight: float = Field(1.0, gt=0, description="Of kto: weight of the answers whose label is false.")
+    center_rewards_coefficient: float = Field(
+        0.0,
+        ge=0,
+        description="Of reward: weight of the squared sum of both scores, which keeps scores around 0; usually 0.01.",
+    )
     reference: ReferencePath | None = Field(
         None,
-        description="Of dpo, ipo, robust and kto: precompute (the log-probabilities of adapter.load where the run "
-        "starts from one, else of the base, computed before the first step and kept on disk), adapters_off (those of "
-        "the base, by one forward pass more in each step), or the directory of an adapter. Default: precompute; of "
+        description="Of dpo, hinge, ipo, robust and kto: precompute (the log-probabilities of adapter.load where the "
+        "run starts from one, else of the base, computed before the first step and kept on disk), adapters_off (those "
+        "of the base, by one forward pass more in each step), or the directory of an adapter. Default: precompute; of "
         "data that streams they are computed in each step.",
     )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="Label smoothing factor.")

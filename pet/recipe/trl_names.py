@@ -70,7 +70,6 @@ NAMES = {
     "train_sampling_strategy": "data.shuffle",
 }
 MISSING = (
-    "center_rewards_coefficient",
     "discopop_tau",
     "f_alpha_divergence_coef",
     "f_divergence_type",

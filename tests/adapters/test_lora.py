@@ -103,6 +103,25 @@ def test_forward_and_gradients_against_the_formula(kind, settings):
         np.testing.assert_allclose(gradient.asnumpy(), expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("init", ["pissa", "olora"])
+@pytest.mark.parametrize("kind", ["linear", "conv1d"])
+def test_dora_starts_from_the_weight_as_lora_does(kind, init):
+    """Bit by bit as the base; afterwards by the formula over the unchanged base."""
+    net, x = Net(kind, 40, 30), weights_of((4, 40), 1)
+    before = net(ms.Tensor(x)).asnumpy()
+    pet.apply_lora(net, rank=4, alpha=8, targets=["cell"], init=init, use_dora=True)
+    module = registry(net).get("default").modules["cell"]
+    first = [module.lora_B.weight.asnumpy().astype(WIDE), module.lora_A.weight.asnumpy().astype(WIDE)]
+    np.testing.assert_array_equal(net(ms.Tensor(x)).asnumpy(), before)
+    randomise(net)
+    b, a = (factor.weight.asnumpy().astype(WIDE) for factor in (module.lora_B, module.lora_A))
+    weight = net.parameters_dict()["cell.weight"].asnumpy().astype(WIDE)
+    direction = (weight.T if kind == "conv1d" else weight) + 2 * (b @ a - first[0] @ first[1])
+    matrix = (module.lora_magnitude_vector.asnumpy() / np.linalg.norm(direction, axis=1))[:, None] * direction
+    expected = x.astype(WIDE) @ matrix.T + net.parameters_dict()["cell.bias"].asnumpy()
+    np.testing.assert_allclose(net(ms.Tensor(x)).asnumpy(), expected, atol=2e-5)
+
+
 @pytest.mark.parametrize("init", ["default", "gaussian", "pissa", "olora"])
 @pytest.mark.parametrize("kind", ["linear", "conv1d"])
 def test_starting_points(kind, init):
@@ -310,7 +329,6 @@ def test_biases_and_whole_cells_are_copies(fixtures):
         ({"dropout": 1.0}, "dropout is 1.0"),
         ({"init": "pisa"}, "init is 'pisa'"),
         ({"bias": "some"}, "bias is 'some'"),
-        ({"init": "pissa", "use_dora": True}, "use_dora"),
         ({"learning_rate_ratio": 0}, "learning_rate_ratio"),
         ({"trainable_tokens": ["a"]}, "token ids"),
         ({"trainable_tokens": [3, 3]}, "twice"),

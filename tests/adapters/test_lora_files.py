@@ -114,10 +114,11 @@ def test_what_was_trained_after_loading_is_saved_with_the_other_settings_kept(ll
         {"use_dora": True, "use_rslora": True},
         {"init": "olora", "rank_pattern": {"v_proj": 3}, "alpha_pattern": {"q_proj": 7}},
         {"init": "pissa", "use_rslora": True, "alpha_pattern": {"q_proj": 7}},
+        {"init": "pissa", "use_dora": True, "targets": ["q_proj", "embed_tokens"], "alpha_pattern": {".*": 7}},
         {"targets": ["embed_tokens", "*.1.self_attn.*"], "exclude": ["k_proj"]},
         {"targets": "mlp", "layers": ["1-"], "modules_to_save": ["norm"], "trainable_tokens": [4, 9]},
     ],
-    ids=["dora", "olora", "pissa", "globs", "mixed"],
+    ids=["dora", "olora", "pissa", "pissa_dora", "globs", "mixed"],
 )
 def test_saved_and_loaded_again(llama, tmp_path, settings):
     pet.apply_lora(llama, rank=2, **settings)
@@ -500,6 +501,12 @@ def test_merging_on_disk_refuses_a_start_that_the_base_decides(fixtures, directo
     edit(directory, init_lora_weights="pissa_niter_4")
     with pytest.raises(pet.InputError, match="in memory"):
         StoredAdapter(directory)
+
+
+def test_what_peft_alone_keeps_frozen_is_said(llama, directory):
+    edit(directory, init_lora_weights="mica")
+    with pytest.warns(UserWarning, match="'mica': PEFT trains A alone; training goes on with A and B here"):
+        pet.load_adapter(llama, directory)
 
 
 def test_whole_weights_of_a_narrow_base(fixtures, tmp_path):

@@ -38,6 +38,7 @@ def test_a_plan_is_a_table(models):
         ("llama_gqa", {"targets": "all-linear", "use_dora": True, "rank_pattern": {"down_proj": 3}}),
         ("gpt2", {"targets": ["wte", "c_attn"], "bias": "all", "modules_to_save": ["ln_f"]}),
         ("gpt2", {"trainable_tokens": [3, 4], "init": "pissa"}),
+        ("gpt2", {"targets": ["wte", "c_attn"], "init": "pissa", "use_dora": True}),
         ("glm", {"targets": ["attention", "embed_tokens"], "use_dora": True, "layers": None}),
     ],
 )

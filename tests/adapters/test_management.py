@@ -270,6 +270,27 @@ def test_dare_keeps_a_random_share_scaled_up(model, method):
     np.testing.assert_allclose(mixed, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+def test_factors_added_up_are_far_from_the_sum_and_of_one_rank(model, capsys):
+    for name, rank in (("a", 2), ("b", 2), ("c", 3)):
+        add(model, name, seed=ord(name), rank=rank, layers=["0"])
+    report = pet.combine_adapters(model, ["a", "b"], [1.0, -2.0], "new", "linear")
+    whole = lost = 0.0
+    for path, module in registry(model).get("new").modules.items():
+        exact = deltas(model, "a")[path] - 2 * deltas(model, "b")[path]
+        lost, whole = lost + ((exact - module.delta(None)) ** 2).sum(), whole + (exact**2).sum()
+    assert report.rank == 2 and report.error == pytest.approx(np.sqrt(lost / whole), rel=1e-6)
+    assert f"distance from the weighted sum {report.error:.2e}" in capsys.readouterr().out
+    for given, words in (
+        ({"names": ["a", "c"]}, r"linear adds up factors of one rank; .* has \[2, 3\]; choose svd"),
+        ({"names": ["a"], "rank": 1}, "linear keeps every rank"),
+        ({"names": ["a"], "method": "knots"}, r"'knots' is not known \(there is: cat, dare_linear, .*ties_svd"),
+        ({"names": ["a"], "svd_rank": 2}, "svd_rank is rank"),
+    ):
+        with pytest.raises(pet.InputError, match=words):
+            pet.combine_adapters(model, new_name="no", **{"method": "linear", **given})
+    assert pet.list_adapters(model) == ["a", "b", "c", "new"]
+
+
 def test_weights_may_be_numpys_and_what_no_float32_holds_is_refused(model):
     add(model, "a", 1, layers=["0"])
     pet.combine_adapters(model, ["a"], np.array([2]), "twice")

@@ -50,6 +50,7 @@ CASES = {
     "lora_all": Case(LoRAConfig(rank=2, targets="all-linear", use_rslora=True), merges=True),
     "dora": Case(LoRAConfig(rank=2, use_dora=True), merges=True, slope=0.3),  # its norm counts as constant
     "pissa": Case(LoRAConfig(rank=2, init="pissa"), merges=True),
+    "pissa_dora": Case(LoRAConfig(rank=2, init="pissa", use_dora=True), merges=True, slope=0.3),
     "lora_bias": Case(LoRAConfig(rank=2, bias="all"), merges=True),
     "lora_tokens": Case(LoRAConfig(rank=2, trainable_tokens=list(range(8, 120))), merges=True),
     "prefix": Case(PrefixConfig(length=3), start=None),

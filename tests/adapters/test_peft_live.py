@@ -17,7 +17,10 @@ from adapters.adalora import ADALORA
 from adapters.methods import BY_PEFT_TYPE
 from adapters.peft_others import WAYS
 from adapters.registry import registry
+from model_zoo.engine import no_bf16
 from model_zoo.errors import InputError
+from pet.train.precision import set_precision
+from pet.train.trainer import Trainer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch = peft = transformers = None
@@ -32,6 +35,14 @@ CASES = {
     "dora": ({"rank": 4, "use_dora": True}, {"r": 4, "lora_alpha": 16, "use_dora": True}),
     "pissa": ({"rank": 4, "init": "pissa"}, {"r": 4, "lora_alpha": 16, "init_lora_weights": "pissa"}),
     "olora": ({"rank": 4, "init": "olora"}, {"r": 4, "lora_alpha": 16, "init_lora_weights": "olora"}),
+    "pissa dora": (
+        {"rank": 4, "init": "pissa", "use_dora": True},
+        {"r": 4, "lora_alpha": 16, "init_lora_weights": "pissa", "use_dora": True},
+    ),
+    "olora dora": (
+        {"rank": 4, "init": "olora", "use_dora": True},
+        {"r": 4, "lora_alpha": 16, "init_lora_weights": "OLoRA", "use_dora": True},
+    ),
 }
 LLAMA = {
     "patterns": (
@@ -59,6 +70,27 @@ LLAMA = {
     "embedding dora": (
         {"rank": 2, "targets": ["embed_tokens"], "use_dora": True},
         {"r": 2, "lora_alpha": 16, "target_modules": ["embed_tokens"], "use_dora": True},
+    ),
+    "pissa beside an embedding": (
+        {"rank": 3, "targets": ["q_proj", "embed_tokens"], "init": "pissa", "rank_pattern": {"embed_tokens": 2}},
+        {
+            "r": 3,
+            "lora_alpha": 16,
+            "target_modules": ["q_proj", "embed_tokens"],
+            "init_lora_weights": "pissa",
+            "rank_pattern": {"embed_tokens": 2},
+        },
+    ),
+    "olora dora beside an embedding": (
+        {"rank": 2, "targets": ["q_proj", "embed_tokens"], "init": "olora", "use_dora": True, "use_rslora": True},
+        {
+            "r": 2,
+            "lora_alpha": 16,
+            "target_modules": ["q_proj", "embed_tokens"],
+            "init_lora_weights": "olora",
+            "use_dora": True,
+            "use_rslora": True,
+        },
     ),
     "regex": (
         {"rank": 2, "targets": [r"re:model\.layers\.[12]\.self_attn\.[qo]_proj"]},
@@ -90,7 +122,9 @@ GPT2 = {
 DEFAULTS = {"gpt2": ["c_attn"], "llama_gqa": ["q_proj", "v_proj"], "glm": ["q_proj", "v_proj"]}
 # PEFT's OLoRA does not turn GPT-2's transposed weights, and fails
 RUNS = [("llama_gqa", name) for name in (*CASES, *LLAMA)]
-RUNS += [("gpt2", name) for name in ("lora", "dora", "pissa", *GPT2)] + [("glm", name) for name in ("lora", "dora")]
+RUNS += [("gpt2", name) for name in ("lora", "dora", "pissa", "pissa dora", *GPT2)] + [
+    ("glm", name) for name in ("lora", "dora")
+]
 
 
 def settings(family, name):
@@ -139,7 +173,7 @@ def change_trained(made) -> None:
 
 def their_logits(model, ids=IDS):
     with torch.no_grad():
-        return model(torch.tensor(ids)).logits.numpy()
+        return model(torch.tensor(ids)).logits.float().numpy()
 
 
 def deltas(model) -> dict[str, np.ndarray]:
@@ -244,6 +278,31 @@ def test_what_peft_loads_loads_here(pairs, fixtures, family, name, tmp_path):
     pet.merge_checkpoint(fixtures / family, tmp_path / "theirs", tmp_path / "merged")
     merged = pet.AutoModel.from_pretrained(tmp_path / "merged")
     np.testing.assert_allclose(merged(IDS).asnumpy(), expected, rtol=0, atol=LIMIT)
+
+
+@pytest.mark.skipif(bool(no_bf16()), reason="no bf16 products here")
+@pytest.mark.parametrize("dora", [False, True])
+def test_what_is_trained_in_bf16_is_the_same_adapter_in_float32(pairs, dora, tmp_path):
+    """bf16 is of the products alone: weights, and DoRA's norms, are float32's, so that in float32 files agree."""
+    pair = pairs("llama_gqa")
+    pet.apply_lora(pair.ours, rank=4, targets="all-linear", use_dora=dora)
+    try:
+        batch = {"input_ids": IDS.tolist(), "labels": IDS.tolist()}
+        how = {"learning_rate": 2e-2, "warmup": 0, "schedule": "constant", "precision": "bf16"}
+        Trainer(pair.ours, [batch] * 5, steps=5, **how).train()
+        pet.save_adapter(pair.ours, tmp_path)
+        narrow = pair.our_logits()
+        set_precision(pair.ours, "fp32")
+        expected = pair.our_logits()
+    finally:
+        pet.delete_adapter(pair.ours, "default")
+        set_precision(pair.ours, "fp32")
+    opened = peft.PeftModel.from_pretrained(copy.deepcopy(pair.theirs), tmp_path).eval()
+    theirs = their_logits(opened)
+    np.testing.assert_allclose(theirs, expected, rtol=0, atol=2e-5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = their_logits(opened)
+    assert 1e-3 < np.abs(narrow - theirs).max() < 1.5 * np.abs(rounded - theirs).max()
 
 
 @pytest.mark.parametrize("family", ["llama_gqa", "gpt2"])
@@ -523,6 +582,31 @@ def test_merging_and_unmerging_beside_peft(two):
         theirs.unmerge_adapter()
         assert list(registry(ours).active) == list(theirs.active_adapters) == chosen
         np.testing.assert_array_equal(equal(two), before)
+
+
+@pytest.mark.parametrize(
+    "method, density",
+    [
+        *((method, 0.3) for method in ("cat", "svd", "linear", "ties_svd", "magnitude_prune_svd")),
+        *((method, 1.0) for method in ("dare_linear_svd", "dare_ties_svd")),  # below 1 a share by chance
+    ],
+)
+def test_combining_beside_peft(two, method, density):
+    """Of rank 2, so that none of the truncated ones is the whole sum."""
+    ours, theirs = two
+    for majority in ("total", "frequency") if "ties" in method else ("total",):
+        theirs.add_weighted_adapter(
+            ["a", "b"], [0.7, -1.3], "mix", method, density=density, majority_sign_method=majority
+        )
+        report = pet.combine_adapters(ours, ["a", "b"], [0.7, -1.3], "mix", method, density=density, majority=majority)
+        try:
+            pet.set_adapter(ours, "mix")
+            theirs.set_adapter("mix")
+            np.testing.assert_allclose(ours(IDS).asnumpy(), their_logits(theirs), rtol=0, atol=LIMIT)
+            assert (report.error > 0.01) == (method != "cat")
+        finally:
+            pet.delete_adapter(ours, "mix")
+            theirs.delete_adapter("mix")
 
 
 def test_disabling_beside_peft(two):

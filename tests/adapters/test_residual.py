@@ -169,10 +169,11 @@ def test_the_base_is_nearer_to_the_unquantised_one_and_comes_back(fixtures, fami
     assert np.array_equal(model(ids).asnumpy(), plain)
 
 
+@pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("compiled", [pytest.param(True, marks=pytest.mark.full), False])
-def test_it_trains_as_over_the_same_numbers_in_float32(fixtures, compiled, tmp_path):
+def test_it_trains_as_over_the_same_numbers_in_float32(fixtures, compiled, dora, tmp_path):
     base = first_layers(fixtures / BASE, tmp_path, 1)  # each takes its time to compile
-    packed = started(pet.AutoModel.from_pretrained(base, quantization=NF4), dropout=0.1)
+    packed = started(pet.AutoModel.from_pretrained(base, quantization=NF4), dropout=0.1, use_dora=dora)
     wide = pet.AutoModel.from_pretrained(base)
     values = {parameter.name: parameter for parameter in wide.get_parameters()}
     for name, cell in quantized_cells(packed).items():
@@ -198,8 +199,10 @@ def test_its_layers_are_one_operator(fixtures, monkeypatch):
     assert made and all(isinstance(cell, whole.FusedLayers) for cell in made)
 
 
-def test_a_saved_adapter_opens_as_it_was_trained_and_can_be_trained_on(fixtures, tmp_path):
-    model, ids = started(loaded(fixtures), rank_pattern={"v_proj": 2}, use_rslora=True), input_ids(fixtures)
+@pytest.mark.parametrize("settings", [{}, {"use_dora": True, "targets": ["q_proj", "v_proj", "embed_tokens"]}], ids=str)
+def test_a_saved_adapter_opens_as_it_was_trained_and_can_be_trained_on(fixtures, tmp_path, settings):
+    settings = {"rank_pattern": {"v_proj": 2}, "use_rslora": True, **settings}
+    model, ids = started(loaded(fixtures), **settings), input_ids(fixtures)
     train(model, ids)
     pet.save_adapter(model, tmp_path / "one")
     assert adapter_facts(tmp_path / "one")["init"] == "pissa"  # what it was made on, by `pet info`
@@ -210,9 +213,10 @@ def test_a_saved_adapter_opens_as_it_was_trained_and_can_be_trained_on(fixtures,
     pet.save_adapter(again, tmp_path / "two")
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-    first = {path: module.initial_A.weight.asnumpy().copy() for path, module in modules(again).items()}
+    started_there = {path: module for path, module in modules(again).items() if path != "model.embed_tokens"}
+    first = {path: module.initial_A.weight.asnumpy().copy() for path, module in started_there.items()}
     train(again, ids)
-    for path, module in modules(again).items():
+    for path, module in started_there.items():
         assert np.array_equal(module.initial_A.weight.asnumpy(), first[path])
         assert not np.array_equal(module.lora_A.weight.asnumpy(), first[path])
     pet.save_adapter(again, tmp_path / "three")
@@ -221,8 +225,9 @@ def test_a_saved_adapter_opens_as_it_was_trained_and_can_be_trained_on(fixtures,
     np.testing.assert_allclose(third(ids).asnumpy(), again(ids).asnumpy(), atol=1e-5)
 
 
-def test_it_merges_exactly_into_the_unquantised_base_and_into_what_it_was_trained_on(fixtures, tmp_path):
-    model, ids = moved(started(loaded(fixtures))), input_ids(fixtures)
+@pytest.mark.parametrize("dora", [False, True])
+def test_it_merges_exactly_into_the_unquantised_base_and_into_what_it_was_trained_on(fixtures, tmp_path, dora):
+    model, ids = moved(started(loaded(fixtures), use_dora=dora)), input_ids(fixtures)
     pet.save_adapter(model, tmp_path / "adapter")
     pet.merge_checkpoint(fixtures / BASE, tmp_path / "adapter", tmp_path / "exact")
     pet.merge_checkpoint(fixtures / BASE, tmp_path / "adapter", tmp_path / "trained", dequantize=True)
@@ -260,6 +265,16 @@ def sites_of(model):
     return registry(model).get("default").sites
 
 
+def test_dora_starts_as_loftq_does(fixtures):
+    found = []
+    for dora in (False, True):
+        model = started(loaded(fixtures), "loftq", use_dora=dora)
+        found.append(model(input_ids(fixtures)).asnumpy())
+    with pet.disable_adapters(model):
+        assert np.abs(model(input_ids(fixtures)).asnumpy() - found[0]).max() > 1e-2
+    np.testing.assert_allclose(found[1], found[0], atol=1e-5)
+
+
 def test_a_second_adapter_works_over_the_base_that_the_first_one_left(fixtures):
     model, ids = started(loaded(fixtures)), input_ids(fixtures)
     before = codes(model)
@@ -274,14 +289,25 @@ def test_a_second_adapter_works_over_the_base_that_the_first_one_left(fixtures):
         np.testing.assert_allclose(model(ids).asnumpy(), base, atol=1e-4)
 
 
-def test_another_base_beneath_it_is_packed_without_its_first_factors(fixtures, tmp_path):
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("trained", [False, True])
+def test_another_base_beneath_it_is_packed_without_its_first_factors(fixtures, tmp_path, dora, trained):
     other = pet.AutoModel.from_pretrained(str(fixtures / BASE))
     for parameter in other.get_parameters():
         parameter.set_data(parameter * 1.25)
     other.save_pretrained(tmp_path)
-    model = started(loaded(fixtures))
+    model = started(loaded(fixtures), use_dora=dora)
+    if trained:
+        for module in modules(model).values():
+            module.lora_A.weight.set_data(module.lora_A.weight + 0.01)
     load_into(model, tmp_path)
-    fresh = started(pet.AutoModel.from_pretrained(str(tmp_path), quantization=NF4))
+    for path, module in modules(model).items() if dora else ():
+        norms = np.linalg.norm(quantized_cells(model)[f"{path}.weight"].dequantized().astype(np.float64), axis=1)
+        np.testing.assert_allclose(module.magnitude.norm.asnumpy(), norms, rtol=1e-6)
+        np.testing.assert_array_equal(module.lora_magnitude_vector.asnumpy(), module.magnitude.norm.asnumpy())
+    if trained:  # the first factors of the other base stay beside what was learnt over them
+        return
+    fresh = started(pet.AutoModel.from_pretrained(str(tmp_path), quantization=NF4), use_dora=dora)
     assert same_codes(model, codes(fresh))
     assert np.array_equal(model(input_ids(fixtures)).asnumpy(), fresh(input_ids(fixtures)).asnumpy())
 

@@ -540,6 +540,7 @@ def test_merge_and_unload_refuses_before_anything_is_touched(model):
         {"targets": ["embed_tokens"]},
         {"targets": ["embed_tokens"], "use_dora": True},
         {"init": "pissa"},
+        {"init": "pissa", "use_dora": True},
     ],
     ids=str,
 )

@@ -9,6 +9,7 @@ import pytest
 from model_zoo.arguments import checked, misfit
 from model_zoo.elsewhere import ELSEWHERE
 from model_zoo.errors import InputError
+from pet.text_classification import TextClassification
 
 FITTING = {
     "int": [3, np.int64(3)],
@@ -117,6 +118,7 @@ def test_arguments_of_other_libraries_are_named_here(tmp_path):
         "quantization_config is quantization, as": (pet.AutoModel.from_pretrained, "x", "quantization_config"),
         "device_map has no counterpart: a model is on": (pet.AutoModel.from_pretrained, "x", "device_map"),
         "AutoTokenizer.from_pretrained: use_fast has no": (pet.AutoTokenizer.from_pretrained, "x", "use_fast"),
+        "num_labels comes with a head, by pet.Trainer": (pet.AutoModel.from_pretrained, "x", "num_labels"),
         "from_config: torch_dtype is dtype": (pet.AutoModel.from_config, "llama_7b", "torch_dtype"),
         "generate: generation_config is its settings": (model.generate, [[5]], "generation_config"),
         "generate: penalty_alpha has no counterpart": (model.generate, [[5]], "penalty_alpha"),
@@ -126,6 +128,8 @@ def test_arguments_of_other_libraries_are_named_here(tmp_path):
         "save_adapter: selected_adapters is name": (pet.save_adapter, model, "selected_adapters"),
         "save_pretrained: safe_serialization has no": (model.save_pretrained, tmp_path, "safe_serialization"),
         "merge_and_unload: safe_merge is safe": (pet.merge_and_unload, model, "safe_merge"),
+        "combine_adapters: svd_rank is rank": (functools.partial(pet.combine_adapters, model), ["default"], "svd_rank"),
+        "pipeline: return_all_scores is top_k": (object.__new__(TextClassification), "x", "return_all_scores"),
     }
     for words, (call, first, name) in calls.items():
         with pytest.raises(InputError) as caught:
@@ -144,6 +148,7 @@ def test_what_is_said_of_other_libraries_arguments_is_true():
     from model_zoo.generation import generate
 
     own = {"CausalLM.__call__": CausalLM.__call__, "generate": generate}
+    own["TextClassification.__call__"] = TextClassification.__call__
     for name, others in ELSEWHERE.items():
         function = own.get(name) or functools.reduce(getattr, name.split("."), pet)
         known = inspect.signature(function).parameters

@@ -510,6 +510,54 @@ def test_a_space_before_the_first_text_alone(fixtures, tmp_path, legacy):
     assert AutoTokenizer.from_pretrained(tmp_path / "saved").prompt(talk[:-1]) == expected
 
 
+def test_a_model_alone_keeps_its_ids_through_saving(fixtures, tmp_path):
+    """Beside no tokenizer_config.json every text has a space of its own; what is saved says so."""
+    alone = AutoTokenizer.from_pretrained(fixtures / "tok_llama" / "tokenizer.model").with_chat_template(TURNS, "own")
+    pieces = [alone.encode_text(f"[INST] {text} [/INST]") for text in ("hi", "you")]
+    expected = [1, *pieces[0], 1, *pieces[1]]
+    talk = [{"role": "user", "content": text} for text in ("hi", "you")]
+    assert alone.prompt(talk) == expected
+    alone.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path).prompt(talk) == expected
+
+
+AWKWARD = (
+    "<s>hello",
+    "<s> hello",
+    "hello</s>world",
+    "hello </s> world",
+    "</s></s>x",
+    " lead",
+    "  two lead",
+    "a</s>\n b",
+)
+AWKWARD += (
+    "<s>[INST] hi [/INST] yes</s><s>[INST]  two [/INST]",
+    "x<unk>y",
+    "\n</s>\n",
+    "你</s>好",
+    "</s>🙂 x",
+    " </s> ",
+)
+
+
+@pytest.mark.parametrize("legacy", [False, True, None])
+def test_spaces_around_control_tokens(fixtures, tmp_path, legacy):
+    """Where the file says nothing of it, too."""
+    transformers = pytest.importorskip("transformers")
+    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    settings |= {} if legacy is None else {"legacy": legacy}
+    (tmp_path / "tokenizer.model").write_bytes((fixtures / "tok_llama" / "tokenizer.model").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for text in AWKWARD:
+        template = (
+            "{{ " + json.dumps(text, ensure_ascii=False) + " }}"
+        )  # control tokens are a template's, never a text's
+        found = ours.with_chat_template(template, "own").prompt(TALK[:2])
+        assert found == theirs.encode(text, add_special_tokens=False), text
+
+
 @pytest.mark.parametrize("marks", [("{% generation %}", "{% endgeneration %}"), ("", "")], ids=["marked", "compared"])
 def test_a_token_that_a_space_of_the_prompt_begins_is_learnt_with_its_answer(marks, fixtures, tmp_path):
     """Where the algorithm's words begin with their spaces, the first word of an answer is such a token."""

@@ -34,6 +34,7 @@ KINDS = {  # of methods: which of them are alike in a model
 METHODS = tuple(KINDS)
 MATRIX = [f"{family}_{method}" for family in FAMILIES for method in METHODS]
 QLORA = ("glm_qlora", "llama_qlora")
+CLASSIFIERS = ("llama_classifier",)
 REAL_SIZES = ("glm_6b_lora", "glm2_6b_lora", "glm4_9b_lora", "llama_7b_lora", "llama3_8b_lora", "gpt2_lora")
 REAL_SIZES += tuple(f"{size}_qlora" for size in ("glm_6b", "glm4_9b", "llama_7b", "llama3_8b"))
 RUNNABLE = [name for name in bundled_recipes() if name not in REAL_SIZES]
@@ -47,7 +48,14 @@ QUICK = [*SMALL, "eval.batch_size=8", "eval.metrics=[loss]", "eval.shown_samples
 
 def test_every_family_has_every_method_and_all_recipes_are_known():
     names = bundled_recipes()
-    known = {*MATRIX, *REAL_SIZES, *QLORA, *PREFERENCES, *(f"pretrain/{base}" for base in bundled_models())}
+    known = {
+        *MATRIX,
+        *REAL_SIZES,
+        *QLORA,
+        *CLASSIFIERS,
+        *PREFERENCES,
+        *(f"pretrain/{base}" for base in bundled_models()),
+    }
     assert set(names) == known, "all of them run here"
     assert {f"preferences/{name}" for name in ("llama_dpo", "glm_dpo", "llama_orpo", "gpt_kto")} <= set(PREFERENCES)
     for name in MATRIX:
@@ -170,6 +178,19 @@ def test_two_steps_of_preferences(name, tmp_path):
     assert main([*words, f"data.cache_dir={tmp_path / 'cache'}"]) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["after"]["loss"] < summary["before"]["loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_a_classifier_learns_what_it_is_shown(name, tmp_path, capsys):
+    assert main(["finetune", name, f"output.dir={tmp_path / 'run'}", f"data.cache_dir={tmp_path / 'cache'}"]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert 0.3 < summary["before"]["accuracy"] < 0.7 and summary["after"]["accuracy"] > 0.95
+    assert "not read" not in capsys.readouterr().out
+    row = json.loads(first_rows(Path(load(name).data.eval[0]), 1, tmp_path).read_text())
+    words = ["predict", "--model", "llama_tiny", "--adapter", str(tmp_path / "run/adapter")]
+    assert main([*words, "--input", row["completion"]]) == 0
+    assert ("first" if row["label"] else "second") in capsys.readouterr().out
 
 
 @pytest.mark.slow

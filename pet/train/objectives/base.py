@@ -9,6 +9,7 @@ from typing import Any
 from mindspore import nn, ops
 
 from model_zoo.errors import InputError
+from pet.recipe.classes import OPTIONS
 
 MODEL_ARRAYS = ("input_ids", "position_ids", "start", "end")
 """What every model takes, in the order of `CausalLM.hidden_states`. The first arrays of every graph function."""
@@ -47,8 +48,8 @@ class Objective(nn.Cell):
 
     @classmethod
     def from_settings(cls, settings) -> Objective:
-        """From a recipe's ``train`` section."""
-        return cls()
+        """From a recipe's ``train`` section, of which `OPTIONS` says what the objective takes."""
+        return cls(**{name: getattr(settings, name) for name, users in OPTIONS.items() if settings.objective in users})
 
     @staticmethod
     def extend(model, data=None, seed: int = 0) -> None:

@@ -42,6 +42,13 @@ class Robust(DPO):
         return (-(1.0 - share) * ops.logsigmoid(margin) + share * ops.logsigmoid(-margin)) / (1.0 - 2.0 * share)
 
 
+class Hinge(Preference):
+    """``max(0, 1 − β·Δ)`` (SLiC, Zhao et al. 2023, over a reference)."""
+
+    def losses(self, better, worse):
+        return ops.relu(1.0 - self.beta * (better - worse))
+
+
 class IPO(Preference):
     """``(Δ − 1/(2β))²``, with means over tokens (Azar et al. 2023)."""
 

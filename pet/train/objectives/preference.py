@@ -9,7 +9,6 @@ import numpy as np
 from mindspore import ops
 
 from model_zoo.layers import int_range
-from pet.recipe.classes import OPTIONS
 from pet.train.objectives.base import Objective, positive, sums_of, through
 from pet.train.objectives.causal import CausalLM, learnt_next
 from pet.train.objectives.reference import Reference, counts_of, documents_of, picked_of_hidden, picked_of_logits
@@ -46,10 +45,6 @@ class Preference(Objective):
         self.beta = self.default_beta if beta is None else beta
         self.sft_weight, self.reference = sft_weight, Reference(reference)
         self.token = CausalLM()
-
-    @classmethod
-    def from_settings(cls, settings) -> Preference:
-        return cls(**{name: getattr(settings, name) for name, users in OPTIONS.items() if settings.objective in users})
 
     # Batches
 

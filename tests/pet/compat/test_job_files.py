@@ -65,7 +65,7 @@ def test_llama_factory(base, tmp_path):
     for more, message in (
         ({"quantization_bit": 3}, "quantization_bit: 3: 4 and 8 are supported"),
         ({"stage": "ppo"}, "stage: 'ppo': supported are sft, pt, dpo, orpo, kto, rm"),
-        ({"stage": "dpo", "pref_loss": "hinge"}, "pref_loss: 'hinge': supported are sigmoid, ipo, orpo, simpo"),
+        ({"stage": "dpo", "pref_loss": "slic"}, "pref_loss: 'slic': supported are sigmoid, hinge, ipo, orpo, simpo"),
         ({"use_galore": True}, "use_galore: True: an optimizer that is not here"),
         ({"template": "phi"}, "template: 'phi': the prompt is that of the model's own tokenizer"),
         ({"rope_scaling": "linear"}, "rope_scaling: 'linear': positions are those"),
@@ -685,6 +685,8 @@ SIMPO = {"objective": "simpo", "beta": 0.1}
             {"objective": "kto", "beta": 0.1, "reference": "adapters_off"},
         ),
         ("axolotl", {"rl": "ipo", "lora_model_dir": "tuned"}, {"objective": "ipo", "beta": 0.1}),
+        ("axolotl", {"rl": "dpo", "dpo_loss_type": ["hinge"], "rl_beta": 0.3}, {"objective": "hinge", "beta": 0.3}),
+        ("llama_factory", {"stage": "dpo", "pref_loss": "hinge"}, {"objective": "hinge", "beta": 0.1}),
         (
             "llama_factory",
             {"stage": "kto", "kto_rejected_weight": 1.3},
@@ -780,7 +782,7 @@ def test_a_reward_models_job_file(base, tmp_path, system):
     for more, message in (
         ({"process_reward_model": True}, "process_reward_model: True: one score for a whole answer"),
         ({"reward_model": "rough"}, "reward_model: 'rough': true or false was expected"),
-        ({"reward_model": True, "center_rewards_coefficient": 0.01}, "center_rewards_coefficient: 0.01: a loss"),
+        ({"reward_model": True, "center_rewards_coefficient": -1}, "center_rewards_coefficient"),
     ):
         if system == "axolotl":
             with pytest.raises(InputError, match=message):

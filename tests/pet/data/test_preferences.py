@@ -9,7 +9,7 @@ from model_zoo.errors import InputError
 from model_zoo.tokenizers import AutoTokenizer
 from pet.data import DataSettings, load_dataset
 from pet.data.formats import read_rows
-from pet.data.preferences import labelled, pairs
+from pet.data.preferences import labelled, pairs, ranked
 from pet.names import bundled_models
 from pet.recipe.classes import rows_of
 
@@ -119,8 +119,21 @@ def test_system_and_earlier_turns_stay():
     assert first[-1]["content"] == spoken and second[:-1] == first[:-1], "a turn begins a line"
 
 
+def test_a_column_without_a_name_is_left_out(tmp_path):
+    """As of rows that no objective reads itself; another name of the same is read."""
+    row = {"prompt": "Q0", "question": "Q", "chosen": "A", "rejected": "B", "completion": "A", "label": 1}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    for objective, columns in (("dpo", {"prompt": ""}), ("classification", {"prompt": "", "text": "completion"})):
+        reading = rows_of(objective)
+        reading = {name: reading[name] for name in ("conversations", "documents")}
+        (found,) = read_rows(tmp_path / "rows.jsonl", columns=columns, **reading)
+        assert found.text == "A" if objective == "classification" else found.messages[0]["content"] == "Q"
+        assert not {"prompt"} & set(found.unread)
+
+
 @pytest.mark.parametrize("objective", ["reward", "dpo"])
-def test_a_margin_that_no_loss_here_has_is_said(objective, tmp_path):
+def test_a_margin_is_a_reward_models(objective, tmp_path):
+    """Of other objectives it is said that it is not read."""
     rows = [{"prompt": "Q", "chosen": "A", "rejected": "B", "margin": margin} for margin in (0.5, None)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     tokenizer = AutoTokenizer.from_pretrained(bundled_models()["llama_tiny"])
@@ -129,7 +142,13 @@ def test_a_margin_that_no_loss_here_has_is_said(objective, tmp_path):
         dataset = load_dataset([tmp_path / "rows.jsonl"], tokenizer=tokenizer, settings=settings)
         found = dataset.counts.findings(512)
         said = f"column 'margin' is not read in 1 of 2 rows (the first: {tmp_path / 'rows.jsonl'}:1)"
-        assert found == [said] and len(dataset) == 4
+        assert found == ([said] if objective == "dpo" else []) and len(dataset) == 4
+        own = [0.5, 0.5, None, None] if objective == "reward" else [None] * 4
+        assert [dataset.label(number) for number in range(4)] == own
+    for wrong in ("much", [1], float("nan"), True):
+        with pytest.raises(ValueError, match="margin: a number was expected"):
+            ranked({**rows[0], "margin": wrong})
+    assert ranked({**rows[0], "margin": "0.25"})[0][-1]["margin"] == 0.25, "in CSV it is a text"
 
 
 @pytest.mark.parametrize(

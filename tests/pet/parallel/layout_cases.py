@@ -93,7 +93,7 @@ class Case:
     @property
     def from_base(self) -> bool:
         """Whether the adapter starts from whole weights, so that the base is loaded first and divided then."""
-        return self.method in ("pissa", "olora", "loftq")
+        return self.method in ("pissa", "pissa_dora", "olora", "loftq")
 
     @property
     def adapted(self) -> bool:
@@ -153,6 +153,7 @@ TWO = (
     # files hold what is not trained besides: the factors that these start from, cut by columns and by stages
     Case("llama_gqa", "pissa", tensor=2, packed="nf4_double", layers=1),
     Case("llama_gqa", "pissa", tensor=2, layers=1, full=True),
+    Case("llama_gqa", "pissa_dora", tensor=2, layers=1, full=True),
     Case("gpt2", "olora", pipeline=2, micro_batches=2, layers=2, full=True),
     Case("gpt2", "olora", pipeline=2, micro_batches=2, packed="int8", layers=2),
     Case("chatglm2", "loftq", tensor=2, packed="nf4", layers=1, full=True),
@@ -209,6 +210,7 @@ def config_for(method: str, family):
         "prefix": PrefixConfig(length=5),
         "bottleneck": BottleneckConfig(size=8, dropout=0.1),
         "pissa": LoRAConfig(rank=4, targets=targets, init="pissa"),
+        "pissa_dora": LoRAConfig(rank=4, targets=targets, init="pissa", use_dora=True),
         "olora": LoRAConfig(rank=4, init="olora"),
         "loftq": LoRAConfig(rank=4, init="loftq"),
         "ia3": IA3Config(),

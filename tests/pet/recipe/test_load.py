@@ -399,7 +399,6 @@ def test_all_problems_in_one_report(write):
             "output.merged",
             "cannot be merged into the weights: it puts keys",
         ),
-        (["adapter={method: dora, init: pissa}"], "adapter.init", "'pissa' with use_dora"),
         (["adapter={method: prefix, projection: true, init_text: Hi}"], "adapter.init_text", "no projection"),
         (["train.learning_rate=1e300"], "train.learning_rate", "1e+300 is inf in float32"),
         (["train.eps=1e-60"], "train.eps", "1e-60 is 0.0 in float32, which is out of bounds"),

@@ -315,7 +315,7 @@ def test_texts_are_asked_by_a_pipeline_and_by_the_command_line(trained, base, jo
     asked = ["Shirt 4 is great.", "Shirt 5 is usual.", "Shirt 9 is awful."]
     found = pet.pipeline("text-classification", str(base), adapter=trained / "adapter", top_k=2)(asked)
     assert [row[0]["label"] for row in found] == ["good", "plain", "bad"] and [len(row) for row in found] == [2, 2, 2]
-    merged = pet.pipeline("text_classification", str(trained / "merged"))(asked[0])
+    merged = pet.pipeline("sentiment-analysis", str(trained / "merged"))(asked[0])
     assert merged[0][0]["score"] == pytest.approx(found[0][0]["score"], abs=1e-5)
     assert sum(one["score"] for one in merged[0]) == pytest.approx(1)
     with pytest.raises(InputError, match="no head that judges texts"):

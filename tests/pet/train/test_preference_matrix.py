@@ -33,7 +33,7 @@ VIRTUAL = ("prefix", "ptuning2", "prompt", "p_tuning")
 """They change what the base says before anything is learnt, and PEFT keeps no reward model's head beside them."""
 SIZES = {"lora": {"rank": 4, "targets": "all-linear"}, "dora": {"rank": 4}, "adapter": {"size": 8}}
 SIZES |= {name: {"length": 3} for name in VIRTUAL}
-FIRST = {"dpo": np.log(2), "ipo": 25.0, "robust": np.log(2), "kto": 0.5, "reward": np.log(2)}
+FIRST = {"dpo": np.log(2), "hinge": 1.0, "ipo": 25.0, "robust": np.log(2), "kto": 0.5, "reward": np.log(2)}
 """The loss before anything is learnt, whatever the model is. Without a reference it is the answers' own."""
 DIMENSIONS = {
     "objective": (*FIRST, "simpo", "orpo"),

@@ -28,6 +28,7 @@ OBJECTIVES = {
     "dpo": {"beta": 0.3},
     "dpo smoothed": {"beta": 0.3, "label_smoothing": 0.1, "sft_weight": 0.5},
     "robust": {"label_smoothing": 0.2},
+    "hinge": {"beta": 0.3},
     "ipo": {"beta": 0.4},
     "simpo": {"beta": 1.5, "gamma": 0.7},
     "orpo": {"beta": 0.25},
@@ -89,6 +90,8 @@ def by_torch(name: str, settings, logits, batch, references):
             elif name == "robust":
                 loss = -(1 - share) * logsigmoid(beta * delta) + share * logsigmoid(-beta * delta)
                 loss = loss / (1 - 2 * share)
+            elif name == "hinge":
+                loss = torch.relu(1 - beta * delta)
             elif name == "ipo":
                 means = (pc.sum() - references[chosen]) / len(pc) - (pr.sum() - references[rejected]) / len(pr)
                 loss = (means - 1 / (2 * beta)) ** 2

@@ -80,7 +80,11 @@ def test_every_weight_may_be_trained(finetune):
     assert summary["after"]["loss"] < summary["before"]["loss"]
 
 
-RESUMED = ["dpo", "kto", *(pytest.param(name, marks=pytest.mark.full) for name in ("ipo", "robust", "simpo", "orpo"))]
+RESUMED = [
+    "dpo",
+    "kto",
+    *(pytest.param(name, marks=pytest.mark.full) for name in ("hinge", "ipo", "robust", "simpo", "orpo")),
+]
 
 
 @pytest.mark.slow

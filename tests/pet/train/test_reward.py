@@ -25,21 +25,24 @@ from pet.train.trainer import Trainer
 ADAPTER = "adapter/adapter_model.safetensors"
 
 
-def packed(documents, rows: int = 2):
-    found = TokenDataset.from_samples(documents)
+def packed(documents, rows: int = 2, said=None):
+    found = TokenDataset.from_samples(documents, said)
     found.documents = 2
     return next(iter(Loader(found, rows, DataSettings(packing="pack", max_length=12, shuffle=False)).batches(0)))
 
 
-def test_the_loss_and_its_gradient_are_the_formula():
+@pytest.mark.parametrize("centering", [0.0, 0.3])
+@pytest.mark.parametrize("margins", [False, True])
+def test_the_loss_and_its_gradient_are_the_formula(margins, centering):
     torch = pytest.importorskip("torch")
     random, documents = np.random.default_rng(0), []
     for _ in range(5):
         for _ in range(2):
             length = random.integers(2, 6)
             documents.append((random.integers(0, 9, length).tolist(), [False, *[True] * (length - 1)]))
-    objective = make_objective(Train(objective="reward"))
-    batch = objective.prepare(packed(documents), training=True)
+    objective = make_objective(Train(objective="reward", center_rewards_coefficient=centering))
+    said = [value for own in (0.5, None, 1.5, -0.25, 0.0) for value in (own, own)] if margins else None
+    batch = objective.prepare(packed(documents, said=said), training=True)
     assert objective.count(batch) == 5
     numbers = random.normal(size=(batch["labels"].size, 1)).astype(np.float32)
     arrays = [ms.Tensor(batch[name]) for name in objective.arrays]
@@ -52,7 +55,9 @@ def test_the_loss_and_its_gradient_are_the_formula():
             place += len(documents[key][0])
             by_key[key] = leaf[place - 1, 0]
     for key in range(0, len(documents), 2):
-        total = total - torch.nn.functional.logsigmoid(by_key[key] - by_key[key + 1])
+        margin = (said[key] or 0.0) if margins else 0.0
+        total = total - torch.nn.functional.logsigmoid(by_key[key] - by_key[key + 1] - margin)
+        total = total + centering * (by_key[key] + by_key[key + 1]) ** 2
     total.backward()
     assert float(value) == pytest.approx(float(total.detach()), rel=1e-5)
     np.testing.assert_allclose(gradient.asnumpy(), leaf.grad.numpy(), atol=1e-5)
@@ -155,6 +160,17 @@ def test_a_reward_model_of_peft_is_opened(tmp_path):
     assert json.loads((tmp_path / "again/adapter_config.json").read_text())["task_type"] == "SEQ_CLS"
 
 
+def test_a_margin_of_the_data_reaches_the_loss(tmp_path):
+    """A head that is fresh gives every answer the same score, so that the first loss is the margins' alone."""
+    rows = [{"prompt": f"{n}?", "chosen": "Yes.", "rejected": "No!", "margin": n / 2} for n in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = apply_lora(AutoModel.from_pretrained("llama_tiny"), rank=2, targets=["q_proj"])
+    trainer = Trainer(model, tmp_path / "rows.jsonl", objective="reward", steps=1, batch_size=4)
+    trainer.train()
+    expected = np.mean([np.log1p(np.exp(row["margin"])) for row in rows])
+    assert trainer.history[0]["loss"] == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_trainer_gives_an_adapter_its_head(pairs, tmp_path):
     model = apply_lora(AutoModel.from_pretrained("llama_tiny"), rank=4, targets="all-linear")
     trainer = Trainer(model, pairs, pairs, objective="reward", steps=6, batch_size=2, learning_rate=1e-2)
@@ -231,7 +247,10 @@ def test_packed_pairs_are_scored_as_single_ones_and_resuming_gives_the_same_bits
 
 
 @pytest.mark.slow
-def test_the_curve_of_trl(trl_side, tmp_path):
+@pytest.mark.parametrize(
+    "how", [{}, pytest.param({"center_rewards_coefficient": 0.05}, marks=pytest.mark.full)], ids=str
+)
+def test_the_curve_of_trl(trl_side, tmp_path, how):
     """Twenty steps of TRL's RewardTrainer with PEFT, and of this library from the same adapter on the same tokens."""
     torch = pytest.importorskip("torch")
     try:
@@ -255,17 +274,22 @@ def test_the_curve_of_trl(trl_side, tmp_path):
     settings = RewardConfig(
         per_device_train_batch_size=4,
         **trl_side.settings,
+        **how,
     )
-    rows = Dataset.from_list([{"chosen_ids": chosen, "rejected_ids": rejected} for chosen, rejected in pairs])
+    margins = [random.normal() if how else None for _ in pairs]
+    rows = [{"chosen_ids": chosen, "rejected_ids": rejected} for chosen, rejected in pairs]
+    rows = [{**row, "margin": margin} if how else row for row, margin in zip(rows, margins, strict=True)]
+    rows = Dataset.from_list(rows)
     theirs = trl_side.in_order(RewardTrainer)(adapted, args=settings, train_dataset=rows, processing_class=tokenizer)
     theirs.train()
     documents = [(ids, [0] + [1] * (len(ids) - 1)) for pair in pairs for ids in pair]
-    data = TokenDataset.from_samples(documents)
+    data = TokenDataset.from_samples(documents, [margin for margin in margins for _ in range(2)])
     data.documents = 2
     loader = Loader(data, 4, DataSettings(packing="none", max_length=12, shuffle=False))
     model = AutoModel.from_pretrained("llama_tiny")
     pet.load_adapter(model, tmp_path / "start")
-    ours = Trainer(model, loader, objective="reward", steps=20, learning_rate=1e-3, schedule="constant", warmup=0)
+    steps = {"steps": 20, "learning_rate": 1e-3, "schedule": "constant", "warmup": 0}
+    ours = Trainer(model, loader, objective="reward", **steps, **how)
     ours.train()
     losses = trl_side.losses
     assert max(losses) - min(losses) > 0.1

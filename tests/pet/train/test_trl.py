@@ -18,6 +18,7 @@ peers = imported(globals(), "torch")
 CASES = {  # where TRL has it, its settings, ours, steps
     "dpo": ("trl:DPO", {}, {}, 20),
     "dpo sft": ("trl:DPO", {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5]}, {"sft_weight": 0.5}, 8),
+    "hinge": ("trl:DPO", {"loss_type": ["hinge"]}, {}, 8),
     "ipo": ("trl:DPO", {"loss_type": ["ipo"]}, {}, 8),
     "robust": ("trl:DPO", {"loss_type": ["robust"], "label_smoothing": 0.2}, {"label_smoothing": 0.2}, 8),
     "kto": ("trl:KTO", {"train_sampling_strategy": "sequential"}, {}, 20),
