@@ -37,6 +37,8 @@ OTHER_FIELDS = {
     "attn_logit_softcapping": float,
     "final_logit_softcapping": float,
     "pre_seq_len": TokenId,
+    "partial_rotary_factor": float,
+    "initializer_range": float,
 }
 """Fields that are read out of `Config.extra`."""
 

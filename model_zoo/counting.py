@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from model_zoo.configs import Config, Dims, Shapes
+from model_zoo.configs import OTHER_FIELDS, Config, Dims, Shapes
 from model_zoo.errors import InputError
 from model_zoo.families import config_class
+from model_zoo.labels import LABEL_FIELDS
 
 
 def config_of(values: Mapping[str, Any]) -> Config:
@@ -24,6 +26,18 @@ def config_of(values: Mapping[str, Any]) -> Config:
     if missing:
         raise InputError(f"config.json: {missing[0]} must be a positive integer, it is None")
     return kind.from_dict(dict(values))
+
+
+def unread_fields(values: Mapping[str, Any], changed: Mapping[str, Any]) -> list[tuple[str, set[str]]]:
+    """Of the fields that are to replace or join a config.json's those that nothing reads, each with what is read."""
+    kind = config_class({**values, **changed})
+    known = {
+        *(field.name for field in dataclasses.fields(kind) if field.name != "extra"),
+        *OTHER_FIELDS,
+        *LABEL_FIELDS,
+        *kind.flat(values),
+    }
+    return [(key, known) for key in changed if key not in known and not known.issuperset(kind.flat({**values, key: 0}))]
 
 
 def layout_of(values: Mapping[str, Any]) -> str:

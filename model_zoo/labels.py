@@ -23,6 +23,8 @@ SINGLE, REGRESSION, MULTI = PROBLEMS = ("single_label_classification", "regressi
 """What ``problem_type`` may be."""
 OTHERWISE = {"Gemma3ForCausalLM": f"Gemma3Text{CLASSIFIER}"}
 """Architectures whose classifier is not called after them."""
+LABEL_FIELDS = ("num_labels", "id2label", "label2id", "problem_type")
+"""What config.json says of them."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,8 +57,9 @@ def operators(layers: range, again: range) -> list[tuple[bool, int]]:
     return [(layer >= 0, len(list(run))) for layer, run in runs]
 
 
-ALL_LOGITS = {False: 5, True: 10}
-"""How many tensors of their size a loss of all logits holds at its peak, that of R-Drop's pairs too: as measured."""
+ALL_LOGITS = {"graph": 3, "launched": 5, "graph of pairs": 7, "launched pairs": 10}
+"""How many tensors of their size a loss of all logits, or R-Drop's of pairs, holds at its peak, as measured: in a compiled
+graph, and where operators are launched one by one, beside layers by kernels."""
 
 
 class Sizes:
@@ -196,10 +197,11 @@ class Sizes:
         """
         adapted, trained = self.head_state
         capped = self.work.meta_model.config.logit_cap > 0
-        by_kernel = trained or capped or self.work.r_drop
-        if self.work.width == 4 and not adapted and (available() or not by_kernel):
+        launched, r_drop = available() and self.work.width == 4, self.work.r_drop
+        if self.work.width == 4 and not adapted and (launched or not (trained or capped or r_drop)):
             return logit_bytes(tokens, self.vocabulary) + 12 * tokens * self.hidden
-        return 4 * tokens * self.vocabulary * ALL_LOGITS[self.work.r_drop] + 8 * tokens * self.hidden
+        kind = ("launched pairs" if r_drop else "launched") if launched else ("graph of pairs" if r_drop else "graph")
+        return 4 * tokens * self.vocabulary * ALL_LOGITS[kind] + 8 * tokens * self.hidden
 
     @functools.cached_property
     def head_state(self) -> tuple[bool, bool]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from model_zoo.counting import config_of
+from model_zoo.counting import config_of, unread_fields
 from model_zoo.errors import InputError, nearest, similar
 from pet import names
 from pet.files import absent, matching
@@ -237,7 +237,10 @@ def _check_model(recipe: Recipe, report: Report) -> None:
     try:
         hub = hub_name(recipe.model.path)
         directory = None if recipe.model.from_scratch or hub else names.find_model(recipe.model.path)
-        base = config_of({**names.model_config(directory or recipe.model.path), **recipe.model.config})
+        said = names.model_config(directory or recipe.model.path)
+        base = config_of({**said, **recipe.model.config})
+        for key, known in unread_fields(said, recipe.model.config):
+            report.add(("model", "config", key), f"no field of this model's config.json{nearest(key, known)}")
         if hub is not None:  # so that the run is of this revision, whatever the hub has later
             pinned = hub.pinned(fetch(hub, only_config=True)[1])
             if recipe.model.tokenizer == recipe.model.path:

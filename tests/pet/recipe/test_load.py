@@ -81,6 +81,11 @@ def test_a_model_that_does_not_open_is_refused_before_anything_is_loaded(write, 
     assert "model.path: config.json: model_type is 'bert'; supported: gpt2, llama" in problem
 
 
+def test_a_field_of_the_configuration_that_nothing_reads_is_an_error(write):
+    (problem,) = problems(write(), ["model.config={hidden_sizes: 3, max_position_embeddings: 64}"])
+    assert "model.config.hidden_sizes: no field of this model's config.json (did you mean 'hidden_size'?)" in problem
+
+
 def test_every_default_is_filled_in(write, tmp_path, fixtures):
     recipe = load(write())
     assert recipe.name == "job"
