@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from model_zoo import progress
-from model_zoo.atomic import CannotWrite
 from model_zoo.errors import InputError
+from model_zoo.unwritable import CannotWrite
 from pet.data.wrap import CollateLoader, from_mindspore
 from pet.launching import heartbeat
 from pet.recipe.training import Eval
