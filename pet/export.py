@@ -25,7 +25,7 @@ from adapters.deltas import blocks, wide
 from adapters.peft_config import ALL_THE_SAME, another_base, lacks_tokens, without_effect
 from adapters.stored import Change, Delta, StoredAdapter
 from model_zoo.arguments import checked
-from model_zoo.atomic import explained, staged, write_json, write_text
+from model_zoo.atomic import staged, write_json, write_text
 from model_zoo.checkpoint.dtypes import STORAGE, convert, float_name
 from model_zoo.checkpoint.fingerprint import fingerprint, same_base
 from model_zoo.checkpoint.grown import grown, vocabulary_of, with_vocabulary
@@ -51,6 +51,7 @@ from model_zoo.quantization.dequantized import Requantized, dequantized
 from model_zoo.quantization.files import SECTION
 from model_zoo.settings import require
 from model_zoo.tokenizers.files import TokenizerFiles
+from model_zoo.unwritable import explained
 from pet.names import bundled_models, own_tokenizer
 
 log = logging.getLogger("pet")

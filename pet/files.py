@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo import atomic
-from model_zoo.atomic import UNFINISHED, explained, files_below, replacing, settled, sync, write_text
+from model_zoo.atomic import files_below, replacing, settled, sync, write_text
 from model_zoo.errors import nearest
+from model_zoo.unwritable import UNFINISHED, explained
 
 try:
     import fcntl

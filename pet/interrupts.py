@@ -56,8 +56,13 @@ def listen() -> None:
         return
     # wakes the main thread from a read or a sleep, and raises there
     signal.signal(signal.SIGURG, _raise)
-    _listener = threading.Thread(target=_wait, args=(heard,), name="signals", daemon=True)
-    _listener.start()
+    listener = threading.Thread(target=_wait, args=(heard,), name="signals", daemon=True)
+    _listener = listener  # which the thread looks for
+    try:
+        listener.start()
+    except RuntimeError:  # no thread is to be had: Python's own handlers are left, and whatever needs one more says so
+        _listener = None
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)
 
 
 def _heard() -> list[int]:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model_zoo.errors import InputError
-from pet.cli.parser import Parser, free_output
+from pet.cli.output import free_output, sole_writer
+from pet.cli.parser import Parser
 from pet.compat.command_line import boolean
 
 EXAMPLES = [
@@ -71,8 +72,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_shard_size()
     parser.add_argument("--force", action="store_true", help="overwrite existing files")
     options = parser.read(arguments)
-    output = free_output(options)
-    print(_from_ckpt(options, output) if _reads_ckpt(options.source) else _to_ckpt(options, output))
+    with sole_writer(options.output):
+        output = free_output(options)
+        print(_from_ckpt(options, output) if _reads_ckpt(options.source) else _to_ckpt(options, output))
     return 0
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from model_zoo import BLIND
 from model_zoo.cores import available_cores
 from model_zoo.errors import InputError, explain
-from pet.cli.parser import Parser, check_output_file
+from pet.cli.output import check_output_file
+from pet.cli.parser import Parser
 from pet.installation import TESTED, foreign_adapters, installed, unmet
 
 EXAMPLES = [

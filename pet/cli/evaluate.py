@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model_zoo.errors import InputError
-from pet.cli.parser import Parser, add_recipe, check_output_file
+from pet.cli.output import check_output_file
+from pet.cli.parser import Parser, add_recipe
 
 EXAMPLES = [
     ("pet evaluate output/glm_lora", "a run again: the same data, settings and numbers"),

@@ -13,7 +13,9 @@ from model_zoo.atomic import no_directory, read_json, staged
 from model_zoo.checkpoint.digests import check_beside
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.errors import InputError, nearest
+from model_zoo.unwritable import explained
 from pet.cli.chat_session import base_of
+from pet.cli.output import sole_writer
 from pet.cli.parser import Parser
 from pet.files import UNFINISHED, copy
 from pet.names import find_model
@@ -154,7 +156,10 @@ def export_gguf(source: Source, options: argparse.Namespace, output: Path) -> st
         return write_model(source.result, output, dtype, source.name)
     from pet.export import merge_checkpoint
 
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}{UNFINISHED}", dir=output.parent) as merged:
+    with explained(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        place = tempfile.TemporaryDirectory(prefix=f".{output.name}{UNFINISHED}", dir=output.parent)
+    with place as merged:
         merge_checkpoint(find_model(source.base), source.result, merged, dequantize=options.dequantize)
         source.accompany(Path(merged))
         return write_model(merged, output, dtype, source.name)
@@ -220,10 +225,11 @@ def main(arguments: Sequence[str]) -> int:
     for name in ("dtype", "dequantize"):
         if getattr(options, name) and options.format not in MERGED:
             raise InputError(f"--{name}: has no effect without --merged or --format gguf")
-    output = Path(options.output)
-    if output.exists() and (not output.is_dir() or any(output.iterdir()) or options.format.startswith("gguf")):
-        raise InputError(f"--output {output}: is there already; give another place")
-    source = find_source(options)
-    check_beside(source.result)
-    print(FORMATS[options.format](source, options, output))
+    with sole_writer(options.output):
+        output = Path(options.output)
+        if output.exists() and (not output.is_dir() or any(output.iterdir()) or options.format.startswith("gguf")):
+            raise InputError(f"--output {output}: is there already; give another place")
+        source = find_source(options)
+        check_beside(source.result)
+        print(FORMATS[options.format](source, options, output))
     return 0

@@ -22,6 +22,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 from model_zoo.cores import accelerators_present
+from model_zoo.limits import reserve_buffer
 
 PACKAGE = "mindspore"
 LATER = ("scipy", "scipy.linalg", "scipy.sparse", "scipy.io", "scipy.ndimage", "scipy.ndimage.morphology")
@@ -93,6 +94,7 @@ class QuickImport(MetaPathFinder):
             try:
                 with without_tables():
                     execute(module)
+                reserve_buffer()
             finally:
                 stand_ins(False)
                 gc.freeze()

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from model_zoo import progress
-from model_zoo.atomic import REASONS, UNFINISHED, CannotWrite, what_is_in_the_way
 from model_zoo.errors import InputError, explain, similar
+from model_zoo.limits import shortage
+from model_zoo.unwritable import REASONS, UNFINISHED, CannotWrite, what_is_in_the_way
 from pet import interrupts
 from pet.cli.commands import COMMANDS
 from pet.cli.imports import import_quickly
@@ -200,8 +201,9 @@ def _answer(arguments: Sequence[str] | None) -> int:
         if known is None and getattr(error, "errno", None) in REASONS:  # of a file it would have the name
             known = next(iter(closed_streams(b"\n")), None)
         if known is None:
+            lacking = "; ".join(filter(None, shortage(error) or ()))
             changed = (f"{package} {wrong}" for package, wrong in unmet())  # which may be why
-            said = "\n".join((explain(error), *changed, f"(pet {' '.join(arguments)} --debug shows where)"))
+            said = "\n".join((lacking or explain(error), *changed, f"(pet {' '.join(arguments)} --debug shows where)"))
         _report(prog, known or said, False)
         # of what could not be written there is another error (CannotWrite), or a name of what was being written
         unreadable = isinstance(error, PermissionError) and known and UNFINISHED not in str(error.filename)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from model_zoo.errors import InputError
 from pet.cli.chat_session import base_of
-from pet.cli.parser import Parser, free_output
+from pet.cli.output import free_output, sole_writer
+from pet.cli.parser import Parser
 from pet.names import find_model
 
 EXAMPLES = [
@@ -56,20 +57,22 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_shard_size()
     parser.add_argument("--force", action="store_true", help="write into a directory that is not empty")
     options = parser.read(arguments)
-    output = free_output(options)
-    factors, base = _factors(options.weights), find_model(options.base or base_of(Path(options.adapters[0]), "--base"))
-    from pet.export import merge_checkpoint
+    with sole_writer(options.output):
+        output = free_output(options)
+        factors = _factors(options.weights)
+        base = find_model(options.base or base_of(Path(options.adapters[0]), "--base"))
+        from pet.export import merge_checkpoint
 
-    report = merge_checkpoint(
-        base,
-        options.adapters,
-        output,
-        dtype=options.dtype,
-        safe=options.safe,
-        weights=factors,
-        strict=not options.no_strict,
-        max_shard_size=options.max_shard_size,
-        dequantize=options.dequantize,
-    )
-    print(report)
+        report = merge_checkpoint(
+            base,
+            options.adapters,
+            output,
+            dtype=options.dtype,
+            safe=options.safe,
+            weights=factors,
+            strict=not options.no_strict,
+            max_shard_size=options.max_shard_size,
+            dequantize=options.dequantize,
+        )
+        print(report)
     return 0

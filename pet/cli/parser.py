@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shutil
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
-from model_zoo.atomic import check_name, written_through
+from model_zoo.atomic import check_name
 from model_zoo.errors import SYNONYMS, InputError, nearest
 
 PATHS = {"adapter", "base", "file", "model", "output", "run", "DIR", "FILE", "PATH", "PLACE"}
 PATHS |= {"ADAPTER", "MODEL", "RECIPE", "RUN", "SOURCE"}
 """Names and placeholders of arguments that are, or may be, a file or a directory."""
-
-
-def check_output_file(path: str | None) -> None:
-    """Refuses before the work what writing a file would refuse after it: a directory, or a place that is read-only.
-    A device or a pipe is written into, wherever it is."""
-    if not path or written_through(path):
-        return
-    if Path(path).is_dir():
-        raise InputError(f"--output {path}: is a directory, expected a file")
-    place = next(parent for parent in Path(path).absolute().parents if parent.exists())
-    if not os.access(place, os.W_OK):
-        raise InputError(f"--output {path}: {place} cannot be written to")
 
 
 OPTION = re.compile(r"--?[A-Za-z][^\s]*")
@@ -181,16 +167,3 @@ def add_recipe(parser: Parser, several: bool = False) -> None:
             nargs="*",
             help="override settings of the recipe, such as train.learning_rate=1e-3",
         )
-
-
-def free_output(options: argparse.Namespace) -> Path:
-    """The place of ``--output``, for commands that also have ``--force``.
-
-    Raises:
-        InputError: something is there, and ``--force`` is not given.
-    """
-    output = Path(options.output)
-    there = any(output.iterdir()) if output.is_dir() else output.exists()
-    if there and not options.force:
-        raise InputError(f"--output {output}: is there already; give another place, or --force")
-    return output

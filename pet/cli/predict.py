@@ -10,7 +10,8 @@ from typing import Any
 
 from model_zoo.errors import InputError
 from pet.cli.chat_session import ChatSession, add_chat_session, make_chat_session, not_text
-from pet.cli.parser import Parser, check_output_file
+from pet.cli.output import check_output_file
+from pet.cli.parser import Parser
 
 EXAMPLES = [
     ('pet predict --model merged --input "类型#裤*版型#宽松"', "one answer, from a plain checkpoint"),

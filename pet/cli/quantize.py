@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from model_zoo.quantization import Quantization
-from pet.cli.parser import Parser, free_output
+from pet.cli.output import free_output, sole_writer
+from pet.cli.parser import Parser
 from pet.names import find_model
 
 EXAMPLES = [
@@ -31,10 +32,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_shard_size()
     parser.add_argument("--force", action="store_true", help="write into a directory that is not empty")
     options = parser.read(arguments)
-    output = free_output(options)
-    skip = None if options.skip is None else tuple(filter(None, options.skip.split(",")))
-    quantization = Quantization(options.type, options.block, options.double, skip)
-    from pet.quantize import quantize_checkpoint
+    with sole_writer(options.output):
+        output = free_output(options)
+        skip = None if options.skip is None else tuple(filter(None, options.skip.split(",")))
+        quantization = Quantization(options.type, options.block, options.double, skip)
+        from pet.quantize import quantize_checkpoint
 
-    print(quantize_checkpoint(find_model(options.base), output, quantization, options.max_shard_size))
+        print(quantize_checkpoint(find_model(options.base), output, quantization, options.max_shard_size))
     return 0

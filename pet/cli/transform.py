@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from model_zoo.errors import InputError
+from pet.cli.output import sole_writer
 from pet.cli.parser import Parser
 
 EXAMPLES = [
@@ -54,5 +55,6 @@ def main(arguments: Sequence[str]) -> int:
         None if text in (None, "None", "") else text for text in (options.src_ckpt_strategy, options.dst_ckpt_strategy)
     )
     whole = bundled_models().get(options.src_ckpt_dir, options.src_ckpt_dir)
-    print(transform(whole, options.dst_ckpt_dir, source, output, options.prefix))
+    with sole_writer(options.dst_ckpt_dir):
+        print(transform(whole, options.dst_ckpt_dir, source, output, options.prefix))
     return 0

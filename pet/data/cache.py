@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 
 from model_zoo import progress
-from model_zoo.atomic import WRITING, CannotWrite, cache_directory, locked, make_private, until_exit
+from model_zoo.atomic import cache_directory, locked, make_private, until_exit
 from model_zoo.errors import InputError
+from model_zoo.unwritable import WRITING, CannotWrite
 from pet.files import UNFINISHED, atomic_directory, write_json
 
 from .dataset import Counts, TokenDataset, starts_of

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from model_zoo.atomic import CannotWrite
 from model_zoo.errors import InputError
+from model_zoo.unwritable import CannotWrite
 from pet.files import write_json
 
 from .cache import check_unchanged, encoder_digest, fallback, file_versions, reason, writable_directory

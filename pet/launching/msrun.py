@@ -9,8 +9,10 @@ runs while it serves.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+from model_zoo.errors import InputError
 from model_zoo.programs import file_program
 
 JOB = ("MS_WORKER_NUM", "MS_SCHED_HOST", "MS_SCHED_PORT")
@@ -81,6 +84,30 @@ def end_scheduler() -> None:
         for process, _ in of_job(SCHEDULER):
             with contextlib.suppress(psutil.Error):
                 process.kill()
+
+
+def check_port() -> None:
+    """To be called by the scheduler before it serves. Where another program has its port the workers here, which would
+    wait for that one, are ended with a word in their logs: msrun shows those.
+
+    Raises:
+        InputError: another program listens there.
+    """
+    host, port = os.environ.get("MS_SCHED_HOST", ""), os.environ.get("MS_SCHED_PORT", "")
+    try:
+        with socket.create_server((host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            return
+    except (OSError, ValueError) as error:
+        if getattr(error, "errno", None) != errno.EADDRINUSE:
+            return  # MindSpore says it
+    text = f"another program listens at {host}:{port}, msrun's scheduler cannot; give another --master_port"
+    for process, _ in of_job(WORKER):
+        with contextlib.suppress(OSError, psutil.Error):
+            if not named(process, "tail"):
+                with open(f"/proc/{process.pid}/fd/2", "a") as log:
+                    log.write(f"{text}\n")
+            process.kill()
+    raise InputError(text)
 
 
 def start_guard() -> None:

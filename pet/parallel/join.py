@@ -23,7 +23,7 @@ from model_zoo.errors import InputError
 from pet.launching.addresses import await_listener, only_here
 from pet.launching.environment import Job, read_job
 from pet.launching.heartbeat import joining, leaving, waiting
-from pet.launching.msrun import SCHEDULER, end_scheduler, start_guard
+from pet.launching.msrun import SCHEDULER, check_port, end_scheduler, start_guard
 from pet.parallel.meeting import meet
 
 JOIN_LIMIT = 120
@@ -148,6 +148,7 @@ def _said(job: Job) -> Iterator[None]:
     While MindSpore waits for its scheduler no Python code of this process runs, so that another one says it.
     """
     if os.environ.get("MS_ROLE") == SCHEDULER:
+        check_port()
         start_guard()
         yield
         return

@@ -27,7 +27,7 @@ from pet.launching.addresses import reserve
 from pet.launching.environment import Job, split_address
 from pet.launching.msrun import end_scheduler, waiting_launcher
 from pet.parallel import collectives, join
-from pet.train.stop import signalled
+from pet.train.stop import remainder, signalled
 
 NOTICE = 60.0
 """Seconds that a step may go on after a signal that is to end it, as the launcher's."""
@@ -171,7 +171,8 @@ class Peers(threading.Thread):
         time.sleep(GRACE)
         if not self.leaving:
             with contextlib.suppress(Exception):
-                print(f"\n{text}: this process ends, too; --resume goes on", file=sys.stderr, flush=True)
+                told = "; ".join(filter(None, (f"\n{text}: this process ends, too", remainder())))
+                print(told, file=sys.stderr, flush=True)
             end_scheduler()
             os._exit(1)
 

@@ -58,8 +58,8 @@ def operators(layers: range, again: range) -> list[tuple[bool, int]]:
 
 
 ALL_LOGITS = {"graph": 3, "launched": 5, "graph of pairs": 7, "launched pairs": 10}
-"""How many tensors of their size a loss of all logits, or R-Drop's of pairs, holds at its peak, as measured: in a compiled
-graph, and where operators are launched one by one, beside layers by kernels."""
+"""How many tensors of their size a loss of all logits, or R-Drop's of pairs, holds at its peak, as measured: in a
+compiled graph, and where operators are launched one by one, beside layers by kernels."""
 
 
 class Sizes:

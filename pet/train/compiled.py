@@ -20,6 +20,7 @@ from model_zoo import progress
 from model_zoo.engine import free_left
 from model_zoo.errors import first_line
 from model_zoo.graph import AddressGuard, Graph, api
+from model_zoo.limits import out_of_memory
 from model_zoo.turns import turn
 
 log = logging.getLogger("pet")
@@ -124,14 +125,6 @@ def gradients_freed() -> Iterator[None]:
         with turn:
             api._pynative_executor.clear_res()
             free_left()
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error of the runtime is about memory, which running uncompiled would only make worse."""
-    if isinstance(error, MemoryError):
-        return True
-    text = str(error).lower()
-    return "out of memory" in text or "memory isn't enough" in text or ("alloc" in text and "fail" in text)
 
 
 def wait(result) -> None:

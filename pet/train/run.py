@@ -165,7 +165,7 @@ def execute(
     from pet.train.objectives import make_objective
     from pet.train.origins import origins_of
     from pet.train.state import whole_weights
-    from pet.train.stop import Interrupted
+    from pet.train.stop import NO_CHECKPOINT, Interrupted
     from pet.train.trainer import Trainer
 
     begin, complete, save = time.perf_counter(), save is None, save or save_result
@@ -220,7 +220,7 @@ def execute(
     except Interrupted:
         if show:
             saved = trainer.last_checkpoint() is not None
-            then = f"go on with --resume ({directory})" if saved else "there is no checkpoint yet to go on from"
+            then = f"go on with --resume ({directory})" if saved else NO_CHECKPOINT
             show(f"stopped by a signal after step {trainer.position.step}; {then}")
         raise
     if show:

@@ -17,6 +17,8 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
+from model_zoo.errors import first_line
+from model_zoo.limits import shortage
 from pet import interrupts
 
 # Steps whose median counts as the recent loss, and how many there must be before it means anything.
@@ -30,6 +32,7 @@ ANNOUNCED = {
     MEASURING: "ending; the evaluation is left, and made again when the run is resumed",
     WRITING: "ending; what is not measured or written yet is when the run is resumed",
 }
+NO_CHECKPOINT = "there is no checkpoint yet to go on from"
 
 
 class RunFailed(Exception):
@@ -56,12 +59,19 @@ class Signals:
         announce: what the user is told when a signal comes.
         can_leave_evaluations: an evaluation is left between two batches. Where several processes measure together it
             is finished, since all must make the same calls.
+        last_checkpoint: the newest checkpoint that there is.
         renew: takes the signals back from MindSpore, see `pet.interrupts.handled_by`.
     """
 
-    def __init__(self, announce: Callable[[], str] = lambda: "ending", can_leave_evaluations: bool = True) -> None:
+    def __init__(
+        self,
+        announce: Callable[[], str] = lambda: "ending",
+        can_leave_evaluations: bool = True,
+        last_checkpoint: Callable[[], str | None] = lambda: None,
+    ) -> None:
         self.received: int | None = None
-        self.announce, self.can_leave_evaluations = announce, can_leave_evaluations
+        self.announce, self.last_checkpoint = announce, last_checkpoint
+        self.can_leave_evaluations = can_leave_evaluations
         self.renew: Callable[[], None] = lambda: None
 
     def receive(self, number: int) -> None:
@@ -108,6 +118,13 @@ _watching: Signals | None = None
 def signalled() -> bool:
     """Whether a signal is ending the run."""
     return _watching is not None and _watching.received is not None
+
+
+def remainder() -> str:
+    """What is left of a run that ends now, by no doing of its own; empty where none is watched."""
+    if _watching is None:
+        return ""
+    return NO_CHECKPOINT if _watching.last_checkpoint() is None else "--resume goes on"
 
 
 def check_signals() -> None:
@@ -171,14 +188,16 @@ def failure(step: int, what: str, samples: Iterable[str], last_good: str | None)
     )
 
 
-def no_memory(trainer, reason: str) -> RunFailed:
-    """The error of memory that could not be allocated: what to lower."""
+def no_memory(trainer, error: BaseException) -> RunFailed:
+    """The error of memory, or of threads, that could not be had: what to lower, and which limit to raise."""
+    lacking, limit = shortage(error) or (first_line(error), "")
     settings, rows, last = trainer.settings, trainer.eval_settings.batch_size, trainer.last_checkpoint()
     if trainer.phase in (MEASURING_BASE, MEASURING, WRITING):
         what, lower = "the evaluation", f"eval.batch_size ({rows or settings.batch_size})"
     else:
         lower = f"train.batch_size ({settings.batch_size}; train.accumulation keeps the rows of a step)"
-        what = f"step {trainer.position.step + 1}"
+        what = f"step {min(trainer.position.step + 1, trainer.total_steps)}"
     recompute = "" if settings.recompute else ", or set train.recompute: true"
     kept = f"; the last checkpoint is {last}" if last else ""
-    return RunFailed(f"{what}: no memory could be had ({reason}); lower {lower} or data.max_length{recompute}{kept}")
+    raised = f"{limit}; or " if limit else ""
+    return RunFailed(f"{what}: {lacking}; {raised}lower {lower} or data.max_length{recompute}{kept}")

@@ -14,11 +14,12 @@ from adapters.apply import trainable_parameters
 from adapters.registry import registry
 from model_zoo import progress
 from model_zoo.arguments import checked
-from model_zoo.errors import InputError, first_line
+from model_zoo.errors import InputError
+from model_zoo.limits import out_of_memory, reserve_buffer
 from pet.launching.heartbeat import watched
 from pet.train import restarts
 from pet.train.callbacks import Callback, make_callbacks
-from pet.train.compiled import gradients_freed, out_of_memory
+from pet.train.compiled import gradients_freed
 from pet.train.distributed import DistributedContext
 from pet.train.evaluate import Evaluation, LossEvaluation
 from pet.train.feed import as_feed, check_counted, steps, where
@@ -189,9 +190,10 @@ class Trainer(Measuring, Saving):
             self.resume(resume)
         check_unchanged(self.model, self.trained)
         self.check_later()
+        reserve_buffer()
         begin, self.stop_reason = time.perf_counter(), None  # what ended an earlier call does not end this one
         outcome: dict[str, Any] = {}
-        signals = Signals(self.announce, can_leave_evaluations=self.distributed.size == 1)
+        signals = Signals(self.announce, self.distributed.size == 1, self.last_checkpoint)
         with self.fast(), signals.watch(), gradients_freed():
             try:
                 self.notify("start")
@@ -202,8 +204,8 @@ class Trainer(Measuring, Saving):
                 interrupted = signals.share(self.distributed.objects)
             except BaseException as error:
                 self.model.set_train(False)
-                if isinstance(error, (MemoryError, RuntimeError)) and out_of_memory(error):
-                    error = no_memory(self, first_line(error))
+                if out_of_memory(error):
+                    error = no_memory(self, error)
                 self.end({**self.outcome(), "error": str(error) or type(error).__name__}, failed=True)
                 raise error
             self.end(outcome)

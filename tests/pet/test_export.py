@@ -11,13 +11,13 @@ import textwrap
 import numpy as np
 import pytest
 
-from model_zoo.atomic import CannotWrite
 from model_zoo.checkpoint.dtypes import convert, from_bfloat16
 from model_zoo.checkpoint.fingerprint import fingerprint
 from model_zoo.checkpoint.reading import Checkpoint, read_config
 from model_zoo.checkpoint.safetensors_io import header_bytes, read_file, write_file, write_stream
 from model_zoo.counting import config_of, parameter_shapes
 from model_zoo.errors import InputError
+from model_zoo.unwritable import CannotWrite
 from pet.export import merge_checkpoint
 
 FIXTURES = ("chatglm1", "chatglm2", "glm", "glm4_0414", "gpt2", "llama_gqa", "llama_mha")

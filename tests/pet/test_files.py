@@ -14,9 +14,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from model_zoo.atomic import CannotWrite, atomic_write, explained, staged, sync, what_is_in_the_way
+from model_zoo.atomic import atomic_write, staged, sync
 from model_zoo.checkpoint.safetensors_io import write_file
 from model_zoo.errors import InputError
+from model_zoo.unwritable import CannotWrite, explained, what_is_in_the_way
 from pet import files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -208,6 +209,14 @@ def test_a_file_that_cannot_be_written_is_named_with_the_reason_and_the_remedy(t
     ):
         write_file(stage / "weights.safetensors", {"a": np.zeros(1 << 15, np.float32)})
     assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_numpy_hides_why_it_could_not_write_and_the_file_shows_it(tmp_path, limited):
+    (tmp_path / "old").write_bytes(b"old")
+    for name in ("new", "old"):
+        with pytest.raises(CannotWrite, match=f"{name}: cannot be written: the file is larger than the system allows"):
+            files.atomic_file(tmp_path / name, np.zeros(1 << 15, np.float32).tofile)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
 
 
 def test_a_full_disk_says_how_much_is_needed(tmp_path):

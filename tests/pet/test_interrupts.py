@@ -223,3 +223,19 @@ def test_ctrl_c_while_a_session_imports_mindspore():
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", IN_A_SESSION], env=environment, capture_output=True, text=True)
     assert done.stdout == "interrupted\nAutoModel True\n", done.stderr
+
+
+def test_where_no_thread_can_be_had_signals_end_the_program_as_without_this():
+    code = """
+import os, signal, threading
+from pet import interrupts
+
+def none(thread):
+    raise RuntimeError("can't start new thread")
+
+threading.Thread.start = none
+interrupts.listen()
+assert not interrupts.listening()
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == -signal.SIGTERM

@@ -12,7 +12,15 @@ from model_zoo.atomic import read_json, staged, write_json
 from model_zoo.checkpoint.ckpt_io import write_ckpt
 from model_zoo.checkpoint.dtypes import STORAGE, convert, float_name
 from model_zoo.checkpoint.reading import Checkpoint, assignment, check_tied, read_config
-from model_zoo.checkpoint.saving import MAX_SHARD_SIZE, WEIGHTS, copy_companions, parse_size, write_weights
+from model_zoo.checkpoint.saving import (
+    COMPANIONS,
+    MAX_SHARD_SIZE,
+    TOKENIZER,
+    WEIGHTS,
+    copy_companions,
+    parse_size,
+    write_weights,
+)
 from model_zoo.counting import parameter_shapes, tied_head
 from model_zoo.errors import InputError
 from model_zoo.families import config_class
@@ -160,12 +168,18 @@ def to_directory(
             write_json(
                 stage / "config.json", config_class(values).for_file(values, types.pop() if len(types) == 1 else None)
             )
-            copy_companions(path.parent, stage, output)
+            _copy_beside(path.parent, stage, output)
             if config is not None and not isinstance(config, Mapping):
                 place = bundled_models().get(os.fspath(config)) or Path(config).expanduser()
                 if place.exists():
-                    copy_companions(place if place.is_dir() else place.parent, stage, output)
+                    _copy_beside(place if place.is_dir() else place.parent, stage, output)
         return Report(Path(output), len(described), tuple(view.left_out))
+
+
+def _copy_beside(place: Path, stage: Path, output: str | os.PathLike) -> None:
+    """What goes with a model, out of its directory; out of one that has no config.json, and so may be anybody's, only a
+    tokenizer: not the scripts that lie there."""
+    copy_companions(place, stage, output, COMPANIONS if (place / "config.json").is_file() else TOKENIZER)
 
 
 def to_file(

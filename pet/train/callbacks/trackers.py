@@ -13,6 +13,8 @@ from pet.installation import needed
 from pet.recipe.overrides import flat
 from pet.train.callbacks.base import Callback
 
+TENSORBOARD = "callbacks: tensorboard needs the package tensorboardX: pip install 'mindspore-pet[tensorboard]'"
+
 
 class Tracker(Callback):
     """What all trackers do; a sub-class says where numbers go.
@@ -176,7 +178,7 @@ class TensorBoard(Tracker):
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError as error:
-                raise InputError("callbacks: tensorboard needs a writer: pip install tensorboardX") from error
+                raise InputError(TENSORBOARD) from error
         self.writer_class = SummaryWriter
 
     def open(self, directory, title, config, step) -> None:

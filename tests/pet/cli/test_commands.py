@@ -19,7 +19,8 @@ from model_zoo.errors import InputError
 from pet import names
 from pet.cli.commands import COMMANDS
 from pet.cli.main import main
-from pet.cli.parser import Parser, check_output_file
+from pet.cli.output import check_output_file
+from pet.cli.parser import Parser
 from pet.recipe import load
 
 ROOT = Path(__file__).resolve().parents[3]

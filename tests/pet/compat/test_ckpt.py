@@ -282,6 +282,22 @@ def test_what_does_not_fit_is_listed(fixtures, tmp_path):
         find_ckpt(tmp_path / "ranks")
 
 
+def test_scripts_that_lie_beside_a_file_or_its_yaml_are_no_part_of_the_model(fixtures, tmp_path):
+    """Of a model's own directory they are: it has a config.json."""
+    place = tmp_path / "place"
+    place.mkdir()
+    to_file(fixtures / "gpt2", place / "model.ckpt")
+    for name in ("mine.py", "vocab.json"):
+        (place / name).write_text("{}")
+    shutil.copy(fixtures / "gpt2" / "config.json", place / "other.json")
+    to_directory(place / "model.ckpt", tmp_path / "out", place / "other.json")
+    there = {path.name for path in (tmp_path / "out").iterdir()}
+    assert "vocab.json" in there and "mine.py" not in there
+    shutil.copy(fixtures / "gpt2" / "config.json", place)
+    to_directory(place / "model.ckpt", tmp_path / "whole")
+    assert (tmp_path / "whole" / "mine.py").is_file()
+
+
 def test_the_configuration_is_found(tmp_path, monkeypatch):
     from model_zoo import presets
 

@@ -93,6 +93,36 @@ for process in psutil.Process().children(recursive=True):
     assert ("a worker has ended before it joined" in done.stderr) == ends
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="logs are found in /proc")
+def test_a_scheduler_whose_port_is_taken_ends_the_workers_that_would_wait_for_it(tmp_path):
+    """With a word in their logs; a port that is free, or that it does not know, changes nothing."""
+    code = f"""
+import socket
+taken = socket.create_server(("127.0.0.1", 0))
+start_so = start
+def start(*given, port=taken.getsockname()[1]):
+    os.environ["PORT"] = str(port)
+    return start_so(*given)
+worker = start("MS_WORKER", "{WAIT}", 0)
+other = start("MS_WORKER", "{WAIT}", 1, port=1)
+check = "try: msrun.check_port()\\nexcept ValueError as error: print(error, flush=True)"
+start("MS_SCHED", check, port="none").wait()
+print(worker.poll())
+start("MS_SCHED", check).wait()
+print(worker.wait(), other.poll())
+other.kill()
+"""
+    program = (MSRUN + code).replace('"MS_SCHED_PORT": "1"', '"MS_SCHED_PORT": os.environ["PORT"]')
+    with open(tmp_path / "log", "w") as log:
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=log, text=True, timeout=300, check=True
+        )
+    first, text, last = done.stdout.splitlines()
+    assert (first, last) == ("None", "-9 None")
+    assert text.startswith("another program listens at 127.0.0.1:") and text.endswith("give another --master_port")
+    assert (tmp_path / "log").read_text().splitlines() == [text]
+
+
 def test_the_guard_names_the_worker_that_ended_first():
     guard = "import sys; from pet.launching import msrun; sys.stderr = sys.stdout; msrun.guard(int(sys.argv[1]))"
     serve = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {guard!r}, sys.argv[1]]).wait()"

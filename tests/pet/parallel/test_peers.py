@@ -8,6 +8,7 @@ import pytest
 from pet.launching.environment import Job
 from pet.parallel import collectives, peers
 from pet.parallel.peers import HELLO, Peers, own_address
+from pet.train.stop import Signals
 
 HOST = socket.gethostname()
 PLACES = ("127.0.0.1:9", "::1:9")
@@ -50,6 +51,20 @@ def test_the_end_of_one_is_the_end_of_all(together, until, capsys):
     assert set(ended) == {1}
     assert said[-1].count(f"rank 1 on {HOST} is gone: this process ends, too") == 2  # rank 0 and, told by it, rank 2
     assert said[-1].count("rank 0 is gone") == 1
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "said"),
+    [("step-000004", "; --resume goes on\n"), (None, "; there is no checkpoint yet to go on from\n")],
+)
+def test_a_run_is_said_to_go_on_where_it_can(job, capsys, checkpoint, said):
+    members, ended = job
+    with Signals(last_checkpoint=lambda: checkpoint).watch():
+        members[1].end("rank 0 is gone")
+    members[1].end("rank 0 is gone")  # of what is no run there is nothing to say
+    first, last = capsys.readouterr().err.strip("\n").split("\n\n")
+    assert f"{first}\n" == f"rank 0 is gone: this process ends, too{said}" and last + said != first
+    assert last == "rank 0 is gone: this process ends, too" and ended == [1, 1]
 
 
 def test_the_end_of_msruns_scheduler_is_the_end_of_all(together, monkeypatch, until, capsys):

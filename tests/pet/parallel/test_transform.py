@@ -11,11 +11,11 @@ from mindspore.common.np_dtype import bfloat16
 from mindspore.train.node_strategy_pb2 import ParallelStrategyMap
 
 from adapters.lora import LoRAConfig
-from model_zoo.atomic import CannotWrite
 from model_zoo.checkpoint.ckpt_io import CkptFile, write_ckpt
 from model_zoo.checkpoint.reading import Checkpoint, read_config
 from model_zoo.checkpoint.safetensors_io import write_file
 from model_zoo.errors import InputError
+from model_zoo.unwritable import CannotWrite
 from pet.cli.main import main
 from pet.meta_model import MetaModel
 from pet.parallel import transform as transform_module

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from model_zoo import progress
-from model_zoo.atomic import CannotWrite
 from model_zoo.errors import InputError
+from model_zoo.unwritable import CannotWrite
 from pet.data.wrap import CollateLoader, from_mindspore
 from pet.launching import heartbeat
 from pet.recipe.training import Eval
@@ -238,7 +238,7 @@ def test_a_tracker_without_its_package_says_what_to_install(monkeypatch, name):
 def test_without_a_writer_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(InputError, match="pip install tensorboardX"):
+    with pytest.raises(InputError, match=r"needs the package tensorboardX: pip install 'mindspore-pet\[tensorboard\]'"):
         make_callback("tensorboard")
 
 
