@@ -204,8 +204,7 @@ class Trainer(Measuring, Saving):
                 interrupted = signals.share(self.distributed.objects)
             except BaseException as error:
                 self.model.set_train(False)
-                if out_of_memory(error):
-                    error = no_memory(self, error)
+                error = no_memory(self, error) if out_of_memory(error) else error
                 self.end({**self.outcome(), "error": str(error) or type(error).__name__}, failed=True)
                 raise error
             self.end(outcome)
