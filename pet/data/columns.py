@@ -29,20 +29,20 @@ def _roles(form: str) -> dict[str, Role]:
     return found
 
 
+NONE = Role((), False)
 _BESIDE = f"[system] [tools] [{KWARGS}]"
 _PARTS = f"[input] [history] {_BESIDE}"
 _QUESTION = f"[messages/conversations/conversation] [prompt/question/query/instruction] {_PARTS}"
-FORMATS = {
-    "chat": f"messages {_BESIDE}",
-    "sharegpt": f"messages=conversations/conversation {_BESIDE}",
-    "alpaca": f"prompt=instruction answer=output {_PARTS}",
-    "adgen": f"prompt=content answer=summary {_PARTS}",
-    "prompt_completion": f"prompt/question/query answer=completion/response/answer {_PARTS}",
-    "tokens": " ".join(name if name == "input_ids" else f"[{name}]" for name in TOKEN_COLUMNS),
-    "text": "text",
+COLUMNS = {
+    "chat": _roles(f"messages {_BESIDE}"),
+    "sharegpt": _roles(f"messages=conversations/conversation {_BESIDE}"),
+    "alpaca": _roles(f"prompt=instruction answer=output {_PARTS}"),
+    "adgen": _roles(f"prompt=content answer=summary {_PARTS}"),
+    "prompt_completion": _roles(f"prompt/question/query answer=completion/response/answer {_PARTS}"),
+    "tokens": _roles(" ".join(name if name == "input_ids" else f"[{name}]" for name in TOKEN_COLUMNS)),
+    "text": _roles("text"),
 }
 """Those of ``data.format``, in the order in which they are recognised by what they require."""
-COLUMNS = {format: _roles(form) for format, form in FORMATS.items()}
 BESIDE, PARTS = _roles(_BESIDE), _roles(_PARTS)
 PAIRS = _roles(f"chosen rejected {_QUESTION}")
 """Two answers to a question, or two dialogues that are the same but for their last turn: texts of ``Human:`` and
@@ -67,7 +67,7 @@ HELD = {"messages": "a list", "input_ids": "a list", "label": "a label"}
 HELD |= dict.fromkeys(("chosen", "rejected"), "a text or messages")
 """What the column of a role holds that is not always a string."""
 QUESTIONS = (*PAIRS["messages"].names, *PAIRS["prompt"].names)
-SAYING_THE_SAME = (QUESTIONS, LABELLED["answer"].names, (*LABELLED["label"].names, "labels"))
+SAYING_THE_SAME = (QUESTIONS, *(LABELLED[role].names for role in ("answer", "label")))
 """Names of one thing, of which ``data.columns`` leaves one."""
 KNOWN = {name for roles in COLUMNS.values() for role in roles.values() for name in role.names} | {
     *("chosen", "rejected", "margin", "functions", "images", "image", "videos", "audios")
@@ -99,8 +99,7 @@ class Columns(dict):
 
     def value(self, role: str, required: bool = False) -> Any:
         """What the column of a role holds; None where there is none. Raises `Wrong`."""
-        names: tuple[str, ...] = self.roles[role].names if role in self.roles else ()
-        found = None
+        names, found = self.roles.get(role, NONE).names, None
         for name in names:
             if name not in self:
                 continue
@@ -115,7 +114,7 @@ class Columns(dict):
         there = next((name for name in names if name in self), None)
         if there is not None:
             raise Wrong(f"column {there!r}: expected {HELD.get(role, 'a string')}, found null")
-        hint = nearest(names[0], self) or compared(self)
+        hint = (role in ("chosen", "label") and compared(self)) or nearest(names[0], self)
         raise Missing(f"no column {' or '.join(map(repr, names))}, which {self.reader} needs{hint}")
 
     def text(self, role: str, required: bool = False) -> str | None:
@@ -150,6 +149,8 @@ def _is_there(value: Any) -> bool:
 
 def compared(names: Iterable[str]) -> str:
     """Which objective reads rows with these columns, where answers are compared in them."""
-    if {"chosen", "rejected"} <= set(names):
+    pair = {"chosen", "rejected"} & set(names)
+    if len(pair) == 2:
         return "; chosen and rejected are learnt by train.objective: dpo, for one"
-    return "; answers with a label are learnt by train.objective: kto" if {"label", "kto_tag"} & set(names) else ""
+    labelled = not pair and {"label", "kto_tag"} & set(names)
+    return "; answers with a label are learnt by train.objective: kto" if labelled else ""

@@ -118,13 +118,13 @@ def recognise(names: Iterable[str], answers: bool = True) -> str | None:
     """The format of rows with columns of these names, or None."""
     names = set(names)
     for format, roles in COLUMNS.items():
-        if all(names.intersection(one.names) for role, one in roles.items() if _needs(role, one, answers)):
+        if all(
+            names.intersection(one.names)
+            for role, one in roles.items()
+            if one.required and (answers or role != "answer")
+        ):
             return format
     return None
-
-
-def _needs(role: str, one: Role, answers: bool) -> bool:
-    return one.required and (answers or role != "answer")
 
 
 def _names_of(role: str) -> set[str]:
@@ -255,7 +255,7 @@ class Rows:
         own = COLUMNS[format]
         _check_has(named, own, f"the {format} format")
         for role in left_out.intersection(own):
-            if _needs(role, own[role], self.answers):
+            if own[role].required and (self.answers or role != "answer"):
                 raise InputError(f"data.columns: the {format} format needs the {role}; expected the name of its column")
         taken = set(named.values())
         free = {role: one for role, one in own.items() if role not in left_out}
