@@ -113,7 +113,7 @@ def open_with(messages: list[dict[str, Any]], system: str | None) -> bool:
 
 def speaker(message: Mapping[str, Any]) -> Any:
     """Who says a message, in the file's word."""
-    return next((message[name] for name in SAID_BY[0] if message.get(name) is not None), None)
+    return message.get("role") or message.get("from")
 
 
 def messages_of_history(history: Any) -> list[dict[str, Any]]:

@@ -24,9 +24,9 @@ def pairs(columns: Mapping[str, Any]) -> list[Messages]:
     """
     row = Columns(columns, PAIRS, "a pair")
     answers = [(role, row.value(role, required=True)) for role in ("chosen", "rejected")]
-    question, system = _question(row), row.text("system") or None
+    question, system = _question(row), row.text("system")
     chosen, rejected = (_conversation(row, role, answer, question) for role, answer in answers)
-    for messages in (chosen, rejected):
+    for messages in (chosen, rejected) if system else ():
         open_with(messages, system)
     said, other = _said(chosen), _said(rejected)
     if said == other:
@@ -57,11 +57,12 @@ def labelled(columns: Mapping[str, Any]) -> list[Messages]:
 
 def _question(row: Columns) -> Messages:
     """What stands before the answers; empty where these bring it along."""
-    role = next((role for role in ("messages", "prompt") if row.value(role)), "input")
-    value = given(row.value(role))
+    for role in ("messages", "prompt", "input"):
+        if value := given(row.value(role)):
+            break
     if isinstance(value, (list, Mapping)):
         return list(_listed(value, role))
-    if not (text := row.text(role)):
+    if not (text := value if isinstance(value, str) else row.text(role)):
         return []
     if len(turns := _turns(text)) > 1:
         return turns if turns[-1]["content"] else turns[:-1]
