@@ -68,7 +68,7 @@ def _labels(options: Any, session: ChatSession) -> Iterator[tuple[str, dict[str,
     from pet.text_classification import TextClassification
 
     judge, rows = TextClassification(session.model, session.tokenizer), []
-    how = {**session.settings.reading, "conversations": asked}
+    how = {**session.settings.reading, "conversations": asked, "answers": False}
     for text, where in _given(options):
         rows += read_rows(text, **how) if where is None else [Row(Path(where), 0, text=text)]
     room, tokenizer = session.model.room, session.tokenizer

@@ -1,16 +1,4 @@
-"""Texts with a label, in the forms in which such data is published.
-
-==================  ===================================================================================
-what is judged      columns
-==================  ===================================================================================
-a text              text or sentence
-two texts           text, text_pair; sentence1, sentence2; premise, hypothesis; question1, question2; question, sentence
-a tokenised text    input_ids [attention_mask]
-==================  ===================================================================================
-
-beside ``label`` (or ``labels``): a name or a number, of several labels a list of these, or a value. ``data.columns``
-names columns that are called otherwise: ``{text: review, label: stars}``.
-"""
+"""Texts with a label, by the columns of `pet.data.columns.TEXTS` or token ids."""
 
 from __future__ import annotations
 
@@ -21,67 +9,50 @@ from typing import Any
 
 import numpy as np
 
-from .messages import checked_text
-from .token_rows import tokens_of
-
-PAIRS = (
-    ("text", "text_pair"),
-    ("sentence1", "sentence2"),
-    ("premise", "hypothesis"),
-    ("question1", "question2"),
-    ("question", "sentence"),
-    ("sentence", ""),
-)
-"""Names of the first text and of the second, of which the first pair that a row has counts."""
-LABELS = ("label", "labels")
+from .columns import TEXTS, Columns
+from .token_rows import is_bare, tokens_of
 
 
-def classified(columns: Mapping[str, Any]) -> dict[str, Any]:
+def classified(columns: Mapping[str, Any], required: bool = True) -> dict[str, Any]:
     """The fields of a `pet.data.row.Row`.
+
+    Args:
+        required: whether a row must have a label.
 
     Raises:
         KeyError: a column is missing.
         ValueError: the row cannot be used; the message says why.
     """
-    return {**judged(columns), "label": label_of(columns)}
+    form = next((form for form in TEXTS if columns.get(form["text"].names[0]) is not None), TEXTS[0])
+    row = Columns(columns, form, "a text with a label" if required else "a text")
+    if row.value("input_ids") is None:
+        both = "text_pair" in form and form["text_pair"].required
+        found: dict[str, Any] = {"text": row.text("text", True), "text_pair": row.text("text_pair", both)}
+    else:
+        tokens = {role: row.value(role) for role in ("input_ids", "attention_mask")}
+        ids, _ = tokens_of(tokens)
+        found = {"tokens": (ids, [True] * len(ids)), "bare": is_bare(tokens)}
+    return {**found, "label": label_of(row, required)}
 
 
 def asked(columns: Mapping[str, Any]) -> dict[str, Any]:
     """The same of a row that may have a label."""
-    return classified(columns) if set(LABELS) & set(columns) else judged(columns)
+    return classified(columns, required=False)
 
 
-def judged(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """What the label is of."""
-    if columns.get("input_ids") is not None:
-        ids, _ = tokens_of({name: columns.get(name) for name in ("input_ids", "attention_mask")})
-        return {"tokens": (ids, [True] * len(ids)), "bare": columns.get("attention_mask") is None}
-    first, second = next((pair for pair in PAIRS if columns.get(pair[0]) is not None), PAIRS[0])
-    found = {"text": columns[first], "text_pair": columns.get(second)}
-    for name in (first, second):
-        if name and columns.get(name) is None and not (name == "text_pair" and name not in columns):
-            raise KeyError(name)
-    for name, value in zip((first, second), found.values(), strict=True):
-        if value is not None and not isinstance(value, str):
-            raise ValueError(f"column {name!r}: expected a string, found {type(value).__name__}")
-        checked_text(value or "")
-    return found
-
-
-def label_of(columns: Mapping[str, Any]) -> Any:
+def label_of(row: Columns, required: bool) -> Any:
     """What the data says of a text: a name, a number, or a list of these. In CSV a number may be a text, and a list
     JSON."""
-    name = next((name for name in LABELS if columns.get(name) is not None), None)
-    if name is None:
-        raise KeyError("label")
-    value = columns[name].tolist() if hasattr(columns[name], "tolist") else columns[name]
-    if value is not columns[name] and np.size(value) == 1:  # a MindRecord's number has a shape
+    given = row.value("label", required)
+    value = given.tolist() if hasattr(given, "tolist") else given
+    if value is not given and np.size(value) == 1:  # a MindRecord's number has a shape
         value = np.ravel(value)[0].item()
     if isinstance(value, str) and value.strip()[:1] == "[":
         with contextlib.suppress(ValueError):  # a name may begin so
             value = json.loads(value)
     every = value if isinstance(value, list) else [value]
-    if not all(isinstance(each, (str, int, float)) and each == each for each in every):
+    if value is not None and not all(isinstance(each, (str, int, float)) and each == each for each in every):
+        name = row.name("label")
         raise ValueError(f"{name}: expected a name, a number, or a list of these, found {value!r}")
     return value
 

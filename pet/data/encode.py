@@ -26,9 +26,8 @@ from .messages import last_question
 from .row import Row
 from .settings import DataSettings
 from .shorten import kept, kept_of_pairs, turns_of
-from .template import chat_template, fill_template, parse_template
+from .template import chat_template, fill_template, parse_template, without_place
 from .token_rows import without_padding
-from .unread import without_place
 from .workers import Workers
 
 log = logging.getLogger("pet.data")

@@ -50,6 +50,8 @@ KEPT = {
     "reasoning_content": ("reasoning_content", "thinking", "reasoning"),
 }
 """What else of a message chat templates read, and the names that it has in data, as in transformers."""
+SPOKEN = ({"role", "content"}, {"from", "value"}, {"role", "tool_calls"})
+"""What a message in JSON has at least."""
 FLAGS = ("weight", "train", "training")
 """Whether a message is learnt, as OpenAI's, SlimOrca's and axolotl's data say it."""
 KWARGS, THINKING = "chat_template_kwargs", "enable_thinking"
@@ -60,7 +62,7 @@ ROLE_COLUMNS = ("role", "content")
 """Roles of `data.columns` that name the parts of a message, not of a row."""
 
 
-class Wrong(Exception):
+class Wrong(ValueError):
     """A row that cannot be used; the message says why."""
 
 
@@ -87,17 +89,31 @@ def usual(value: Any, names: Mapping[str, str], words: Mapping[str, str]) -> Any
     return turn | {key: words.get(turn[key], turn[key]) for key in (key,) if isinstance(turn.get(key), str)}
 
 
-def conversation(value: Any) -> list[dict[str, Any]]:
-    """The messages of a prompt or an answer that is a list of them, or the JSON of such a list; none of a text, in
-    whatever form the text is. Raises `Wrong`."""
-    if isinstance(value, str) and value.startswith("["):
-        try:
-            found = json.loads(value)
-        except ValueError:
-            return []
-        told = isinstance(found, list) and all(isinstance(one, dict) and "role" in one for one in found)
-        value = found if told else None
-    return messages_of(value) if isinstance(value, list) else []
+def given(value: Any) -> Any:
+    """A message or messages out of a string of JSON; anything else as it is, an answer in JSON too."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
+        return value
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return value
+    turns = found if isinstance(found, list) and found else [found]
+    keys = [set(turn) if isinstance(turn, dict) else set() for turn in turns]
+    return found if all(any(pair <= own for pair in SPOKEN) for own in keys) else value
+
+
+def open_with(messages: list[dict[str, Any]], system: str | None) -> bool:
+    """Puts a system text before messages that have none of their own; whether they say it now."""
+    if system is None:
+        return True
+    if not messages or speaker(messages[0]) not in ("system", "developer"):
+        messages.insert(0, {"role": "system", "content": system})
+    return messages[0].get("content", messages[0].get("value")) == system
+
+
+def speaker(message: Mapping[str, Any]) -> Any:
+    """Who says a message, in the file's word."""
+    return message.get("role") or message.get("from")
 
 
 def messages_of_history(history: Any) -> list[dict[str, Any]]:

@@ -1,40 +1,18 @@
-"""Rows that compare answers, in the forms in which such data is published.
-
-=====================  ==========================================================================================
-what is compared       columns
-=====================  ==========================================================================================
-two answers            prompt (or question, instruction [input], input, messages, conversation[s]) [history] [system];
-                       chosen, rejected: a text, a message, or messages, with or without the question before them;
-                       for a reward model [margin]: by how much the scores are to differ
-two dialogues          chosen, rejected: texts of ``Human:`` and ``Assistant:`` turns, or messages; all but the last
-                       turn are the same
-one answer             a question as above; completion (or response, answer, output), or all in messages; label (or
-                       kto_tag): true or false
-=====================  ==========================================================================================
-
-``data.columns`` names columns that are called otherwise: ``{prompt: query, chosen: better}``. In CSV and MindRecord
-messages are written as JSON in a string.
-"""
+"""Rows that compare answers, by the columns of `pet.data.columns.PAIRS` and `pet.data.columns.LABELLED`."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from .messages import messages_of, messages_of_history
+from .columns import LABELLED, PAIRS, QUESTIONS, RANKED, Columns
+from .messages import given, listed, messages_of, messages_of_history, open_with, speaker
 
-QUESTIONS = ("messages", "conversations", "conversation", "prompt", "question", "query", "instruction", "input")
-ANSWERS = ("completion", "response", "answer", "output")
-LABELS = ("kto_tag", "label")
-SAYING_THE_SAME = (tuple(name for name in QUESTIONS if name != "input"), ANSWERS, LABELS)
-"""Names of one thing, of which the first in a row counts; ``input`` may also be a further part of a question."""
 TURN = re.compile(r"(?:^|\n)\s*(Human|Assistant):[ \n]?")
-SPOKEN = ({"role", "content"}, {"from", "value"}, {"role", "tool_calls"})
-"""What a message in JSON has at least."""
 SPEAKERS = {"Human": "user", "Assistant": "assistant"}
+OPENING = ("system", "developer")
 Messages = list[dict[str, Any]]
 
 
@@ -45,11 +23,12 @@ def pairs(columns: Mapping[str, Any]) -> list[Messages]:
         KeyError: a column is missing.
         ValueError: the row cannot be used; the message says why.
     """
-    if not {"chosen", "rejected"} & set(columns) and {"label", "kto_tag"} & set(columns):
-        raise ValueError("no columns 'chosen' and 'rejected'; answers with a label are learnt by train.objective: kto")
-    question = _question(columns)
-    named = [name for name in QUESTIONS if name in columns]
-    chosen, rejected = (_conversation(name, _given(columns[name]), question, named) for name in ("chosen", "rejected"))
+    row = Columns(columns, PAIRS, "a pair")
+    answers = [(role, row.value(role, required=True)) for role in ("chosen", "rejected")]
+    question, system = _question(row), row.text("system")
+    chosen, rejected = (_conversation(row, role, answer, question) for role, answer in answers)
+    for messages in (chosen, rejected) if system else ():
+        open_with(messages, system)
     said, other = _said(chosen), _said(rejected)
     if said == other:
         raise ValueError("chosen and rejected are the same")
@@ -65,7 +44,8 @@ def ranked(columns: Mapping[str, Any]) -> list[Messages]:
         KeyError, ValueError: as `pairs`; a margin that is no number.
     """
     chosen, rejected = pairs(columns)
-    if (margin := columns.get("margin")) is None or margin == "":
+    margin = Columns(columns, RANKED).value("margin")
+    if margin is None or margin == "":
         return [chosen, rejected]
     try:
         value = float(margin)
@@ -83,80 +63,62 @@ def labelled(columns: Mapping[str, Any]) -> list[Messages]:
         KeyError: a column is missing.
         ValueError: the row cannot be used; the message says why.
     """
-    if not {"label", "kto_tag"} & set(columns) and {"chosen", "rejected"} <= set(columns):
-        raise ValueError("no column 'label'; chosen and rejected are learnt by train.objective: dpo, for one")
-    label = columns["kto_tag"] if "kto_tag" in columns else columns["label"]
+    row = Columns(columns, LABELLED, "an answer with a label")
+    label = row.value("label", required=True)
     words = {"true": True, "false": False, "1": True, "0": False}
     if str(label).lower() not in words:
         raise ValueError(f"label: expected true or false, found {label!r}")
-    question = _question(columns)
-    answer = next((_given(columns[name]) for name in ANSWERS if columns.get(name) is not None), None)
-    if answer is not None:
-        named = [name for name in QUESTIONS if name in columns]
-        question = _conversation("completion", answer, question, named)
-    if len(question) < 2:
-        raise KeyError("completion")
-    return [[*question[:-1], {**question[-1], "desirable": words[str(label).lower()]}]]
+    question = _question(row)
+    answer = row.value("answer", required=len(question) < 2)
+    messages = question if answer is None else _conversation(row, "answer", answer, question)
+    open_with(messages, row.text("system") or None)
+    return [[*messages[:-1], {**messages[-1], "desirable": words[str(label).lower()]}]]
 
 
-def _question(columns: Mapping[str, Any]) -> Messages:
+def _question(row: Columns) -> Messages:
     """What stands before the answers; empty where these bring it along."""
-    found: Messages = []
-    if columns.get("system"):
-        found.append({"role": "system", "content": columns["system"]})
-    name = next((name for name in QUESTIONS if columns.get(name)), "input")
-    value = _given(columns.get(name)) or None
-    if isinstance(value, list):
-        return value if _system(value) else found + value
-    if isinstance(value, str) and len(turns := _turns(value)) > 1:
-        return found + (turns if turns[-1]["content"] else turns[:-1])
-    if value is not None:
-        found += messages_of_history(columns.get("history"))
-        more = (name != "input" and columns.get("input")) or ""
-        apart = {"_input": more} if more else {}  # for templates that have a place for it
-        found.append({"role": "user", "content": "\n".join(filter(None, (value, more))), **apart})
-    return found
+    for role in ("messages", "prompt", "input"):
+        if value := given(row.value(role)):
+            break
+    if isinstance(value, (list, Mapping)):
+        return list(_listed(value, role))
+    if not (text := value if isinstance(value, str) else row.text(role)):
+        return []
+    if len(turns := _turns(text)) > 1:
+        return turns if turns[-1]["content"] else turns[:-1]
+    more = (role != "input" and row.text("input")) or ""
+    apart = {"_input": more} if more else {}  # for templates that have a place for it
+    asked = {"role": "user", "content": f"{text}\n{more}" if more else text, **apart}
+    return [*messages_of_history(row.value("history")), asked]
 
 
-def _given(value: Any) -> Any:
-    """A message or messages out of a string of JSON; anything else as it is, an answer in JSON too."""
-    if not isinstance(value, str) or value.strip()[:1] not in ("[", "{"):
-        return value
-    try:
-        found = json.loads(value)
-    except ValueError:
-        return value
-    turns = found if isinstance(found, list) and found else [found]
-    keys = [set(turn) if isinstance(turn, dict) else set() for turn in turns]
-    return found if all(any(pair <= own for pair in SPOKEN) for own in keys) else value
-
-
-def _conversation(name: str, answer: Any, question: Messages, named: Sequence[str] = ()) -> Messages:
-    """An answer with all that stands before it; `named`: the row's columns for a question."""
-    if isinstance(answer, Mapping):
-        answer = [dict(answer)]
+def _conversation(row: Columns, role: str, answer: Any, question: Messages) -> Messages:
+    """An answer with all that stands before it."""
+    answer = _listed(given(answer), role)
     if isinstance(answer, list):
         if not answer or not all(isinstance(message, Mapping) for message in answer):
-            raise ValueError(f"{name}: expected messages")
-        first = _role(answer[0])
-        if first == "system":
-            return answer
+            raise ValueError(f"{row.name(role)}: expected messages")
         # messages that begin with a question bring it along
-        return (_system(question) if first in ("user", "human") else question) + answer
-    if not isinstance(answer, str):
-        raise ValueError(f"{name}: expected a text or messages")
-    if question:
-        return [*question, {"role": "assistant", "content": answer}]
-    found = _turns(answer)
-    if len(found) < 2 and named:
-        raise ValueError(f"{', '.join(named)}: is empty, a question was expected")
-    if len(found) < 2:
-        raise ValueError(f"{name}: no question; expected a column {' or '.join(QUESTIONS)}, or Human: and Assistant:")
+        first = speaker(answer[0])
+        before = [one for one in question[:1] if speaker(one) in OPENING] if first in ("user", "human") else question
+        found = list(answer) if first in OPENING else before + answer
+    elif not isinstance(answer, str):
+        raise ValueError(f"{row.name(role)}: expected a text or messages")
+    else:
+        found = [*question, {"role": "assistant", "content": answer}] if question else _turns(answer)
+    if isinstance(answer, str) and len(found) < 2:
+        every = (*QUESTIONS, "input")
+        if named := [column for column in every if column in row]:
+            raise ValueError(f"{', '.join(named)}: is empty, a question was expected")
+        raise ValueError(f"{role}: no question; expected a column {' or '.join(every)}, or Human: and Assistant:")
     return found
 
 
-def _system(question: Messages) -> Messages:
-    return [message for message in question[:1] if isinstance(message, Mapping) and _role(message) == "system"]
+def _listed(value: Any, name: str) -> Any:
+    """A message as a list of one, and a table of messages as a list; anything else as it is."""
+    if not isinstance(value, Mapping):
+        return value
+    return listed(value, name) if all(isinstance(one, list) for one in value.values()) else [dict(value)]
 
 
 def _turns(text: str) -> Messages:
@@ -167,10 +129,6 @@ def _turns(text: str) -> Messages:
     return [
         {"role": SPEAKERS[who], "content": said.strip()} for who, said in zip(parts[1::2], parts[2::2], strict=True)
     ]
-
-
-def _role(message: Mapping[str, Any]) -> Any:
-    return message.get("role", message.get("from"))
 
 
 def _said(messages: Messages) -> list[dict[str, Any]]:

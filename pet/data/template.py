@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import string
 from collections.abc import Mapping
+from typing import Any
 
 from model_zoo.atomic import read_bytes
 from model_zoo.errors import InputError, nearest
@@ -89,3 +90,15 @@ def as_chat_template(template: str, opening: str, system: str | None = None) -> 
         pieces += [f"own.{name}"] if name in ("prompt", "system") else []  # messages have no further input
     text = _CHAT.replace("SYSTEM", json.dumps(system or "", ensure_ascii=False), 1)
     return text.replace("PROMPT", " + ".join(pieces), 1)
+
+
+def without_place(row: Any, template: str | None, other: str | None) -> list[str]:
+    """What a row says and a template that is a text has no place for; ``other``: that of rows without an input."""
+    if template is None or not row.messages:
+        return []
+    found, messages = [], [message for one in (row.messages, *row.others) for message in one]
+    if messages[0]["role"] == "system" and "{system}" not in template + (other or ""):
+        found.append("the system message, for which data.template has no {system},")
+    if any(message.get("reasoning_content") for message in messages):
+        found.append("the thought, for which data.template has no place,")
+    return found

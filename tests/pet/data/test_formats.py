@@ -10,6 +10,7 @@ import re
 import string
 import sys
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,10 +19,12 @@ from hypothesis import given, strategies as st
 from model_zoo.errors import InputError
 from pet.data import read_rows, readers as readers_module
 from pet.data.binary import without_nulls
+from pet.data.columns import COLUMNS
 from pet.data.formats import read_file
 from pet.data.preferences import pairs
 from pet.data.readers import read_records
 from pet.data.records import Problems
+from pet.data.token_rows import PACKED
 
 
 def user(content):
@@ -960,3 +963,17 @@ def test_a_row_group_is_not_held_in_memory(tmp_path):
         most = max(most, pool.bytes_allocated() - before)
         found.append(row.text)
     assert found == texts and 0 < most < 5_000_000 < (tmp_path / "x.parquet").stat().st_size
+
+
+def test_the_page_about_data_names_the_columns_of_the_table():
+    page = (Path(__file__).parents[3] / "docs/data.md").read_text("utf-8")
+    rows = dict(
+        re.findall(r"^\| (chat|ShareGPT|alpaca|prompt and completion|ADGEN|text|tokens) \| (.*) \|$", page, re.M)
+    )
+    called = {"chat": "chat", "ShareGPT": "sharegpt", "alpaca": "alpaca", "ADGEN": "adgen", "text": "text"}
+    called |= {"prompt and completion": "prompt_completion", "tokens": "tokens"}
+    assert rows.keys() == called.keys() and set(called.values()) == COLUMNS.keys()
+    for form, row in rows.items():
+        given = [role for role in COLUMNS[called[form]].items() if role[0] not in ("chat_template_kwargs", *PACKED)]
+        assert set(re.findall(r"`(\w+)`", row)) == {name for _, role in given for name in role.names}
+        assert set(re.findall(r"\[`(\w+)`", row)) == {role.names[0] for _, role in given if not role.required}

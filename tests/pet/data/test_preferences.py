@@ -8,6 +8,7 @@ import pytest
 from model_zoo.errors import InputError
 from model_zoo.tokenizers import AutoTokenizer
 from pet.data import DataSettings, load_dataset
+from pet.data.classified import asked
 from pet.data.formats import read_rows
 from pet.data.preferences import labelled, pairs, ranked
 from pet.names import bundled_models
@@ -218,3 +219,88 @@ def test_labels_are_true_or_false():
         labelled({"prompt": "Q", "completion": "A", "label": "good"})
     with pytest.raises(KeyError, match="completion"):
         labelled({"prompt": "Q", "label": True})
+
+
+def of_one_row(tmp_path, objective, row, **how):
+    """The row as an objective reads it out of a file."""
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    (found,) = read_rows(tmp_path / "rows.jsonl", **{**DataSettings(**rows_of(objective)).reading, **how})
+    return found
+
+
+PAIR, JUDGED = {"prompt": "Q", "chosen": "A", "rejected": "B"}, {"prompt": "Q", "completion": "A", "label": True}
+
+
+@pytest.mark.parametrize(
+    ("objective", "row", "words"),
+    [
+        ("dpo", {"prompt": "Q", "chosen": "A", "rejectd": "B"}, r"no column 'rejected', .*did you mean 'rejectd'"),
+        ("dpo", {**PAIR, "rejected": None}, "column 'rejected': expected a text or messages, found null"),
+        ("dpo", {**PAIR, "prompt": 3}, "column 'prompt': expected a string, found a number"),
+        ("dpo", {**PAIR, "system": 3}, "column 'system': expected a string, found a number"),
+        ("kto", {**JUDGED, "completion": None}, "column 'completion': expected a string, found null"),
+        ("kto", {**JUDGED, "label": None}, "column 'label': expected a label, found null"),
+        ("classification", {"text": None, "label": 1}, "column 'text': expected a string, found null"),
+        ("classification", {"text": "a", "lable": 1}, "no column 'label' or 'labels', .*did you mean 'lable'"),
+    ],
+)
+def test_what_a_row_lacks_is_said_in_the_same_words_everywhere(tmp_path, objective, row, words):
+    with pytest.raises(InputError, match=words):
+        of_one_row(tmp_path, objective, row)
+
+
+def test_of_two_names_the_one_that_holds_something_counts(tmp_path):
+    """A table has all columns in all rows, with null or an empty text where a row has nothing."""
+    assert of_one_row(tmp_path, "kto", {**JUDGED, "kto_tag": None}).label is True
+    assert of_one_row(tmp_path, "kto", {**JUDGED, "kto_tag": False}).label is False
+    found = of_one_row(tmp_path, "causal", {"prompt": "", "question": "Q", "completion": "", "answer": "A"})
+    assert found.messages == [USER, GOOD] and not found.unread
+    found = of_one_row(tmp_path, "classification", {"text": "a", "text_pair": None, "label": 1})
+    assert (found.text, found.text_pair) == ("a", None)
+
+
+def test_messages_in_columns_are_messages_of_pairs_too(tmp_path):
+    """As Hugging Face's datasets write a list of objects."""
+    chosen = {"role": ["user", "assistant"], "content": ["Q", "A"]}
+    found = of_one_row(tmp_path, "dpo", {"chosen": chosen, "rejected": [USER, BAD]})
+    assert [found.messages, *found.others] == EXPECTED
+    asked = {"role": ["user"], "content": ["Q"]}
+    assert of_one_row(tmp_path, "dpo", {"messages": asked, "chosen": "A", "rejected": "B"}).messages == EXPECTED[0]
+
+
+def test_shared_gpts_messages_in_json_are_messages_of_a_prompt(tmp_path):
+    asked, said = ({"from": who, "value": text} for who, text in (("human", "Q"), ("gpt", "A")))
+    row = {"prompt": f" {json.dumps([asked])}", "completion": json.dumps([said])}
+    assert of_one_row(tmp_path, "causal", row).messages == [USER, GOOD]
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_system_column_beside_a_system_message_is_not_read_and_said_so(tmp_path, role):
+    own = {"role": role, "content": "own"}
+    for row in (
+        {**PAIR, "prompt": [own, USER]},
+        {"chosen": [own, USER, GOOD], "rejected": [own, USER, BAD]},
+    ):
+        found = of_one_row(tmp_path, "dpo", {**row, "system": "column"}, any_order=True)
+        assert [one["content"] for one in found.messages] == ["own", "Q", "A"] and found.unread == ["system"]
+    assert of_one_row(tmp_path, "dpo", {**PAIR, "prompt": [own, USER], "system": "own"}, any_order=True).unread == []
+
+
+@pytest.mark.parametrize("objective", ["causal", "classification"])
+def test_settings_of_a_chat_template_beside_a_text_are_not_read_and_said_so(tmp_path, objective):
+    row = {"text": "a", "label": 1, "chat_template_kwargs": {"enable_thinking": True}}
+    assert of_one_row(tmp_path, objective, row).unread == ["chat_template_kwargs"]
+
+
+@pytest.mark.parametrize(("objective", "role"), [("dpo", "label"), ("kto", "chosen"), ("classification", "prompt")])
+def test_a_role_that_an_objective_has_not_is_refused(tmp_path, objective, role):
+    row = {**PAIR, **JUDGED, "text": "a"}
+    with pytest.raises(InputError, match=f"data.columns: the objective has no {role}"):
+        of_one_row(tmp_path, objective, row, columns={role: "prompt"})
+
+
+def test_questions_need_no_label_where_columns_are_named(tmp_path):
+    how = {"columns": {"text": "review", "label": "stars"}, "conversations": asked, "answers": False}
+    for row in ({"review": "a"}, {"review": "a", "stars": None}):
+        found = of_one_row(tmp_path, "classification", row, **how)
+        assert (found.text, found.label) == ("a", None)

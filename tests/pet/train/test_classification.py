@@ -435,10 +435,10 @@ def test_packed_texts_are_judged_as_single_ones_and_resuming_gives_the_same_bits
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"text": "a b"}, "no column 'label', found 'text'"),
-        ({"label": 1}, "no column 'text', found 'label'"),
+        ({"text": "a b"}, "no column 'label' or 'labels', which a text with a label needs (there is: text)"),
+        ({"label": 1}, "no column 'text', which a text with a label needs (there is: label)"),
         ({"sentence1": "one alone", "label": 1}, "no column 'sentence2'"),
-        ({"text": 7, "label": 1}, "column 'text': expected a string, found int"),
+        ({"text": 7, "label": 1}, "column 'text': expected a string, found a number"),
         ({"text": "a b", "label": {"x": 1}}, "label: expected a name, a number, or a list of these"),
         ({"input_ids": [], "label": 1}, "column 'input_ids' is empty"),
     ],

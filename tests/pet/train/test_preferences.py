@@ -326,7 +326,7 @@ def test_rows_that_cannot_be_compared_are_named_together(finetune, tmp_path):
         (26, "no column 'rejected'"),
         (27, "chosen: no question"),
         (28, "prompt: is empty, a question was expected"),
-        (29, "no columns 'chosen' and 'rejected'; answers with a label are learnt by train.objective: kto"),
+        (29, "no column 'chosen', which a pair needs; answers with a label are learnt by train.objective: kto"),
     ):
         assert f"pairs.jsonl:{line}: {text}" in said
 
