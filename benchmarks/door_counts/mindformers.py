@@ -31,6 +31,8 @@ CALLS = {"train": "train", "finetune": "finetune", "eval": "evaluate", "predict"
 PARTS = {"train": "training files", "finetune": "training files", "eval": "eval files", "predict": "predict files"}
 SIZES = {"model.model_config.seq_length": 64}
 """``--options``, for what the tiny bases have no room for."""
+IDS = {f"model.model_config.{name}_token_id": None for name in ("bos", "eos", "pad")}
+"""The published tokenizers' have no place in the bases'."""
 ROWS, TOKENS = 6, 33
 TEXTS = [f"a {colour} cotton {thing}" for colour in ("red", "grey") for thing in ("shirt", "scarf", "skirt")]
 
@@ -43,10 +45,8 @@ def count(clone: Path, work: Path, seconds: float | None = None) -> list[Case]:
     for base in BASES.values():
         write_base(base, work / base)
     for name, values in files(clone, work):
-        mode, loader = (
-            values["run_mode"],
-            (values.get("train_dataset") or {}).get("data_loader") or {"type": "MindDataset"},
-        )
+        mode = values["run_mode"]
+        loader = (values.get("train_dataset") or {}).get("data_loader") or {"type": "MindDataset"}
         judges = values["trainer"]["type"] == "TextClassificationTrainer"
         rows = data["labels" if judges else ",".join(loader.get("origin_columns") or [loader["type"]])]
         trainer = request(values, work / name, rows, work)
@@ -128,7 +128,9 @@ def request(values: dict[str, Any], file: Path, rows: Path, work: Path):
 
     arguments = {"use_parallel": False, "output_dir": str(work / "run")}
     base = str(work / BASES[values["model"]["model_config"]["type"]])
-    return Trainer(recipe=file, args=arguments, train_dataset=str(rows), load_checkpoint=base, options=SIZES)
+    asks = values["run_mode"] == "predict"
+    options = {**SIZES, **(IDS if asks else {})}
+    return Trainer(recipe=file, args=arguments, train_dataset=str(rows), load_checkpoint=base, options=options)
 
 
 def write_data(directory: Path) -> dict[str, Path]:

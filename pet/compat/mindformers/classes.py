@@ -200,8 +200,9 @@ class ChatGLMTokenizer(_Named, OwnChatGLM):
 
     def build_inputs_with_special_tokens(self, token_ids_0, token_ids_1=None) -> list[int]:
         """A question's ids with the mark and ``<sop>`` behind them, and an answer's with ``<eop>``."""
-        asked = [*token_ids_0, self.special_tokens["[gMASK]"], self.bos_token_id]
-        return asked if token_ids_1 is None else [*asked, *token_ids_1, self.eos_token_id]
+        mark, start, end = (self.special_tokens[name] for name in ("[gMASK]", "<sop>", "<eop>"))
+        asked = [*token_ids_0, mark, start]
+        return asked if token_ids_1 is None else [*asked, *token_ids_1, end]
 
 
 class ChatGLM2Tokenizer(_Named, OwnChatGLM2):

@@ -34,8 +34,8 @@ def build_context(config: MindFormerConfig | TrainingArguments) -> None:
         InputError: see `init_context`.
     """
     logs.keep()
-    values = config.given if isinstance(config, TrainingArguments) else config
-    given = values.get("context") or {}
+    values: Mapping[str, Any] = config.given if isinstance(config, TrainingArguments) else config
+    given: Mapping[str, Any] = values.get("context") or {}
     device = {name: given[name] for name in DEVICE if given.get(name) is not None}
     rank, size = init_context(bool(values.get("use_parallel")), ContextConfig(**device))
     for name, value in {"rank_id": rank, "local_rank": rank, "device_num": size}.items():
