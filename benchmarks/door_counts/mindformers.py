@@ -73,7 +73,7 @@ def run(arguments: dict[str, Any]) -> None:
     if values["run_mode"] == "predict":
         trainer.predict(TEXTS[0])
     elif values["run_mode"] == "eval":
-        trainer.evaluate(arguments["rows"])
+        trainer.evaluate()
     else:
         getattr(trainer, values["run_mode"])()
 
@@ -130,7 +130,8 @@ def request(values: dict[str, Any], file: Path, rows: Path, work: Path):
     base = str(work / BASES[values["model"]["model_config"]["type"]])
     asks = values["run_mode"] == "predict"
     options = {**SIZES, **(IDS if asks else {})}
-    return Trainer(recipe=file, args=arguments, train_dataset=str(rows), load_checkpoint=base, options=options)
+    data = {"train_dataset": str(rows), **({"eval_dataset": str(rows)} if values["run_mode"] == "eval" else {})}
+    return Trainer(recipe=file, args=arguments, load_checkpoint=base, options=options, **data)
 
 
 def write_data(directory: Path) -> dict[str, Path]:

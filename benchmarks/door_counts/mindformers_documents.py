@@ -38,7 +38,7 @@ BLOCK = re.compile(
 IMPORTS = re.compile(r"^\s*(from|import) mindformers\b|['\"]mindformers\.models", re.MULTILINE)
 SCRIPTS = re.compile(
     r"scripts/examples/(gpt2|llama\w*|glm\w*|codellama|yi)/run_\w+_generate\.py|convert_weight\.py"
-    r"|mindformers/tools/(dataset_preprocess/(gpt2|llama)/(?!conversation|txtcls)\w+|transform_ckpt\w*)\.py"
+    r"|mindformers/tools/(dataset_preprocess/(gpt2|llama)/(?!conversation|txtcls|alpaca)\w+|transform_ckpt\w*)\.py"
 )
 OTHERS = re.compile(
     r"bert|\bvit|swin|clip|mae_|whisper|blip|\bT5|\bt5|pangu|bloom|\bsam_|\bqa_|baichuan|internlm|qwen|mixtral|deepseek"
@@ -319,7 +319,8 @@ def shrink(work: Path) -> None:
         width = "n_embd" if "n_embd" in tiny else "hidden_size"
 
         def small(values, made=own.from_dict, tiny=tiny, width=width):
-            return made(values if values.get(width) == tiny[width] else {**values, "n_inner": None, **tiny})
+            free = dict.fromkeys(("n_inner", "bos_token_id", "eos_token_id", "pad_token_id"))
+            return made(values if values.get(width) == tiny[width] else {**values, **free, **tiny})
 
         own.from_dict = staticmethod(small)
 

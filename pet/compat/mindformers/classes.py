@@ -76,7 +76,9 @@ class AutoModel(Listed, auto.AutoModel):
     @staticmethod
     def from_pretrained(name_or_directory, **settings) -> CausalLM:
         """See `pet.AutoModel`. Of a MindFormers YAML file: the model that it describes, with the weights that it
-        names."""
+        names. With ``download_checkpoint=False`` random weights."""
+        if not settings.pop("download_checkpoint", True):
+            return AutoModel.from_config(AutoConfig.from_pretrained(name_or_directory), download_checkpoint=False)
         if (values := _values(name_or_directory)) is not None:
             config = AutoConfig.from_pretrained(name_or_directory)
             config.checkpoint_name_or_path = model_section(values).get("checkpoint_name_or_path")
@@ -176,6 +178,8 @@ class _Named(Listed, Spoken):
     """Tokenizers by the name of a bundled base as well."""
 
     def __init__(self, vocab_file, *arguments, settings: dict | None = None, **more) -> None:
+        if vocab_file is None:
+            raise InputError(f"{type(self).__name__}: vocab_file is None; give the tokenizer's file")
         own = inspect.signature(super().__init__).parameters
         said = {name: more.pop(name) for name in (*SAID, *UNUSED) if name in more and name not in own}
         said = {name: value for name, value in said.items() if name in SAID and value is not None}

@@ -258,6 +258,7 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
         add_generation_prompt: bool = False,
         tokenize: bool = True,
         return_tensors: str | None = None,
+        chat_template: str | None = None,
     ) -> Any:
         """A conversation in the family's prompt.
 
@@ -267,10 +268,15 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
             add_generation_prompt: True for one that the model is to answer.
             tokenize: False gives the text.
             return_tensors: ``np`` or ``ms`` for an array ``(1, S)``.
+            chat_template: None for the tokenizer's own.
 
         Raises:
-            InputError: a question at the end without ``add_generation_prompt``.
+            InputError: another template, or a question at the end without ``add_generation_prompt``.
         """
+        if chat_template:
+            raise InputError(
+                "apply_chat_template: chat_template: the tokenizer's own is used; see tokenizer_config.json"
+            )
         if add_generation_prompt:
             ids = self.prompt(conversation, tools=tools)
         elif conversation and conversation[-1].get("role") == "assistant":
@@ -321,8 +327,7 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
         """Several questions as `build_chat_input` gives one, in one length.
 
         Args:
-            queries: the questions.
-            histories: the messages before each.
+            queries, histories: the questions, and the messages before each.
             roles: whose each is, or all are.
             padding: see `pad`.
             return_tensors: ``np`` or ``ms``.
@@ -331,10 +336,8 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
         roles = [roles] * len(queries) if isinstance(roles, str) else roles
         before = [None] * len(queries) if histories is None else histories
         if not len(queries) == len(before) == len(roles):
-            raise InputError(
-                f"build_batch_input: {len(queries)} queries, {len(before)} histories, {len(roles)} roles; one for each "
-                "was expected"
-            )
+            counts = f"{len(queries)} queries, {len(before)} histories, {len(roles)} roles"
+            raise InputError(f"build_batch_input: {counts}; one for each was expected")
         asked = zip(queries, before, roles, strict=True)
         rows = [self.prompt(_messages(query, list(history or ()), role)) for query, history, role in asked]
         found = {"input_ids": rows, "attention_mask": [[1] * len(row) for row in rows]}

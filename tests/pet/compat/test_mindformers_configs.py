@@ -234,6 +234,7 @@ def test_an_answer_out_of_random_weights_is_said(tmp_path, caplog):
     own.generate([[5, 6]], max_new_tokens=1)
     AutoModel.from_pretrained("llama_tiny").generate([[5, 6]], max_new_tokens=1)
     assert "random weights" not in caplog.text
+    assert AutoModel.from_pretrained("llama_tiny", download_checkpoint=False).random_weights
 
 
 def test_a_setting_that_the_configuration_does_not_say_is_none_of_the_calls():
