@@ -46,7 +46,8 @@ def count(clone: Path, work: Path, seconds: float | None = None) -> list[Case]:
         write_base(base, work / base)
     for name, values in files(clone, work):
         mode = values["run_mode"]
-        loader = (values.get("train_dataset") or {}).get("data_loader") or {"type": "MindDataset"}
+        section = values.get("eval_dataset" if mode == "eval" else "train_dataset") or {}
+        loader = section.get("data_loader") or {"type": "MindDataset"}
         judges = values["trainer"]["type"] == "TextClassificationTrainer"
         rows = data["labels" if judges else ",".join(loader.get("origin_columns") or [loader["type"]])]
         trainer = request(values, work / name, rows, work)
