@@ -73,7 +73,12 @@ def section(system: str, version: str, cases: list[Case], what: str = "") -> str
     runs = sum(case.outcome == "runs" for case in cases)
     newest = [case.outcome == "runs" for case in cases if case.name.endswith(" @ HEAD")]
     apart = f"; {sum(newest)} of {len(newest)} of the files in the newest state" if newest else ""
+    parts: dict[str, list[bool]] = defaultdict(list)
+    for case in cases:
+        parts[case.part].append(case.outcome == "runs")
+    by_part = ", ".join(f"{sum(each)} of {len(each)} {part}" for part, each in sorted(parts.items()) if part)
     lines = [f"## {TITLES[system]}", "", f"{runs} of {len(cases)} run ({version}){apart}.", ""]
+    lines += [f"By kind: {by_part}.", ""] if by_part else []
     lines += [f"Counted: {what}.", ""] if what else []
     for outcome, title in OUTCOMES.items():
         by_reason: dict[str, list[str]] = defaultdict(list)

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import doors
-from door_counts import Case, runs
+from door_counts import Case, mindformers_documents, runs
 
 
 def test_a_section_counts_each_reason():
@@ -18,6 +18,23 @@ def test_a_section_counts_each_reason():
     assert "1 of 4 run (v1)." in text
     assert "- 2 × no experts: b, c" in text
     assert "Fails:\n\n- 1 × TypeError: d" in text
+
+
+def test_kinds_are_counted_by_themselves():
+    cases = [
+        Case("a", "runs", part="scripts"),
+        Case("b", "fails", "x", part="scripts"),
+        Case("c", "runs", part="files"),
+    ]
+    assert "2 of 3 run (v1).\n\nBy kind: 1 of 1 files, 1 of 2 scripts.\n" in doors.section("mindformers", "v1", cases)
+
+
+def test_documents_blocks_are_python_on_files_of_the_base(tmp_path):
+    block = '>>> model = AutoModel.from_pretrained("llama2_7b")\n>>> model.load("/path/to/x.ckpt", f"rank_{0}")\n[1]\n'
+    source = mindformers_documents.with_paths(mindformers_documents.plain(block), tmp_path / "gpt_tiny", "")
+    first, second = source.splitlines()
+    assert first == f'model = AutoModel.from_pretrained("{tmp_path / "llama_tiny"}")'
+    assert second == f'model.load("{tmp_path / "gpt_tiny/model.ckpt"}", f"rank_{{0}}")'
 
 
 def test_releases_of_one_file_are_counted():

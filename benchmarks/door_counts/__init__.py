@@ -22,11 +22,13 @@ class Case:
         name: what it is called in the clone.
         outcome: ``runs`` to the end; ``refused`` with an error that says what cannot be honoured; ``fails`` otherwise.
         reason: of a refusal or failure, in one line. Equal reasons are counted together.
+        part: what kind of thing it is, where a system has several, which are counted by themselves, too.
     """
 
     name: str
     outcome: Literal["runs", "refused", "fails"]
     reason: str = ""
+    part: str = ""
 
 
 def attempt(action: Callable[..., Any], *arguments: Any) -> tuple[Any, Problem | None]:

@@ -1,8 +1,9 @@
-"""MindFormers' training files: `run_mindformer.py --config FILE --load_checkpoint BASE --train_dataset_dir DATA`.
+"""MindFormers' job files: `run_mindformer.py --config FILE --load_checkpoint BASE --train_dataset_dir DATA`.
 
 Counted are the files below ``configs/`` of every release from 0.6 on, equal contents once, whose model is one of this
-library's and whose run_mode is train or finetune. All are translated; files that come to the same recipe (but for
-names and paths) are run once, on a bundled tiny base with one layer, on one process (``--use_parallel False``).
+library's and whose run_mode is train, finetune, eval or predict. All are translated; files that come to the same recipe
+but for names and paths, and of answers to the same model_config, are run once, on a bundled tiny base with one layer,
+on one process (``--use_parallel False``). `mindformers_documents` counts documents and scripts.
 """
 
 from __future__ import annotations
@@ -15,15 +16,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import Case, attempt, write_base
+from . import Case, attempt, mindformers_documents, write_base
 from .runs import name_of, problems
 
 BASES = {"GPT2Config": "gpt_tiny", "LlamaConfig": "llama_tiny", "GLMConfig": "glm_tiny", "ChatGLM2Config": "glm4_tiny"}
 """The bundled base in the place of each of MindFormers' architectures."""
 FIRST = (0, 6)
-WHAT = "training files of GPT-2, LLaMA and GLM below configs/, run_mode train or finetune"
+WHAT = (
+    "files of GPT-2, LLaMA and GLM below configs/, Python blocks of documents about them that import mindformers, and "
+    "scripts that do: examples of generation, preparation of data, conversion of weights"
+)
+CALLS = {"train": "train", "finetune": "finetune", "eval": "evaluate", "predict": "predict"}
+"""run_mode -> the trainer's method."""
+PARTS = {"train": "training files", "finetune": "training files", "eval": "eval files", "predict": "predict files"}
 SIZES = {"model.model_config.seq_length": 64}
 """``--options``, for what the tiny bases have no room for."""
+IDS = {f"model.model_config.{name}_token_id": None for name in ("bos", "eos", "pad")}
+"""The published tokenizers' have no place in the bases'."""
 ROWS, TOKENS = 6, 33
 TEXTS = [f"a {colour} cotton {thing}" for colour in ("red", "grey") for thing in ("shirt", "scarf", "skirt")]
 
@@ -36,20 +45,23 @@ def count(clone: Path, work: Path, seconds: float | None = None) -> list[Case]:
     for base in BASES.values():
         write_base(base, work / base)
     for name, values in files(clone, work):
-        loader = values["train_dataset"]["data_loader"]
+        mode = values["run_mode"]
+        section = values.get("eval_dataset" if mode == "eval" else "train_dataset") or {}
+        loader = section.get("data_loader") or {"type": "MindDataset"}
         judges = values["trainer"]["type"] == "TextClassificationTrainer"
         rows = data["labels" if judges else ",".join(loader.get("origin_columns") or [loader["type"]])]
         trainer = request(values, work / name, rows, work)
-        recipe, problem = attempt(trainer.recipe, values["run_mode"], trainer.load_checkpoint)
+        recipe, problem = attempt(trainer.recipe, CALLS[mode], trainer.load_checkpoint)
         if problem:
-            cases.append(Case(name, *problem))
+            cases.append(Case(name, *problem, part=PARTS[mode]))
             continue
-        same = name_of({**comparable(recipe.model_dump(mode="json")), "run_mode": values["run_mode"]})
+        facts = {"model_config": values["model"]["model_config"]} if mode == "predict" else {}
+        same = name_of({**comparable({**recipe.model_dump(mode="json"), **facts}), "run_mode": mode})
         jobs.setdefault(same, {"file": str(work / name), "rows": str(rows), "work": str(work)})
-        groups.setdefault(same, []).append(name)
+        groups.setdefault(same, []).append((name, PARTS[mode]))
     for same, problem in problems(__name__, jobs, work, seconds).items():
-        cases += [Case(name, *(problem or ("runs",))) for name in groups[same]]
-    return cases
+        cases += [Case(name, *(problem or ("runs",)), part=part) for name, part in groups[same]]
+    return [*cases, *mindformers_documents.count(clone, work, releases(clone, (0, 2)), git, data, seconds)]
 
 
 def run(arguments: dict[str, Any]) -> None:
@@ -58,7 +70,13 @@ def run(arguments: dict[str, Any]) -> None:
 
     file, work = Path(arguments["file"]), Path(arguments["work"])
     values = yaml.safe_load(file.read_text("utf-8"))
-    getattr(request(values, file, Path(arguments["rows"]), work), values["run_mode"])()
+    trainer = request(values, file, Path(arguments["rows"]), work)
+    if values["run_mode"] == "predict":
+        trainer.predict(TEXTS[0])
+    elif values["run_mode"] == "eval":
+        trainer.evaluate()
+    else:
+        getattr(trainer, values["run_mode"])()
 
 
 def files(clone: Path, work: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -75,14 +93,14 @@ def files(clone: Path, work: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             text = git(clone, "cat-file", "blob", blob)
             values = yaml.safe_load(text)
             config = ((values or {}).get("model") or {}).get("model_config") or {}
-            if config.get("type") in BASES and values.get("run_mode") in ("train", "finetune"):
+            if config.get("type") in BASES and values.get("run_mode") in CALLS:
                 name = f"{release}/{path.removeprefix('configs/')}"
                 (work / name).parent.mkdir(parents=True, exist_ok=True)
                 (work / name).write_text(text, "utf-8")
                 yield name, values
 
 
-def releases(clone: Path) -> dict[str, str]:
+def releases(clone: Path, first: tuple[int, int] = FIRST) -> dict[str, str]:
     """The last tag of each release, or its branch where there is none; of a clone without them what is checked out."""
     refs = git(clone, "for-each-ref", "--format=%(refname)", "refs/tags", "refs/heads", "refs/remotes").split()
     found: dict[tuple[int, ...], list[tuple]] = {}
@@ -91,13 +109,13 @@ def releases(clone: Path) -> dict[str, str]:
             kind, major, minor, patch, beta = parts.groups()
             order = (kind == "tags/v", beta is None, int(patch or 0), beta or "")
             found.setdefault((int(major), int(minor)), []).append((order, ref))
-    chosen = {version: max(entries)[1] for version, entries in sorted(found.items()) if version >= FIRST}
+    chosen = {version: max(entries)[1] for version, entries in sorted(found.items()) if version >= first}
     return {".".join(map(str, version)): ref for version, ref in chosen.items()} or {"HEAD": "HEAD"}
 
 
 def version_of(clone: Path) -> str:
     """The releases that were counted, each in its last state."""
-    found = list(releases(clone))
+    found = list(releases(clone, (0, 2)))
     return f"releases {found[0]} to {found[-1]}, each in its last state; equal files once"
 
 
@@ -111,7 +129,10 @@ def request(values: dict[str, Any], file: Path, rows: Path, work: Path):
 
     arguments = {"use_parallel": False, "output_dir": str(work / "run")}
     base = str(work / BASES[values["model"]["model_config"]["type"]])
-    return Trainer(recipe=file, args=arguments, train_dataset=str(rows), load_checkpoint=base, options=SIZES)
+    asks = values["run_mode"] == "predict"
+    options = {**SIZES, **(IDS if asks else {})}
+    data = {"train_dataset": str(rows), **({"eval_dataset": str(rows)} if values["run_mode"] == "eval" else {})}
+    return Trainer(recipe=file, args=arguments, load_checkpoint=base, options=options, **data)
 
 
 def write_data(directory: Path) -> dict[str, Path]:

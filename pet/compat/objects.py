@@ -95,7 +95,9 @@ def make_feed(data, recipe, model, tokenizer, distributed, objects: Objects, tra
         settings = dataclasses.replace(settings, max_length=max(2, longest))
         if "batch_size" not in recipe.train.model_fields_set and train:
             rows = max(data.get_batch_size(), 1) * distributed.data_size
-    elif isinstance(data, (str, Path)) or (isinstance(data, (list, tuple)) and isinstance(data[0], (str, Path))):
+    elif isinstance(data, (str, Path)) or (
+        isinstance(data, (list, tuple)) and all(isinstance(one, (str, Path)) for one in data)
+    ):
         if tokenizer is None:
             raise InputError("Trainer: files are tokenised; give tokenizer=")
         dataset = load_dataset(data, tokenizer, settings=settings)

@@ -197,6 +197,11 @@ class CollateLoader:
 
 def stack(samples: list[Mapping[str, Any]]) -> dict[str, np.ndarray]:
     """The default ``collate_fn``: samples of one length, key by key."""
+    if odd := [sample for sample in samples if not isinstance(sample, Mapping)]:
+        raise InputError(
+            f"dataset: a sample is a {type(odd[0]).__name__}; expected a dictionary with input_ids, or a collate_fn "
+            "that makes batches of the samples"
+        )
     names = list(samples[0])
     batch = {}
     for name in names:

@@ -69,14 +69,14 @@ def bring(
     source: str | os.PathLike,
     config: str | os.PathLike | Mapping[str, Any] | None = None,
     form: Form | None = None,
-    alpha: float | None = None,
+    alpha: float | Callable[[Mapping[str, Any], Path], float] | None = None,
     strategy: str | os.PathLike | None = None,
 ) -> tuple[str | None, Path | None]:
     """(checkpoint directory, adapter directory) for a ``.ckpt`` file of weights or of LoRA matrices; one is None.
 
     Args:
         source, config, form: see `to_directory`.
-        alpha: of LoRA matrices.
+        alpha: of LoRA matrices; or what gives it for the base's config.json and the file.
         strategy: see `whole`.
 
     Raises:
@@ -95,7 +95,9 @@ def bring(
         raise InputError(
             f"{path}: holds LoRA matrices, but not their alpha; convert it by pet convert {path} --alpha N --output DIR"
         )
-    facts = {"config": config_for(path, config), "alpha": alpha, "rearranged": bool(form and form.use_rearrange_rope)}
+    values = config_for(path, config)
+    alpha = alpha(values, path) if callable(alpha) else alpha
+    facts = {"config": values, "alpha": alpha, "rearranged": bool(form and form.use_rearrange_rope)}
     return None, _beside(path, "adapter", facts, lambda output: to_adapter(path, output, alpha, config, form))
 
 

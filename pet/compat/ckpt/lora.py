@@ -24,7 +24,7 @@ from model_zoo.counting import config_of, layout_of, parameter_shapes
 from model_zoo.errors import InputError, nearest
 from pet.compat.ckpt.doors import Report, config_for, find_ckpt
 from pet.compat.ckpt.names import LORA, Form, Group, form_of, groups
-from pet.compat.ckpt.view import is_lora, is_weight, to_ours, to_theirs
+from pet.compat.ckpt.view import further_layers, is_lora, is_weight, to_ours, to_theirs
 
 Pair = tuple[np.ndarray, np.ndarray]  # A (rank, in) and B (out, rank)
 
@@ -41,7 +41,7 @@ def to_adapter(
     Args:
         source: a file with nothing but them, or with the base's weights as well.
         alpha: ``lora_alpha`` of the job's pet_config; the file does not hold it.
-        config: of the base, see `pet.compat.ckpt.doors.config_for`.
+        config: of the base, see `pet.compat.ckpt.doors.config_for`. Of a file with more layers the first ones are read.
         form: what the names do not tell of the file.
 
     Raises:
@@ -54,19 +54,22 @@ def to_adapter(
         names = [f"{stem}.weight" for stem in pairs]
         form = form_of([*names, *file.tensors], form)
         places = _places(values, form, names)
+        known = {name for group in groups(values, form) for name in group.theirs}
+        weights = [name for name in file.tensors if is_weight(name)]
+        further = further_layers(path, [*names, *weights], {*places, *known})
+        names = [name for name in names if name not in further]
         problems = [
             f"{path}: {name.removesuffix('.weight')} is no matrix of this model{nearest(name, places)}"
             for name in names
             if name not in places
         ]
-        known = {name for group in groups(values, form) for name in group.theirs}
         problems += [
             f"{path}: {name} is no parameter of this model{nearest(name, known)}"
-            for name in file.tensors
-            if is_weight(name) and name not in known
+            for name in weights
+            if name not in known | further
         ]
         InputError.raise_any(problems)
-        ranks = {a.shape[0] for a, _ in pairs.values()}
+        ranks = {pairs[name.removesuffix(".weight")][0].shape[0] for name in names}
         if len(ranks) > 1:
             raise InputError(f"{path}: LoRA matrices of ranks {sorted(ranks)}; MindFormers has one for all")
         rank = ranks.pop()

@@ -99,9 +99,7 @@ class MindFormersCheckpoint(Checkpoint):
         self.left_out = [name for name in self.file.tensors if not is_weight(name)]
         self.form, self._shapes = form_of(weights, form), shapes_of(config)
         found = own_names(config, weights, self.form) or groups(config, self.form)
-        if fewer and (further := _further(weights, {name for group in found for name in group.theirs})):
-            read, there = (1 + max(map(layer_of, one)) for one in (set(weights) - further, weights))
-            log.warning("%s: the first %d of %d layers are read", self.path, read, there)
+        if fewer and (further := further_layers(self.path, weights, {one for group in found for one in group.theirs})):
             weights = [name for name in weights if name not in further]
             self.left_out += sorted(further)
         self._check(found, weights)
@@ -155,11 +153,15 @@ def layer_of(name: str) -> int:
     return int(found[1]) if found else -1
 
 
-def _further(weights: Iterable[str], wanted: set[str]) -> set[str]:
-    """The weights of layers behind the last one of a model, of whose first layers a file has any."""
-    layers, known = 1 + max(map(layer_of, wanted)), {_LAYER.sub(".", name) for name in wanted}
+def further_layers(path: Path, weights: Iterable[str], wanted: set[str]) -> set[str]:
+    """The weights of layers behind the last one of a model, of whose first layers a file has any; a line says so."""
+    layers, known, weights = 1 + max(map(layer_of, wanted)), {_LAYER.sub(".", name) for name in wanted}, set(weights)
     found = {name for name in weights if layer_of(name) >= layers and _LAYER.sub(".", name) in known}
-    return found if wanted & set(weights) else set()
+    if not found or not wanted & weights:
+        return set()
+    read, there = (1 + max(map(layer_of, one)) for one in (weights - found, weights))
+    log.warning("%s: the first %d of %d layers are read", path, read, there)
+    return found
 
 
 def own_names(config: Mapping[str, Any], weights: Iterable[str], form: Form) -> list[Group]:

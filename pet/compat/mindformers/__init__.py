@@ -22,7 +22,7 @@ _TUNING = {
         *_TUNERS[_PET],
     )
 }
-_AUTO = {_CLASSES: ("AutoConfig", "AutoModel", "AutoProcessor", "AutoTokenizer")}
+_AUTO = {_CLASSES: ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoProcessor", "AutoTokenizer")}
 _LOGGER = {f"{__name__}.logs": ("logger",)}
 _REGISTER = {_SCRIPT_CONFIG: ("ActionDict", "DictConfig", "MindFormerConfig")}
 _PLACES = ("get_output_root_path", "set_output_path")
@@ -32,6 +32,7 @@ _UTILS = {
     _SCRIPT_CONFIG: ("parse_value",),
     _SCRIPT: (
         *_PLACES,
+        "FILE_PERMISSION",
         "check_in_modelarts",
         "check_shared_disk",
         "is_publicly_accessible_path",
@@ -44,10 +45,17 @@ _MONITORS = {_CALLBACKS: ("CheckpointMonitor", "MFLossMonitor", "ObsMonitor", "S
 _FAMILIES = {
     "gpt2": (("GPT2LMHeadModel",), "GPT2Config", "GPT2Tokenizer", "GPT2Processor"),
     "llama": (("LlamaForCausalLM",), "LlamaConfig", "LlamaTokenizer", "LlamaProcessor"),
-    "glm": (("GLMChatModel", "GLMForPreTraining"), "GLMConfig", "ChatGLMTokenizer", "GLMProcessor"),
+    "glm": (
+        ("GLMChatModel", "GLMChatModelWithLora", "GLMForPreTraining"),
+        "GLMConfig",
+        "ChatGLMTokenizer",
+        "GLMProcessor",
+    ),
     "glm2": (("ChatGLM2ForConditionalGeneration",), "ChatGLM2Config", "ChatGLM2Tokenizer", "GLMProcessor"),
     "glm3": ((), "ChatGLM2Config", "ChatGLM3Tokenizer", "GLMProcessor"),
 }
+
+_CONVERTING = {"convert_weight": ("convert_pt_to_ms", "convert_weight"), "convert_reversed": ("convert_ms_to_pt",)}
 
 
 def _families() -> dict:
@@ -56,9 +64,13 @@ def _families() -> dict:
         path = f"models.{package}"
         found[path] = {_CLASSES: (*models, tokenizer, processor), _CONFIG: (config,)}
         found[f"{path}.{package}"] = {_CLASSES: models}
+        for way, functions in _CONVERTING.items():
+            found[f"{path}.{way}"] = {f"{__name__}.converting": functions}
         found[f"{path}.{package}_config"] = {_CONFIG: (config,)}
         found[f"{path}.{package}_tokenizer"] = {_CLASSES: (tokenizer,)}
         found[f"{path}.{package}_processor"] = {_CLASSES: (processor,)}
+        if package == "glm2":  # its package has those of the later ones, too
+            found[path][_CLASSES] += ("ChatGLM3Tokenizer", "ChatGLM4Tokenizer")
         found["models"][_CLASSES] += found[path][_CLASSES]
         found["models"][_CONFIG] += found[path][_CONFIG]
     return found
@@ -88,6 +100,7 @@ __modules__ = modules_of(
         "pet.tuners": _TUNERS,
         **{f"pet.tuners.{name}_adapter": _TUNERS for name in ("lora", "pet", "prefix_tuning", "ptuning2")},
         "pipeline": _PIPELINE,
+        "dataset.dataloader.training_dataloader": {_SCRIPT: ("TrainingDataLoader", "TrainingDataset")},
         "core.parallel_config": {_SCRIPT: ("build_parallel_config",)},
         "mindformer_book": {_SCRIPT: ("MindFormerBook",)},
         "tools": {**_LOGGER, **_REGISTER, **_UTILS},
@@ -102,6 +115,7 @@ __modules__ = modules_of(
         "trainer.config_args": _INIT,
         "utils": {_SCRIPT: _PLACES},
         "utils.file_utils": {_SCRIPT: _PLACES},
+        "utils.load_checkpoint_utils": {_SCRIPT: ("get_load_path_after_hf_convert",)},
         "trainer.trainer": _TRAINER,
         "trainer.training_args": _TRAINER,
         "trainer.utils": {_CONTEXT: ("get_last_checkpoint",), _SCRIPT: ("transform_and_load_checkpoint",)},

@@ -18,6 +18,7 @@ from pet.compat.mindformers.callbacks import (
 from pet.compat.mindformers.classes import (
     AutoConfig as AutoConfig,
     AutoModel as AutoModel,
+    AutoModelForCausalLM as AutoModelForCausalLM,
     AutoProcessor as AutoProcessor,
     AutoTokenizer as AutoTokenizer,
     ChatGLM2ForConditionalGeneration as ChatGLM2ForConditionalGeneration,
@@ -26,6 +27,7 @@ from pet.compat.mindformers.classes import (
     ChatGLM4Tokenizer as ChatGLM4Tokenizer,
     ChatGLMTokenizer as ChatGLMTokenizer,
     GLMChatModel as GLMChatModel,
+    GLMChatModelWithLora as GLMChatModelWithLora,
     GLMForPreTraining as GLMForPreTraining,
     GLMProcessor as GLMProcessor,
     GPT2LMHeadModel as GPT2LMHeadModel,
@@ -63,6 +65,11 @@ from pet.compat.mindformers.pet_config import (
     PrefixTuningConfig as PrefixTuningConfig,
     Ptuning2Config as Ptuning2Config,
     get_pet_model as get_pet_model,
+)
+from pet.compat.mindformers.script import (
+    SFTDataLoader as SFTDataLoader,
+    TrainingDataLoader as TrainingDataLoader,
+    build_context as build_context,
 )
 from pet.compat.mindformers.script_config import (
     MindFormerConfig as MindFormerConfig,

@@ -77,6 +77,7 @@ class TextGenerationPipeline(Listed, TextGeneration):
         Returns:
             ``[{"text_generation_text": [text]}, …]``; an entry for each batch, which holds its texts.
         """
+        _said(settings, BUILT)
         if isinstance(text, Mapping):
             text = text[(keys or {}).get("src_language", "text")]
         given = self.together if batch_size is None else batch_size
@@ -123,10 +124,15 @@ def named(model, tokenizer, adapter, defaults: dict[str, Any], theirs: Mapping[s
     if isinstance(model, (str, os.PathLike)):
         tokenizer = AutoTokenizer.from_pretrained(model) if tokenizer is None and adapter is None else tokenizer
         model = AutoModel.from_pretrained(model)
-    said = Translation("pipeline")
-    said.apply({name: defaults.pop(name) for name in theirs if name in defaults}, theirs)
-    said.finish()
+    _said(defaults, theirs)
     return model, tokenizer
+
+
+def _said(settings: dict[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Takes what is said in `theirs` out of the settings, and says it."""
+    said = Translation("pipeline")
+    said.apply({name: settings.pop(name) for name in theirs if name in settings}, theirs)
+    said.finish()
 
 
 def pipeline(

@@ -53,6 +53,8 @@ def built(config: Config | Mapping[str, Any], loads: bool = True) -> CausalLM:
     stated = said.get("stated", {})
     names = [name for name in GENERATION if name in stated or (name in said and not name.endswith("_id"))]
     give_defaults(model, {name: getattr(config, name) for name in names}, checkpoint)
+    if not checkpoint:
+        model.random_start = next(iter(model.get_parameters())).asnumpy()[:1].copy()
     _give_saving(model)
     attach_dropout(model, {place: said[name] for name, place in DROPOUTS.items() if said.get(name)})
     model.prepare_inputs_for_predict_layout = lambda *inputs, **_: inputs  # for MindFormers' compilation

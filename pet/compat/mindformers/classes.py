@@ -5,6 +5,7 @@ Model classes take a configuration (`pet.compat.mindformers.config`) and give th
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from pet import auto
 from pet.compat.mindformers.building import built, from_pretrained
 from pet.compat.mindformers.config import TransformerOpParallelConfig, give_names
 from pet.compat.mindformers.pet_config import PetConfig, get_pet_model, pet_config_of, with_adapter
-from pet.compat.mindformers.presets import Listed, split_name
+from pet.compat.mindformers.presets import LORA, Listed, split_name
 from pet.compat.mindformers.saving import place_of
 from pet.compat.mindformers.sizes import file_config, model_section, name_of, read_file
 from pet.compat.mindformers.tokenizing import Spoken, spoken
@@ -75,7 +76,9 @@ class AutoModel(Listed, auto.AutoModel):
     @staticmethod
     def from_pretrained(name_or_directory, **settings) -> CausalLM:
         """See `pet.AutoModel`. Of a MindFormers YAML file: the model that it describes, with the weights that it
-        names."""
+        names. With ``download_checkpoint=False`` random weights."""
+        if not settings.pop("download_checkpoint", True):
+            return AutoModel.from_config(AutoConfig.from_pretrained(name_or_directory), download_checkpoint=False)
         if (values := _values(name_or_directory)) is not None:
             config = AutoConfig.from_pretrained(name_or_directory)
             config.checkpoint_name_or_path = model_section(values).get("checkpoint_name_or_path")
@@ -95,6 +98,9 @@ class AutoModel(Listed, auto.AutoModel):
             raise InputError(f"AutoModel.from_config: {', '.join(settings)}: set it on the configuration")
         pet = getattr(name, "pet_config", None)
         return get_pet_model(built(name, loads), pet) if pet else built(name, loads)
+
+
+AutoModelForCausalLM = AutoModel
 
 
 class AutoTokenizer(Listed, auto.AutoTokenizer):
@@ -145,14 +151,39 @@ GLMChatModel = GLMForPreTraining
 """Its answers come from ``generate`` like every model's."""
 
 
+class GLMChatModelWithLora(GLMForPreTraining):
+    """ChatGLM-6B with LoRA: that of the configuration's ``pet_config``, or else MindFormers' own for it."""
+
+    def __new__(cls, config=None) -> CausalLM:
+        model = super().__new__(cls, config)
+        return model if getattr(config, "pet_config", None) else with_adapter(model, dict(LORA["glm"]))
+
+
 class ChatGLM2ForConditionalGeneration(_Model):
     """ChatGLM2, ChatGLM3 and GLM-4."""
 
     _preset = "glm2_6b"
 
 
+SAID = (
+    *("bos_token", "eos_token", "unk_token", "pad_token", "add_bos_token", "add_eos_token", "padding_side"),
+    *("model_max_length", "clean_up_tokenization_spaces", "chat_template"),
+)
+"""Settings of tokenizer_config.json that MindFormers' tokenizers are made with."""
+UNUSED = ("type", "auto_register", "sp_model_kwargs", "use_default_system_prompt", "spaces_between_special_tokens")
+"""What else stands in its files' section ``tokenizer``, and says nothing here."""
+
+
 class _Named(Listed, Spoken):
     """Tokenizers by the name of a bundled base as well."""
+
+    def __init__(self, vocab_file, *arguments, settings: dict | None = None, **more) -> None:
+        if vocab_file is None:
+            raise InputError(f"{type(self).__name__}: vocab_file is None; give the tokenizer's file")
+        own = inspect.signature(super().__init__).parameters
+        said = {name: more.pop(name) for name in (*SAID, *UNUSED) if name in more and name not in own}
+        said = {name: value for name, value in said.items() if name in SAID and value is not None}
+        super().__init__(vocab_file, *arguments, settings={**(settings or {}), **said}, **more)
 
     @classmethod
     def from_pretrained(cls, path, prompt_style: str | None = None) -> Self:
@@ -170,6 +201,12 @@ class LlamaTokenizer(_Named, OwnLlama):
 
 class ChatGLMTokenizer(_Named, OwnChatGLM):
     """ChatGLM-6B's tokenizer."""
+
+    def build_inputs_with_special_tokens(self, token_ids_0, token_ids_1=None) -> list[int]:
+        """A question's ids with the mark and ``<sop>`` behind them, and an answer's with ``<eop>``."""
+        mark, start, end = (self.special_tokens[name] for name in ("[gMASK]", "<sop>", "<eop>"))
+        asked = [*token_ids_0, mark, start]
+        return asked if token_ids_1 is None else [*asked, *token_ids_1, end]
 
 
 class ChatGLM2Tokenizer(_Named, OwnChatGLM2):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,8 @@ from model_zoo.errors import InputError, similar
 from model_zoo.generation_settings import FIELDS
 from pet.compat.mindformers.padding import pad_of
 from pet.text_generation import completed
+
+log = logging.getLogger("pet")
 
 # MindFormers' names -> those of `generate`
 NAMES = {"max_decode_length": "max_length"}
@@ -101,11 +104,13 @@ def give_defaults(model, given: Mapping[str, Any], checkpoint: Any = None) -> No
     def with_defaults(*arguments, **settings):
         """The model's own ``generate`` with the configuration's settings where the call has none. Padding around
         prompts without a mask is left out, as in MindFormers; the result is then a list of rows without it."""
+        say_if_random(model)
         own = settings.pop("generation_config", None)
         if own is None and len(arguments) > 1 and isinstance(arguments[1], GenerationConfig):
             own, arguments = arguments[1], (arguments[0], *arguments[2:])
         called = dict(signature.bind_partial(model, *arguments, **settings).arguments)
         del called["model"]
+        called = {name: value for name, value in called.items() if not (value is None and name in HANDED_ON)}
         called = completed(defaults if own is None else defaults_in(own.to_dict()), called, model.room)
         ids, mask = called.get("input_ids"), called.get("attention_mask")
         prompts = without_padding(ids, pad(), bos) if mask is None else masked(ids, mask)
@@ -119,6 +124,21 @@ def give_defaults(model, given: Mapping[str, Any], checkpoint: Any = None) -> No
         return [row[lacking:] for row, (lacking, _) in zip(found, rows, strict=True)]
 
     model.generate = with_defaults
+
+
+HANDED_ON = ("do_sample", "temperature", "repetition_penalty", "max_length")
+"""Settings that scripts hand on from a configuration, which may not say them."""
+
+
+def say_if_random(model) -> None:
+    """Says of a model that was made with random weights, before its first answer, if they are still those: MindSpore's
+    ``load_checkpoint`` finds nothing in a MindFormers file, whose names are others, and goes on."""
+    before = vars(model).pop("random_start", None)
+    if before is not None and np.array_equal(next(iter(model.get_parameters())).asnumpy()[:1], before):
+        log.warning(
+            "generate: the model has random weights; those of a MindFormers .ckpt file are taken by the "
+            "configuration's checkpoint_name_or_path, or by pet convert, not by mindspore.load_checkpoint"
+        )
 
 
 def masked(ids: Any, mask: Any) -> list[list[int]] | None:

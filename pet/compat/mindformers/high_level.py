@@ -340,7 +340,7 @@ class Trainer(Request):
             self._weights(checkpoint)
             return self.model, tokenizer
         model, adapter = self._weights(checkpoint)
-        recipe = self.recipe("predict")
+        recipe = self.recipe("predict", model)
         key = (model or recipe.model.path, adapter)
         if self._loaded is None or self._loaded[0] != key:
             loaded = AutoModel.from_pretrained(key[0])

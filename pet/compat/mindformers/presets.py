@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from model_zoo.counting import layout_of
@@ -29,6 +30,14 @@ def split_name(name: Any) -> tuple[Any, dict[str, Any] | None]:
 
 FAMILIES = {"chatglm": "glm", "chatglm2": "glm2"}
 """MindFormers' names of families that have other ones here."""
+
+
+def usual_alpha(config: Mapping[str, Any], place: Any) -> float:
+    """The alpha of MindFormers' own LoRA files for a model, which a line says: a ``.ckpt`` file does not."""
+    layout = layout_of(config)
+    alpha = LORA.get(FAMILIES.get(layout, layout), LORA["llama"])["alpha"]
+    logger.warning("%s: lora_alpha is taken to be %g, as in MindFormers' own files for this family", place, alpha)
+    return alpha
 
 
 class Listed:

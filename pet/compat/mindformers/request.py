@@ -15,7 +15,7 @@ from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import is_ckpt
 from pet.compat.mindformers.padding import put_padding
 from pet.compat.mindformers.parallel import TABLE as LAYOUT, rows_of, translate_parallel
-from pet.compat.mindformers.presets import split_name
+from pet.compat.mindformers.presets import split_name, usual_alpha
 from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.mindformers.training_arguments import TrainingArguments, translate_arguments
 from pet.compat.modelarts import output_directory
@@ -302,8 +302,10 @@ class Request:
             recipe = load_any(self.base_recipe, check_files=False)
             return bring(checkpoint, recipe.model.path, None, getattr(recipe.adapter, "alpha", None))
         model = self.model if is_path(self.model) else self.model.config.to_dict()
-        alpha, strategy = (self.method_settings or {}).get("alpha"), self.options.get("src_strategy_path_or_dir")
-        return bring(checkpoint, model, None, alpha, strategy)
+        alpha = (self.method_settings or {}).get("alpha")
+        if alpha is None and self.pet_method == "lora":
+            alpha = usual_alpha
+        return bring(checkpoint, model, None, alpha, self.options.get("src_strategy_path_or_dir"))
 
     def generation_settings(self) -> dict[str, Any]:
         """The model_config of a MindFormers file, which has settings of generation in it; empty without one."""

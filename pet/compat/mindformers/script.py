@@ -14,26 +14,30 @@ from pet.compat.mindformers import logs
 from pet.compat.mindformers.context import ContextConfig, init_context
 from pet.compat.mindformers.high_level import Trainer
 from pet.compat.mindformers.script_config import MindFormerConfig
+from pet.compat.mindformers.training_arguments import TrainingArguments
 from pet.compat.modelarts import ON_MODELARTS
 from pet.names import preset_names
 
 DEVICE = ("device_target", "device_id")
 """Of the section ``context``; its other settings are MindSpore's compiler's."""
 
+FILE_PERMISSION = 0o600
+"""Of the files that scripts write."""
 _places = {"output": "./output"}
 
 
-def build_context(config: MindFormerConfig) -> None:
-    """Joins the job that the file's ``use_parallel`` speaks of, and chooses its device. The configuration gets
-    ``rank_id`` and ``device_num``.
+def build_context(config: MindFormerConfig | TrainingArguments) -> None:
+    """Joins the job that the file's ``use_parallel``, or that of the arguments, speaks of, and chooses its device. The
+    configuration gets ``rank_id`` and ``device_num``.
 
     Raises:
         InputError: see `init_context`.
     """
     logs.keep()
-    given = config.get("context") or {}
+    values: Mapping[str, Any] = config.given if isinstance(config, TrainingArguments) else config
+    given: Mapping[str, Any] = values.get("context") or {}
     device = {name: given[name] for name in DEVICE if given.get(name) is not None}
-    rank, size = init_context(bool(config.get("use_parallel")), ContextConfig(**device))
+    rank, size = init_context(bool(values.get("use_parallel")), ContextConfig(**device))
     for name, value in {"rank_id": rank, "local_rank": rank, "device_num": size}.items():
         object.__setattr__(config, name, value)  # no key of the file: scripts look at them
 
@@ -102,6 +106,11 @@ def transform_and_load_checkpoint(config: MindFormerConfig, model, network, data
     put_weights(network, *found)
 
 
+def get_load_path_after_hf_convert(config: MindFormerConfig, network) -> str:
+    """The checkpoint as it is: Hugging Face directories are read."""
+    return config.load_checkpoint
+
+
 def cloud_monitor(*arguments, **settings) -> Callable[[Callable], Callable]:
     """A decorator that leaves a script's ``main`` as it is: ``remote_save_url`` uploads, also after a failure."""
     return lambda main: main
@@ -147,6 +156,27 @@ str2bool_or_str = place_or_switch
 def get_resume_checkpoint(checkpoint_dir: str, resume_training: bool | str, **settings) -> bool | str:
     """What ``resume_training`` says: the trainer finds the last whole checkpoint."""
     return resume_training
+
+
+class TrainingDataLoader:
+    """MindFormers' loader of text files as an object, which is not here.
+
+    Raises:
+        InputError: always.
+    """
+
+    def __init__(self, *arguments, **settings) -> None:
+        raise InputError(
+            f"{type(self).__name__}: loaders are not made in scripts; give train_dataset= the files themselves, or a "
+            "job file with data_loader"
+        )
+
+
+TrainingDataset = TrainingDataLoader
+
+
+class SFTDataLoader(TrainingDataLoader):
+    """The same of rows with questions and answers."""
 
 
 class MindFormerBook:

@@ -112,9 +112,11 @@ class Scripted:
 
     __hash__ = None
 
-    def save_pretrained(self, directory: str | os.PathLike | None = None, save_name: str | None = None) -> None:
-        """Writes config.json; see `Config.save_pretrained`."""
-        super().save_pretrained(place_of(directory, save_name))
+    def save_pretrained(
+        self, save_directory: str | os.PathLike | None = None, save_name: str | None = None, save_json: bool = True
+    ) -> None:
+        """Writes config.json, and no YAML file whatever `save_json` says; see `Config.save_pretrained`."""
+        super().save_pretrained(place_of(save_directory, save_name))
 
     def plain(self) -> Config:
         """The family's own configuration, apart from this one.

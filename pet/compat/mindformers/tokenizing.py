@@ -138,6 +138,34 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
         found = {name: value[0] for name, value in found.items()} if single else found
         return found if return_tensors is None else {name: _as(return_tensors, one) for name, one in found.items()}
 
+    def prepare_for_model(
+        self,
+        ids: Sequence[int],
+        pair_ids: Sequence[int] | None = None,
+        add_special_tokens: bool = True,
+        padding: bool | str = False,
+        truncation: bool | str | None = None,
+        max_length: int | None = None,
+        **settings: Any,
+    ) -> dict[str, Any]:
+        """A row of ids as a call of the tokenizer gives it.
+
+        Args:
+            ids, pair_ids: one behind the other.
+            add_special_tokens: False, since where control tokens go is only known of texts.
+            padding, max_length: see `pad`.
+            truncation: cuts at ``max_length``; ids that are longer are cut without it, too, as there.
+            settings: ``return_attention_mask`` and others of `pad`; MindFormers' others say nothing here.
+
+        Raises:
+            InputError: ``add_special_tokens``.
+        """
+        if add_special_tokens:
+            raise InputError("prepare_for_model: add_special_tokens=True: give the text to the tokenizer itself")
+        own = ("pad_to_multiple_of", "return_attention_mask", "return_tensors")
+        row = {"input_ids": [*ids, *(pair_ids or ())][: max_length if padding or truncation else None]}
+        return self.pad(row, padding, max_length, **{name: settings[name] for name in own if name in settings})
+
     def _width(self, padding: bool | str, max_length: int | None, longest: int) -> int:
         if padding is True or padding == "longest":
             return longest
@@ -230,6 +258,7 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
         add_generation_prompt: bool = False,
         tokenize: bool = True,
         return_tensors: str | None = None,
+        chat_template: str | None = None,
     ) -> Any:
         """A conversation in the family's prompt.
 
@@ -239,10 +268,15 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
             add_generation_prompt: True for one that the model is to answer.
             tokenize: False gives the text.
             return_tensors: ``np`` or ``ms`` for an array ``(1, S)``.
+            chat_template: None for the tokenizer's own.
 
         Raises:
-            InputError: a question at the end without ``add_generation_prompt``.
+            InputError: another template, or a question at the end without ``add_generation_prompt``.
         """
+        if chat_template:
+            raise InputError(
+                "apply_chat_template: chat_template: the tokenizer's own is used; see tokenizer_config.json"
+            )
         if add_generation_prompt:
             ids = self.prompt(conversation, tools=tools)
         elif conversation and conversation[-1].get("role") == "assistant":
@@ -280,9 +314,35 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
             role: whose the question is.
             return_tensors: ``np`` or ``ms``.
         """
-        ids = self.prompt(_messages(query, list(history or ()), role))
-        rows = {"input_ids": ids, "attention_mask": [1] * len(ids), "position_ids": range(len(ids))}
-        return {name: _as(return_tensors, [list(row)]) for name, row in rows.items()}
+        return self.build_batch_input([query], [history], role, return_tensors=return_tensors)
+
+    def build_batch_input(
+        self,
+        queries: str | Texts,
+        histories: Sequence[Sequence[Mapping[str, Any]] | None] | None = None,
+        roles: str | Texts = "user",
+        padding: bool | str = True,
+        return_tensors="np",
+    ) -> dict[str, Any]:
+        """Several questions as `build_chat_input` gives one, in one length.
+
+        Args:
+            queries, histories: the questions, and the messages before each.
+            roles: whose each is, or all are.
+            padding: see `pad`.
+            return_tensors: ``np`` or ``ms``.
+        """
+        queries = [queries] if isinstance(queries, str) else list(queries)
+        roles = [roles] * len(queries) if isinstance(roles, str) else roles
+        before = [None] * len(queries) if histories is None else histories
+        if not len(queries) == len(before) == len(roles):
+            counts = f"{len(queries)} queries, {len(before)} histories, {len(roles)} roles"
+            raise InputError(f"build_batch_input: {counts}; one for each was expected")
+        asked = zip(queries, before, roles, strict=True)
+        rows = [self.prompt(_messages(query, list(history or ()), role)) for query, history, role in asked]
+        found = {"input_ids": rows, "attention_mask": [[1] * len(row) for row in rows]}
+        found["position_ids"] = [list(range(len(row))) for row in rows]
+        return self.pad(found, padding if len(rows) > 1 else False, return_tensors=return_tensors)
 
 
 def _turns(history: Iterable[tuple[str, str]] | None) -> list[dict[str, str]]:

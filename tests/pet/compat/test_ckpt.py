@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import mindspore as ms
 import numpy as np
@@ -376,3 +377,42 @@ def test_lora_of_the_other_families(fixtures, tmp_path, lora_file):
         shapes = {"transformer.encoder.layers.0.self_attention.qkv": (4, 4)}
         lora_file(tmp_path / "odd.ckpt", shapes, 2)
         to_adapter(tmp_path / "odd.ckpt", tmp_path / "odd", 2, fixtures / "chatglm2")
+
+
+def test_of_lora_on_more_layers_the_first_are_read(fixtures, tmp_path, lora_file, caplog):
+    """As of a file of weights; what is of no layer of such a model stays an error."""
+    n, size = dimensions(fixtures / "llama_gqa")
+    shapes = {f"model.layers.{layer}.attention.wq": (size["q"], n.hidden) for layer in range(n.layers + 2)}
+    theirs = lora_file(tmp_path / "more.ckpt", shapes, 4)
+    to_adapter(tmp_path / "more.ckpt", tmp_path / "adapter", 8, fixtures / "llama_gqa")
+    assert f"the first {n.layers} of {n.layers + 2} layers are read" in caplog.text
+    ours = read_file(tmp_path / "adapter/adapter_model.safetensors")
+    assert len(ours) == 2 * n.layers
+    b = ours[f"base_model.model.model.layers.{n.layers - 1}.self_attn.q_proj.lora_B.weight"]
+    assert np.array_equal(b, theirs[f"model.layers.{n.layers - 1}.attention.wq.mindpet_delta_lora_b"])
+    lora_file(tmp_path / "odd.ckpt", {**shapes, f"model.layers.{n.layers}.attention.wx": (4, n.hidden)}, 4)
+    with pytest.raises(InputError, match=r"attention\.wx is no matrix of this model"):
+        to_adapter(tmp_path / "odd.ckpt", tmp_path / "other", 8, fixtures / "llama_gqa")
+
+
+def test_weights_are_converted_as_by_mindformers_script(tmp_path, monkeypatch):
+    """`convert_weight.py` calls these; a file of the directory stands for it, and a file's name for a directory."""
+    import mindspore as ms
+    from pet.compat.mindformers.models.llama.convert_reversed import convert_ms_to_pt
+    from pet.compat.mindformers.models.llama.convert_weight import convert_pt_to_ms
+
+    from pet.names import bundled_models
+
+    base = bundled_models()["llama_tiny"]
+    more = {"n_head": 32, "hidden_size": 4096, "layers": 12, "is_pretrain": False, "telechat_type": "telechat_12b"}
+    convert_pt_to_ms(base / "model.safetensors", tmp_path / "a" / "m", ms.float16, **more)
+    stored = ms.load_checkpoint(str(tmp_path / "a/m.ckpt"))
+    assert stored["model.layers.0.attention.wq.weight"].dtype == ms.float16
+    shutil.copy(base / "config.json", tmp_path / "a")
+    convert_ms_to_pt(input_path=tmp_path / "a/m.ckpt", output_path=tmp_path / "b" / "pytorch_model.bin", dtype="fp32")
+    newer = SimpleNamespace(model="llama", input_path=str(base), output_path=tmp_path / "q.ckpt", qkv_concat=True)
+    convert_pt_to_ms(newer)
+    assert "model.layers.0.attention.w_qkv.weight" in ms.load_checkpoint(str(tmp_path / "q.ckpt"))
+    found = weights(tmp_path / "b" / "pytorch_model")
+    for name, value in weights(base).items():
+        assert found[name].dtype == np.float32 and np.array_equal(found[name], value.astype(np.float16)), name

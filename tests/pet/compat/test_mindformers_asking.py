@@ -133,3 +133,8 @@ def test_what_was_tuned_on_questions_is_asked_in_their_prompt(tmp_path):
     assert asked(by_object, True) == asked(by_object), "what it has tuned, said outright"
     rows.unlink()  # then nobody knows
     assert asked(by_object)[0]["text_generation_text"][0].startswith("Who?")
+
+
+def test_how_mindformers_runs_a_model_is_none_of_a_calls_settings():
+    ask = pipeline("text_generation", model="llama_tiny")
+    assert ask("a red", max_new_tokens=2, use_past=True) == ask("a red", max_new_tokens=2)

@@ -212,3 +212,50 @@ def test_a_file_that_mindspore_saved_of_a_model_is_a_checkpoint_of_it(name, tmp_
     text = str(caught.value)
     assert "4 problems" in text and "model.layers.3.mlp.up_proj.weight is missing" in text
     assert "model.other.weight is no parameter of this model" in text
+
+
+def test_an_answer_out_of_random_weights_is_said(tmp_path, caplog):
+    """MindSpore's load_checkpoint finds nothing in a MindFormers file, and goes on; once it is said."""
+    import mindspore as ms
+
+    from pet.compat.ckpt.doors import to_file
+
+    to_file("llama_tiny", tmp_path / "m.ckpt")
+    config = pet.AutoConfig.from_pretrained("llama_tiny")
+    model = AutoModel.from_config(config)
+    ms.load_checkpoint(str(tmp_path / "m.ckpt"), model)
+    model.generate([[5, 6]], max_new_tokens=1)
+    assert "the model has random weights" in caplog.text and "checkpoint_name_or_path" in caplog.text
+    caplog.clear()
+    model.generate([[5, 6]], max_new_tokens=1)
+    own = AutoModel.from_config(config)
+    ms.save_checkpoint(pet.AutoModel.from_pretrained("llama_tiny"), str(tmp_path / "own.ckpt"))
+    ms.load_checkpoint(str(tmp_path / "own.ckpt"), own)
+    own.generate([[5, 6]], max_new_tokens=1)
+    AutoModel.from_pretrained("llama_tiny").generate([[5, 6]], max_new_tokens=1)
+    assert "random weights" not in caplog.text
+    assert AutoModel.from_pretrained("llama_tiny", download_checkpoint=False).random_weights
+
+
+def test_a_setting_that_the_configuration_does_not_say_is_none_of_the_calls():
+    """Scripts hand all of them on."""
+    model = AutoModel.from_pretrained("llama_tiny")
+    names = ("do_sample", "top_k", "top_p", "temperature", "repetition_penalty")
+    found = model.generate([[5, 6]], max_length=4, **dict.fromkeys(names))
+    assert np.array_equal(found, model.generate([[5, 6]], max_length=4))
+
+
+def test_a_lora_model_of_chatglm():
+    from pet.compat.mindformers.models.glm import GLMChatModelWithLora
+
+    from adapters.apply import list_adapters
+    from pet.compat.mindformers import LoraConfig
+
+    config = AutoConfig.from_pretrained("glm_tiny")
+    model = GLMChatModelWithLora(config)
+    assert list_adapters(model) == ["default"]
+    ranks = {name: one.shape[0] for name, one in model.parameters_dict().items() if name.endswith("lora_A.weight")}
+    assert ranks and set(ranks.values()) == {8}
+    config.pet_config = LoraConfig(lora_rank=2)
+    found = GLMChatModelWithLora(config).parameters_dict()
+    assert {one.shape[0] for name, one in found.items() if name.endswith("lora_A.weight")} == {2}

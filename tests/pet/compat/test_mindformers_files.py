@@ -245,3 +245,16 @@ def test_the_arguments_of_run_mindformer(job, rows, monkeypatch, caplog):
     monkeypatch.setattr(sys, "argv", ["run_mindformer.py", *words.split(), "--register_pat", "research"])
     with pytest.raises(InputError, match="--register_pat: is not known"):
         script["main"]()
+
+
+def test_the_checkpoint_of_the_command_line_answers_though_the_files_is_a_name(tmp_path):
+    """A name such as glm_6b_chat, which stands for a download."""
+    (tmp_path / "job.yaml").write_text(
+        "run_mode: predict\ntrainer: {type: CausalLanguageModelingTrainer}\n"
+        "model: {model_config: {type: LlamaConfig, checkpoint_name_or_path: llama_chat, num_layers: 4}}\n"
+    )
+    from pet.compat.mindformers import Trainer
+    from pet.names import bundled_models
+
+    trainer = Trainer(recipe=tmp_path / "job.yaml", load_checkpoint=str(bundled_models()["llama_tiny"]))
+    assert trainer.predict("a red", max_new_tokens=1)[0]["text_generation_text"][0].startswith("a red")

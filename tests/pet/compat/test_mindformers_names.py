@@ -59,6 +59,16 @@ from mindformers import ChatGLM4Tokenizer
 from mindformers.models.glm2.glm4_tokenizer import ChatGLM4Tokenizer
 from mindformers.modules.transformer import TransformerOpParallelConfig
 from mindformers.models.glm.glm_processor import process_response
+from mindformers import AutoModelForCausalLM
+from mindformers.models.glm import GLMConfig, GLMChatModel, GLMChatModelWithLora
+from mindformers.models.glm2 import ChatGLM3Tokenizer, ChatGLM4Tokenizer
+from mindformers.models.llama.convert_weight import convert_pt_to_ms
+from mindformers.models.glm2.convert_reversed import convert_ms_to_pt
+from mindformers.models.glm2.convert_weight import convert_weight
+from mindformers import build_context, TrainingDataLoader, SFTDataLoader
+from mindformers.dataset.dataloader.training_dataloader import TrainingDataset
+from mindformers.tools.utils import FILE_PERMISSION
+from mindformers.utils.load_checkpoint_utils import get_load_path_after_hf_convert
 """
 
 
@@ -316,3 +326,20 @@ def test_training_arguments_as_mindformers_defines_them(tmp_path):
             Trainer(model="gpt_tiny", args=TrainingArguments(**wrong), train_dataset=str(rows)).recipe()
     with pytest.raises(InputError, match="has no 'unheard_of'"):
         TrainingArguments(unheard_of=1)
+
+
+def test_loaders_of_scripts_are_refused_by_name():
+    from pet.compat.mindformers import SFTDataLoader
+
+    with pytest.raises(InputError, match=r"SFTDataLoader: .*train_dataset="):
+        SFTDataLoader(dataset_dir="alpaca.json", column_names=["input_ids"], tokenizer="GPT2Tokenizer")
+
+
+def test_the_job_of_trainings_arguments(monkeypatch):
+    from pet.compat.mindformers import TrainingArguments, build_context
+
+    arguments = TrainingArguments(use_parallel=False, num_train_epochs=1)
+    build_context(arguments)
+    assert (arguments.rank_id, arguments.device_num) == (0, 1)
+    with pytest.raises(InputError, match="single process"):
+        build_context(TrainingArguments(use_parallel=True))

@@ -176,3 +176,71 @@ def test_build_prompt_is_chatglm2s(fixtures):
     assert np.array_equal(tokenizer.build_chat_input("a red")["input_ids"][0], tokenizer.prompt(ASKED))
     with pytest.raises(InputError, match="build_prompt: is ChatGLM2's; of the prompt style 'glm4' use"):
         AutoTokenizer.from_pretrained("glm4_tiny").build_prompt("a red")
+
+
+def test_a_row_of_ids_is_made_ready(tokenizer):
+    """As the scripts that write MindRecord files ask for it."""
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "right"
+    ids, pad = tokenizer.encode("a red", add_special_tokens=False), tokenizer.pad_token_id
+    row = tokenizer.prepare_for_model(
+        ids, add_special_tokens=False, max_length=len(ids) + 2, padding="max_length", truncate_direction="LEFT"
+    )
+    assert row == {"input_ids": [*ids, pad, pad], "attention_mask": [1] * len(ids) + [0, 0]}
+    row = tokenizer.prepare_for_model(ids, [7, 8], False, truncation=True, max_length=len(ids) + 1)
+    assert row["input_ids"] == [*ids, 7]
+    with pytest.raises(InputError, match="add_special_tokens=True"):
+        tokenizer.prepare_for_model(ids)
+
+
+def test_chatglms_question_and_answer_as_ids():
+    from pet.compat.mindformers import ChatGLMTokenizer
+
+    tokenizer = ChatGLMTokenizer.from_pretrained("glm_tiny")
+    marks = [tokenizer.special_tokens[name] for name in ("[gMASK]", "<sop>", "<eop>")]
+    assert tokenizer.build_inputs_with_special_tokens([5, 6]) == [5, 6, *marks[:2]]
+    assert tokenizer.build_inputs_with_special_tokens([5, 6], [7]) == [5, 6, *marks[:2], 7, marks[2]]
+
+
+def test_settings_of_a_tokenizer_that_is_made_by_its_file():
+    """As MindFormers' documents and the section ``tokenizer`` of its files say them."""
+    from pet.names import bundled_models
+
+    file = bundled_models()["llama_tiny"] / "tokenizer.model"
+    plain = LlamaTokenizer(str(file))
+    told = {
+        "type": "LlamaTokenizer",
+        "unk_token": "<unk>",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "</s>",
+    }
+    tokenizer = LlamaTokenizer(vocab_file=str(file), **told, add_bos_token=False, padding_side="left")
+    assert tokenizer.encode("a red") == plain.encode("a red")[1:]
+    assert (tokenizer.pad_token, tokenizer.padding_side) == ("</s>", "left")
+    with pytest.raises(InputError, match="vocab_file is None"):
+        LlamaTokenizer(None, add_bos_token=False)
+    asked = [{"role": "user", "content": "a red"}]
+    ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, chat_template=None)
+    assert ids == tokenizer.apply_chat_template(asked, add_generation_prompt=True)
+    with pytest.raises(InputError, match="chat_template"):
+        tokenizer.apply_chat_template(asked, add_generation_prompt=True, chat_template="{{ messages }}")
+    with pytest.raises(TypeError, match="bos_tokens"):
+        LlamaTokenizer(str(file), bos_tokens="<s>")
+
+
+def test_several_questions_in_one_length(tokenizer):
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "left"
+    queries = ["a red", "a red shirt and a scarf"]
+    rows = tokenizer.build_batch_input(queries)
+    for query, ids, mask, positions in zip(queries, *rows.values(), strict=True):
+        alone = tokenizer.build_chat_input(query)
+        real = mask == 1
+        assert ids[real].tolist() == alone["input_ids"][0].tolist()
+        assert positions[real].tolist() == alone["position_ids"][0].tolist()
+        assert (ids[~real] == tokenizer.pad_token_id).all()
+    with pytest.raises(InputError, match="2 queries, 1 histories, 2 roles"):
+        tokenizer.build_batch_input(queries, [[]])

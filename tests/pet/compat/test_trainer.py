@@ -309,3 +309,24 @@ def test_only_save_strategy_writes_the_layout_and_ends(base, tmp_path, in_memory
     assert [path.rpartition("_")[2] for path in found["files"]] == [f"{rank}.json" for rank in range(4)]
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["strategy"]
     assert len(read_strategy(tmp_path / "run/strategy").stages[0]) > len(read_file(base / "model.safetensors"))
+
+
+@pytest.mark.parametrize("data", [[[1, 2, 3]], [1, 2], [("x", 1)], [None], [{"input_ids": [1, 2, 3]}, 5], ["a", 3]])
+def test_samples_that_are_no_dictionaries_are_named(data, tmp_path):
+    trainer = pet.Trainer(model="llama_tiny", train_dataset=data, args={"output_dir": str(tmp_path), "max_steps": 1})
+    with pytest.raises(InputError, match=r"a sample is a \w+; expected a dictionary with input_ids"):
+        trainer.train()
+
+
+def test_the_alpha_of_a_lora_file_is_mindformers_own(tmp_path, lora_file, caplog):
+    """The file does not hold it; pet_method says that it is LoRA as MindFormers' job files have it."""
+    import json
+
+    shapes = {f"model.layers.{layer}.attention.wq": (128, 128) for layer in range(4)}
+    lora_file(tmp_path / "lora.ckpt", shapes, 4)
+    trainer = pet.Trainer(model="llama_tiny", pet_method="lora")
+    trainer.predict("a red", predict_checkpoint=str(tmp_path / "lora.ckpt"), max_new_tokens=1)
+    assert "lora_alpha is taken to be 16" in caplog.text
+    assert json.loads((tmp_path / "lora.adapter/adapter_config.json").read_text())["lora_alpha"] == 16
+    with pytest.raises(InputError, match="not their alpha"):
+        pet.Trainer(model="llama_tiny").predict("a red", predict_checkpoint=str(tmp_path / "lora.ckpt"))
