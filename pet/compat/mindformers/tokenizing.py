@@ -268,19 +268,16 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
             add_generation_prompt: True for one that the model is to answer.
             tokenize: False gives the text.
             return_tensors: ``np`` or ``ms`` for an array ``(1, S)``.
-            chat_template: None for the tokenizer's own.
+            chat_template: a Jinja text; None for the tokenizer's own.
 
         Raises:
-            InputError: another template, or a question at the end without ``add_generation_prompt``.
+            InputError: a template that is none, or a question at the end without ``add_generation_prompt``.
         """
-        if chat_template:
-            raise InputError(
-                "apply_chat_template: chat_template: the tokenizer's own is used; see tokenizer_config.json"
-            )
+        speaking = self.with_chat_template(chat_template, "chat_template") if chat_template else self
         if add_generation_prompt:
-            ids = self.prompt(conversation, tools=tools)
+            ids = speaking.prompt(conversation, tools=tools)
         elif conversation and conversation[-1].get("role") == "assistant":
-            ids = self.example(conversation, tools=tools)[0]
+            ids = speaking.example(conversation, tools=tools)[0]
         else:
             raise InputError("apply_chat_template: the last message is no answer; give add_generation_prompt=True")
         return _as(return_tensors, [ids]) if return_tensors else ids if tokenize else self.decode(ids, False)

@@ -224,8 +224,13 @@ def test_settings_of_a_tokenizer_that_is_made_by_its_file():
     asked = [{"role": "user", "content": "a red"}]
     ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, chat_template=None)
     assert ids == tokenizer.apply_chat_template(asked, add_generation_prompt=True)
-    with pytest.raises(InputError, match="chat_template"):
-        tokenizer.apply_chat_template(asked, add_generation_prompt=True, chat_template="{{ messages }}")
+    theirs = "{% for one in messages %}[{{ one.role }}]{{ one.content }}{% endfor %}"
+    theirs += "{% if add_generation_prompt %}!{% endif %}"
+    found = tokenizer.apply_chat_template(asked, add_generation_prompt=True, chat_template=theirs)
+    assert found == tokenizer.encode(f"[user]{asked[-1]['content']}!", add_special_tokens=False)
+    assert ids == tokenizer.apply_chat_template(asked, add_generation_prompt=True), "its own is as it was"
+    with pytest.raises(InputError, match="chat_template: the chat template cannot render"):
+        tokenizer.apply_chat_template(asked, add_generation_prompt=True, chat_template="{% if")
     with pytest.raises(TypeError, match="bos_tokens"):
         LlamaTokenizer(str(file), bos_tokens="<s>")
 
