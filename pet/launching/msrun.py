@@ -95,7 +95,9 @@ def check_port() -> None:
     """
     host, port = os.environ.get("MS_SCHED_HOST", ""), os.environ.get("MS_SCHED_PORT", "")
     try:
-        with socket.create_server((host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as taken:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind((host, int(port)))  # without listening: a worker might join what is gone a moment later
             return
     except (OSError, ValueError) as error:
         if getattr(error, "errno", None) != errno.EADDRINUSE:
