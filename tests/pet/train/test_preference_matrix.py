@@ -65,7 +65,7 @@ def chosen() -> list[dict]:
     collects tests chooses them."""
     every = possible()
     random.Random(0).shuffle(every)
-    few = every[:600]
+    few = every[:1000]
     return [
         few[number] for number in sorted(sets.cover([set(itertools.combinations(case.items(), 2)) for case in few]))
     ]
