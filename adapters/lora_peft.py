@@ -62,7 +62,7 @@ def to_peft(config, model, adapter) -> dict[str, Any]:
     def scaled(patterns, usual, factor):
         if not tables:
             return {key: value * factor for key, value in in_any_order(patterns, paths).items()}
-        values = {path: pattern_value(patterns, path, usual) * (path in tables or factor) for path in paths}
+        values = {path: pattern_value(patterns, path, usual) * (1 if path in tables else factor) for path in paths}
         return {f"^{re.escape(path)}": value for path, value in values.items() if value != usual * factor}
 
     values = {

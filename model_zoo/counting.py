@@ -28,8 +28,8 @@ def config_of(values: Mapping[str, Any]) -> Config:
     return kind.from_dict(dict(values))
 
 
-def unread_fields(values: Mapping[str, Any], changed: Mapping[str, Any]) -> list[tuple[str, set[str]]]:
-    """Of the fields that are to replace or join a config.json's those that nothing reads, each with what is read."""
+def unread_fields(values: Mapping[str, Any], changed: Mapping[str, Any]) -> tuple[list[str], set[str]]:
+    """Of the fields that are to replace or join a config.json's those that nothing reads; and what is read."""
     kind = config_class({**values, **changed})
     known = {
         *(field.name for field in dataclasses.fields(kind) if field.name != "extra"),
@@ -37,7 +37,7 @@ def unread_fields(values: Mapping[str, Any], changed: Mapping[str, Any]) -> list
         *LABEL_FIELDS,
         *kind.flat(values),
     }
-    return [(key, known) for key in changed if key not in known and not known.issuperset(kind.flat({**values, key: 0}))]
+    return [key for key in changed if not known.issuperset(kind.flat({**values, key: 0}))], known
 
 
 def layout_of(values: Mapping[str, Any]) -> str:

@@ -57,9 +57,9 @@ def operators(layers: range, again: range) -> list[tuple[bool, int]]:
     return [(layer >= 0, len(list(run))) for layer, run in runs]
 
 
-ALL_LOGITS = {"graph": 3, "launched": 5, "graph of pairs": 7, "launched pairs": 10}
-"""How many tensors of their size a loss of all logits, or R-Drop's of pairs, holds at its peak, as measured: in a
-compiled graph, and where operators are launched one by one, beside layers by kernels."""
+ALL_LOGITS = {(False, False): 3, (True, False): 5, (False, True): 7, (True, True): 10}
+"""How many tensors of their size a loss of all logits holds at its peak, as measured: by whether operators are launched
+one by one, beside layers by kernels, and not in a compiled graph, and by whether the loss is R-Drop's."""
 
 
 class Sizes:
@@ -190,7 +190,7 @@ class Sizes:
 
     def head_bytes(self, tokens: int) -> int:
         """The head and the loss, in float32: piece by piece where the head is nothing but a float32 product that the
-        loss can be computed with (`pet.train.forward.loss_of_head`).
+        loss can be computed with (`pet.train.objectives.base.Objective.loss_of_hidden`).
 
         Then there are one piece's logits and their gradient, and the final norm's input, its output and the gradient
         of that; otherwise `ALL_LOGITS` tensors as large as all logits.
@@ -200,8 +200,7 @@ class Sizes:
         launched, r_drop = available() and self.work.width == 4, self.work.r_drop
         if self.work.width == 4 and not adapted and (launched or not (trained or capped or r_drop)):
             return logit_bytes(tokens, self.vocabulary) + 12 * tokens * self.hidden
-        kind = ("launched pairs" if r_drop else "launched") if launched else ("graph of pairs" if r_drop else "graph")
-        return 4 * tokens * self.vocabulary * ALL_LOGITS[kind] + 8 * tokens * self.hidden
+        return 4 * tokens * self.vocabulary * ALL_LOGITS[launched, r_drop] + 8 * tokens * self.hidden
 
     @functools.cached_property
     def head_state(self) -> tuple[bool, bool]:

@@ -38,7 +38,7 @@ class Work:
         micro_batch: rows of one forward pass on one replica; None tries all.
         stored: type that the base's frozen matrices are held in, where it is another one.
         quantization: what is packed in 8 or 4 bits (`model_zoo.quantization`).
-        r_drop: whether every row runs twice for R-Drop, whose loss needs all logits.
+        r_drop: whether every row runs twice for R-Drop, whose loss needs all logits where there are no kernels.
         precision: of the products (`pet.train.precision.choose_precision`), on a CPU.
     """
 

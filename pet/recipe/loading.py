@@ -239,7 +239,8 @@ def _check_model(recipe: Recipe, report: Report) -> None:
         directory = None if recipe.model.from_scratch or hub else names.find_model(recipe.model.path)
         said = names.model_config(directory or recipe.model.path)
         base = config_of({**said, **recipe.model.config})
-        for key, known in unread_fields(said, recipe.model.config):
+        unread, known = unread_fields(said, recipe.model.config)
+        for key in unread:
             report.add(("model", "config", key), f"no field of this model's config.json{nearest(key, known)}")
         if hub is not None:  # so that the run is of this revision, whatever the hub has later
             pinned = hub.pinned(fetch(hub, only_config=True)[1])

@@ -38,6 +38,12 @@ static float mean_of(const float *logits, int64_t width) {
     return sum_of(sums) / (float)width;
 }
 
+/* How logits before the cap move those behind it. */
+static floats slopes_at(floats logits, float cap) {
+    floats bent = logits * (1.0f / cap);
+    return cap > 0.0f ? 1.0f - bent * bent : fill(1.0f);
+}
+
 /* Turns each row's logits into softmax − what is wanted, a onehot unless it is smoothed, or says whether no other token is
  * ahead of its target. A target that there is not has no finite loss. */
 static void lose(void *arguments, int64_t first, int64_t last) {
@@ -73,20 +79,14 @@ static void lose(void *arguments, int64_t first, int64_t last) {
         float share = 1.0f / sum, slope = capped ? 1.0f - its_own * its_own / (of->cap * of->cap) : 1.0f;
         for (int64_t i = 0; capped && i < width; i += LANES) { /* the gradient goes through the cap */
             int64_t some = width - i < LANES ? width - i : LANES;
-            floats x = load_some(logits + i, some), bent = x * (1.0f / of->cap);
-            store_some(logits + i, (exponential(x - highest) - even * sum) * (1.0f - bent * bent), some);
+            floats x = load_some(logits + i, some);
+            store_some(logits + i, (exponential(x - highest) - even * sum) * slopes_at(x, of->cap), some);
         }
 #pragma omp simd
         for (int64_t i = 0; i < width; i++) logits[i] = logits[i] * share - (capped ? 0.0f : even);
         if (target < width) logits[target] -= (1.0f - of->smoothing) * slope;
         put_back((struct numbers){logits, of->rounds}, 0, width, logits); /* as their products would */
     }
-}
-
-/* How logits before the cap move those behind it. */
-static floats slopes_at(floats logits, float cap) {
-    floats bent = logits * (1.0f / cap);
-    return cap > 0.0f ? 1.0f - bent * bent : fill(1.0f);
 }
 
 /* The first numbers of a vector; the others are 0. */

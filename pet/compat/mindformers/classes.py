@@ -30,6 +30,7 @@ from pet.compat.mindformers.saving import place_of
 from pet.compat.mindformers.sizes import file_config, model_section, name_of, read_file
 from pet.compat.mindformers.tokenizing import Spoken, spoken
 from pet.names import find_tokenizer, preset_names
+from pet.recipe.translation import is_off
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -170,8 +171,10 @@ SAID = (
     *("model_max_length", "clean_up_tokenization_spaces", "chat_template"),
 )
 """Settings of tokenizer_config.json that MindFormers' tokenizers are made with."""
-UNUSED = ("type", "auto_register", "sp_model_kwargs", "use_default_system_prompt", "spaces_between_special_tokens")
+UNUSED = ("type", "auto_register")
 """What else stands in its files' section ``tokenizer``, and says nothing here."""
+OFF = ("sp_model_kwargs", "use_default_system_prompt", "spaces_between_special_tokens")
+"""What may stand there, but is not here."""
 
 
 class _Named(Listed, Spoken):
@@ -181,7 +184,9 @@ class _Named(Listed, Spoken):
         if vocab_file is None:
             raise InputError(f"{type(self).__name__}: vocab_file is None; give the tokenizer's file")
         own = inspect.signature(super().__init__).parameters
-        said = {name: more.pop(name) for name in (*SAID, *UNUSED) if name in more and name not in own}
+        said = {name: more.pop(name) for name in (*SAID, *UNUSED, *OFF) if name in more and name not in own}
+        if on := [f"{name}={said[name]!r}" for name in OFF if not is_off(said.get(name))]:
+            raise InputError(f"{type(self).__name__}: {', '.join(on)}: is not supported; expected it off")
         said = {name: value for name, value in said.items() if name in SAID and value is not None}
         super().__init__(vocab_file, *arguments, settings={**(settings or {}), **said}, **more)
 

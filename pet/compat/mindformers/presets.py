@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_zoo.counting import layout_of
+from model_zoo.errors import warn_once
 from pet.compat.mindformers.logs import logger
 from pet.names import bundled_models, model_config, preset_names
 
@@ -36,7 +37,7 @@ def usual_alpha(config: Mapping[str, Any], place: Any) -> float:
     """The alpha of MindFormers' own LoRA files for a model, which a line says: a ``.ckpt`` file does not."""
     layout = layout_of(config)
     alpha = LORA.get(FAMILIES.get(layout, layout), LORA["llama"])["alpha"]
-    logger.warning("%s: lora_alpha is taken to be %g, as in MindFormers' own files for this family", place, alpha)
+    warn_once(f"{place}: lora_alpha is taken to be {alpha:g}, as in MindFormers' own files for this family")
     return alpha
 
 

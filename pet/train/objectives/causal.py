@@ -49,7 +49,9 @@ class CausalLM(Objective):
         label_smoothing: ε; the target distribution is ``(1 − ε)·onehot + ε/V`` (Szegedy et al. 2016; torch's form).
     """
 
-    sums, apart = 2, 0.0
+    sums = 2
+    apart = 0.0
+    """What the divergence of the rows of a pair adds to the loss, as `model_zoo.engine.cross_entropy` takes it."""
 
     def __init__(self, label_smoothing: float = 0.0):
         super().__init__()
@@ -87,6 +89,9 @@ class CausalLM(Objective):
     def loss(self, logits, labels):
         return ADD(self.token_losses(self.log_probabilities(logits), labels)[0])
 
+    loss_by_pieces = loss
+    """The loss that the engine's is the same as; another one, of a user's sub-class, needs the logits."""
+
     def measure(self, logits, labels):
         """Plain cross-entropy, and the number of labels that the model ranks first."""
         log_probabilities = self.log_probabilities(logits)
@@ -104,7 +109,7 @@ class CausalLM(Objective):
         """The gradients are computed along with the loss; without C kernels only that of the hidden states is, so that
         the head must be frozen then."""
         head = plain_head(model)
-        if head is None or type(self).loss not in (CausalLM.loss, RDrop.loss):
+        if head is None or type(self).loss is not type(self).loss_by_pieces:
             return None
         numbers = *head_numbers(model, head), self.label_smoothing, self.apart
         summed = cross_entropy(IGNORED, head.weight.requires_grad, *numbers)
@@ -112,12 +117,14 @@ class CausalLM(Objective):
             return None
 
         def by_head(hidden, labels):
-            targets = shift_labels(labels)
-            if self.apart > 0:
-                hidden, targets = beside_its_pair(hidden, targets.shape), beside_its_pair(targets, targets.shape)
+            hidden, targets = self.arranged(hidden, shift_labels(labels))
             return summed(hidden, head.weight, targets.reshape(-1))[0]
 
         return by_head
+
+    def arranged(self, hidden, targets):
+        """Hidden states ``(B·S, H)`` and targets ``(B, S)`` in the order in which the loss by pieces wants them."""
+        return hidden, targets
 
     def measure_of_hidden(self, model) -> Callable | None:
         head = plain_head(model)
@@ -131,13 +138,6 @@ class CausalLM(Objective):
             return measured(hidden, head.weight, shift_labels(labels).reshape(-1))
 
         return by_head
-
-
-def beside_its_pair(rows, shape: tuple[int, int]):
-    """Something for each token of ``(B, S)``, ``(B·S, …)``: what belongs to the same token of two rows, one behind the
-    other."""
-    batch, length = shape
-    return _turn(rows.reshape(batch // 2, 2, length, -1), (0, 2, 1, 3)).reshape(batch * length, -1)
 
 
 class RDrop(CausalLM):
@@ -161,6 +161,15 @@ class RDrop(CausalLM):
         names = (*MODEL_ARRAYS, *self.arrays)
         return {**batch, **{name: np.repeat(np.asarray(batch[name]), 2, axis=0) for name in names}}
 
+    def arranged(self, hidden, targets):
+        """What belongs to the same token of a pair, one behind the other."""
+        batch, length = targets.shape
+
+        def beside(rows):
+            return _turn(rows.reshape(batch // 2, 2, length, -1), (0, 2, 1, 3)).reshape(batch * length, -1)
+
+        return beside(hidden), beside(targets)
+
     def loss(self, logits, labels, alpha=None):
         batch, length = labels.shape
         log_probabilities = self.log_probabilities(logits)
@@ -173,6 +182,8 @@ class RDrop(CausalLM):
         weight = self.alpha if alpha is None else alpha
         # every label token stands in both rows, so that each pair's divergence counts twice in the sum
         return ADD(losses) + weight / 2.0 * ADD(divergence)
+
+    loss_by_pieces = loss
 
 
 def head_numbers(model, head) -> tuple[str, float]:

@@ -231,6 +231,9 @@ def test_settings_of_a_tokenizer_that_is_made_by_its_file():
     assert ids == tokenizer.apply_chat_template(asked, add_generation_prompt=True), "its own is as it was"
     with pytest.raises(InputError, match="chat_template: the chat template cannot render"):
         tokenizer.apply_chat_template(asked, add_generation_prompt=True, chat_template="{% if")
+    LlamaTokenizer(str(file), sp_model_kwargs={}, use_default_system_prompt=False, auto_register="x.LlamaTokenizer")
+    with pytest.raises(InputError, match="use_default_system_prompt=True: is not supported"):
+        LlamaTokenizer(str(file), use_default_system_prompt=True)
     with pytest.raises(TypeError, match="bos_tokens"):
         LlamaTokenizer(str(file), bos_tokens="<s>")
 
