@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 
-from pet.parallel.shares import STAGES, Layout, place_of
+from pet.parallel.shares import STAGES, Layout, cell_of, place_of
 from pet.planning.activations import activation_bytes
 from pet.planning.traffic import Steps, owner_loads, trained_size
 
@@ -55,12 +55,13 @@ def memory(work, divided: Layout, steps: Steps, stage: int) -> dict[str, float]:
 @functools.lru_cache(STAGES)
 def weight_bytes(work, divided: Layout, stage: int) -> tuple[int, int]:
     """Bytes of what a process of a stage has of all parameters, and of the layer that has most of what replicas share,
-    whole."""
+    whole. Matrices that adapters are merged into again and again are there twice, as they were besides."""
     held, layers = divided.of_stage(stage), Counter()
     for share in held:
         if share.replicas > 1:
             layers[place_of(work.meta_model, share.name)] += work.bytes(share) * share.replicas
-    return sum(map(work.bytes, held)), max(layers.values(), default=0)
+    adapted = {f"{cell_of(work.meta_model, share.name)}.weight" for share in held if work.restarts and share.adapter}
+    return sum(work.bytes(share) * (1 + (share.name in adapted)) for share in held), max(layers.values(), default=0)
 
 
 def saving_bytes(work, divided: Layout, steps: Steps) -> dict[str, int]:

@@ -27,7 +27,8 @@ def step_memory(recipe, config: dict, adapter, length: int, **types) -> float:
     rows = train.batch_size * (2 if r_drop else 1)
     micro = max(1, rows // layout.data // (layout.micro_batches or 1))
     settings = {"optimizer": train.optimizer, "recompute": train.recompute, "micro_batch": micro}
-    work = Work(MetaModel(config), adapter, rows, length, r_drop=r_drop, **settings, **types)
+    settings |= {"r_drop": r_drop, "restarts": train.restart_every is not None}
+    work = Work(MetaModel(config), adapter, rows, length, **settings, **types)
     replicas = layout.data if layout.shard_base else 1
     divided = shares(work.meta_model, adapter, layout.tensor, layout.pipeline, replicas)
     cluster = Cluster(layout.processes, math.inf)

@@ -39,6 +39,7 @@ class Work:
         stored: type that the base's frozen matrices are held in, where it is another one.
         quantization: what is packed in 8 or 4 bits (`model_zoo.quantization`).
         r_drop: whether every row runs twice for R-Drop, whose loss needs all logits where there are no kernels.
+        restarts: whether the adapter begins anew within the run (ReLoRA), which keeps the base's own matrices as well.
         precision: of the products (`pet.train.precision.choose_precision`), on a CPU.
     """
 
@@ -54,6 +55,7 @@ class Work:
     quantization: Quantization | None = None
     precision: str = "fp32"
     r_drop: bool = False
+    restarts: bool = False
 
     @property
     def width(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -19,6 +20,10 @@ from model_zoo.checkpoint.safetensors_io import read_file
 from model_zoo.errors import InputError
 from model_zoo.quantization import Quantization, codec
 from pet.cli.main import main
+from pet.meta_model import MetaModel
+from pet.parallel.shares import shares
+from pet.planning.process_memory import weight_bytes
+from pet.planning.search import Work
 from pet.quantize import quantize_checkpoint
 from pet.recipe.loading import load
 from pet.train.callbacks.records import read_metrics
@@ -323,3 +328,16 @@ def test_a_base_that_is_packed_in_its_files_is_refused(fixtures, tmp_path):
 def test_recipes_that_ask_for_more_are_refused(settings, words):
     with pytest.raises(InputError, match=words):
         load(RECIPE, {"train.restart_every": 20, **settings})
+
+
+@pytest.mark.parametrize("kind", ["float32", "nf4"])
+def test_the_second_copy_of_the_weights_is_planned(fixtures, kind):
+    model = made(fixtures, kind)
+    meta_model, adapter = MetaModel(model.config.to_dict()), registry(model).get("default").config
+    work = Work(meta_model, adapter, 2, 10, "float32", quantization=KINDS[kind])
+    divided = shares(meta_model, adapter)
+    once, twice = (weight_bytes(one, divided, 0)[0] for one in (work, dataclasses.replace(work, restarts=True)))
+    begin_anew(model, 1)
+    kept = (target.kept for target in registry(model).merged.targets)
+    arrays = [array for one in kept for array in (one[0].values() if isinstance(one, tuple) else [one])]
+    assert twice - once == sum(array.nbytes for array in arrays)
