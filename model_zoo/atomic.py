@@ -20,6 +20,7 @@ from typing import IO, BinaryIO
 
 from model_zoo import progress
 from model_zoo.errors import InputError, shown
+from model_zoo.posix import fcntl
 from model_zoo.unwritable import UNFINISHED, UNSYNCED, explained
 
 
@@ -276,8 +277,6 @@ def sync(path: Path) -> None:
 @contextmanager
 def locked(path: Path) -> Iterator[bool]:
     """One process at a time; the others wait. Where the file system has no locks all go on, and are told False."""
-    import fcntl
-
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         stream = open(path, "w")  # noqa: SIM115 - closed below
@@ -286,7 +285,7 @@ def locked(path: Path) -> Iterator[bool]:
             with progress.pausing():
                 fcntl.flock(stream, fcntl.LOCK_EX)
             alone = True
-        except OSError:
+        except (OSError, AttributeError):  # the latter where there is no fcntl
             alone = False
         yield alone
 

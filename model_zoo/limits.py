@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from model_zoo.errors import first_line
+from model_zoo.posix import resource
 
 MEMORY = ("out of memory", "memory isn't enough", "cannot allocate memory", "bad_alloc", "could not create a primitive")
 """What Python, MindSpore, the system, C++ and oneDNN say of memory that could not be had."""
@@ -40,9 +41,7 @@ def _of_threads(error: BaseException) -> bool:
 
 def _limit(name: str) -> int | None:
     """This process's limit; None where it has none."""
-    try:
-        import resource
-    except ImportError:  # Windows
+    if resource is None:
         return None
     soft = resource.getrlimit(getattr(resource, name))[0]
     return None if soft == resource.RLIM_INFINITY else soft

@@ -20,12 +20,8 @@ from typing import Any
 from model_zoo import atomic
 from model_zoo.atomic import files_below, replacing, settled, sync, write_text
 from model_zoo.errors import nearest
+from model_zoo.posix import fcntl
 from model_zoo.unwritable import UNFINISHED, explained
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 log = logging.getLogger("pet")
 

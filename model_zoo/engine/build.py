@@ -23,6 +23,7 @@ from model_zoo import progress
 from model_zoo.atomic import cache_directory, locked, make_private, sync, until_exit
 from model_zoo.cores import available_cores
 from model_zoo.errors import InputError
+from model_zoo.posix import fcntl
 
 SOURCES = Path(__file__).parent / "csrc"
 COMMON = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-w")
@@ -155,11 +156,13 @@ def library() -> Path:
     """The compiled kernels, loaded and told how many threads to use.
 
     Raises:
-        NoCompiler: switched off, no compiler, or one that fails; the message says which.
+        NoCompiler: switched off, Windows, no compiler, or one that fails; the message says which.
         InputError: `THREADS` is no number.
     """
     if switched_off():
         raise NoCompiler(f"{SWITCH}=0")
+    if fcntl is None:
+        raise NoCompiler("they are written for POSIX, which this system is not")
     count = threads()
     command = compiler()
     sources = sorted(path for path in SOURCES.iterdir() if path.suffix in (".c", ".h"))

@@ -13,8 +13,14 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from contextlib import suppress
 from datetime import datetime
 from typing import ClassVar
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 MEMORY = 1 << 30
 """Address space in bytes: Python and Jinja take a tenth."""
@@ -22,9 +28,7 @@ MEMORY = 1 << 30
 
 def memory() -> int:
     """`MEMORY`, or less where the user allows less (`ulimit -v`): no process may raise that."""
-    try:
-        import resource
-    except ImportError:  # Windows
+    if resource is None:
         return MEMORY
     limits = resource.getrlimit(resource.RLIMIT_AS)
     return min([MEMORY, *(limit for limit in limits if limit != resource.RLIM_INFINITY)])
@@ -32,11 +36,9 @@ def memory() -> int:
 
 def bound_memory() -> None:
     """Holds this process to `memory`, where the system can."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
-    resource.setrlimit(resource.RLIMIT_AS, (memory(), memory()))
+    if resource is not None:
+        with suppress(ValueError, OSError):  # macOS counts what all processes share, which is more
+            resource.setrlimit(resource.RLIMIT_AS, (memory(), memory()))
 
 
 class clock:

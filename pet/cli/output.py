@@ -12,8 +12,8 @@ from pathlib import Path
 
 from model_zoo.atomic import files_below, written_through
 from model_zoo.errors import InputError
+from model_zoo.posix import fcntl
 from model_zoo.unwritable import UNFINISHED
-from pet.files import fcntl
 
 log = logging.getLogger("pet")
 

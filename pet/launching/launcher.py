@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -25,6 +24,7 @@ from pathlib import Path
 
 from model_zoo.cores import accelerators_present, available_cores
 from model_zoo.errors import InputError
+from model_zoo.posix import resource
 from pet import interrupts
 from pet.launching.control import JOIN_LIMIT, SECRET, Alone, Control, job_secret
 from pet.launching.ends import describe_end, describe_hang, exit_code

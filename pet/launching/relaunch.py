@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pet
 from model_zoo.errors import InputError
-from pet.files import fcntl, lock
+from model_zoo.posix import fcntl
+from pet.files import lock
 from pet.launching import launcher
 from pet.launching.environment import RESULT_FILE, read_job
 

@@ -14,7 +14,6 @@ import contextlib
 import faulthandler
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -25,6 +24,7 @@ from pathlib import Path
 
 from model_zoo.cores import accelerators_present
 from model_zoo.errors import InputError
+from model_zoo.posix import resource
 from model_zoo.programs import program
 from pet.launching.control import Control
 from pet.launching.environment import Job

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import sys
 
+from model_zoo.posix import resource
+
 
 def present_memory() -> float:
     """Resident memory now, in MB (10⁶ bytes)."""
@@ -19,9 +21,7 @@ def peak_memory() -> float:
 
     if ms.get_context("device_target") != "CPU":
         return ms.runtime.max_memory_allocated() / 1e6
-    try:
-        import resource
-    except ImportError:  # Windows
+    if resource is None:
         import psutil
 
         return psutil.Process().memory_info().peak_wset / 1e6
