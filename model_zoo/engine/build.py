@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from model_zoo import progress
@@ -44,6 +45,9 @@ STAGE = ".native-"
 
 ROOM = 8 << 20
 """Bytes that a compilation takes at most in its directory, with what compilers write for themselves."""
+
+TEMPORARY = ("TMPDIR", "ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")
+"""Environment variables that name where a compiler puts what it needs meanwhile."""
 
 SWITCH = "PET_NATIVE"
 """Set to 0, the environment variable turns off the kernels, and the fused operators of an accelerator."""
@@ -103,7 +107,8 @@ def try_out(directory: Path) -> None:
 
 
 def compiler() -> list[str]:
-    """The command: ``$CC``, or the first C compiler on the path."""
+    """The command: ``$CC``, or the first C compiler on the path, or else that of the package ziglang (clang with a C
+    library's headers), which small container images have no other than."""
     try:
         named = shlex.split(os.environ.get("CC", ""))
     except ValueError as error:
@@ -115,7 +120,13 @@ def compiler() -> list[str]:
     for name in ("cc", "gcc", "clang"):
         if shutil.which(name):
             return [name]
-    raise NoCompiler("no C compiler (cc, gcc or clang) is on the path; install one, such as gcc, or name it in CC")
+    package = find_spec("ziglang")
+    if package is not None and package.origin:
+        return [str(Path(package.origin).with_name("zig")), "cc"]
+    raise NoCompiler(
+        "no C compiler (cc, gcc or clang) is on the path; install one, such as gcc, name it in CC, or "
+        "pip install 'mindspore-pet[compiler]'"
+    )
 
 
 def processor() -> str:
@@ -280,7 +291,7 @@ def compiler_run(
             text=True,
             errors="replace",
             start_new_session=True,
-            env={**os.environ, "TMPDIR": str(temporary), "LC_ALL": "C"},
+            env={**os.environ, **dict.fromkeys(TEMPORARY, str(temporary)), "LC_ALL": "C"},
         )
         started.append(process)
         said = process.communicate(timeout=300)[1]

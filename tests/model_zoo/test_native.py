@@ -274,6 +274,7 @@ def test_without_a_compiler_one_line_says_so(anew, monkeypatch, caplog, settings
         settings = {"CC": failing(anew, "warming up\nx.c:1: error: what is this")}
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(build, "find_spec", lambda _: None)
     cell, activation = layers.Linear(4, 4), activations.SwiGLU()
     kernel = activation.kernel
     with caplog.at_level(logging.WARNING, "pet"):
@@ -283,6 +284,33 @@ def test_without_a_compiler_one_line_says_so(anew, monkeypatch, caplog, settings
     assert isinstance(cell.product, ops.MatMul)
     assert len(caplog.records) == 1 and message in caplog.text and "so it runs slower" in caplog.text
     assert not list(anew.rglob("*native-*")), "nothing half done is left"
+
+
+def test_the_compiler_of_a_package_where_the_system_has_none(anew, monkeypatch, tmp_path):
+    package = tmp_path / "ziglang"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    assert build.compiler() == [str(package / "zig"), "cc"]
+    own = tmp_path / "cc"
+    own.write_text("")
+    own.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert build.compiler() == ["cc"]
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_the_kernels_by_that_compiler(anew, monkeypatch):
+    pytest.importorskip("ziglang")
+    monkeypatch.setenv("PATH", "")
+    path = build.library()
+    checks = [sys.executable, str(HERE / "native_checks.py"), str(path)]
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+    done = subprocess.run(checks, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert not list(anew.glob("temporary/*")), "nothing is left"
 
 
 @pytest.mark.parametrize(
