@@ -31,13 +31,15 @@ MASKED = -1e30
 """The score of a hidden key. Finite, so that a row which sees nothing (padding) gives no NaN."""
 
 
-def parameter(shape, dtype=ms.float32, fill: float = 0.0) -> Parameter:
+def new_parameter(shape, dtype=ms.float32, fill: float = 0.0, name: str = "weight") -> Parameter:
     """A new weight of this shape, constant until it is loaded or initialised.
 
     The initializer's zeros take no memory on a CPU before they are written to, and `Parameter` would copy a Tensor: so
-    a model that is built and then loaded is there only once.
+    a model that is built and then loaded is there only once. In MindSpore's automatic parallel modes, and in a job
+    with ``RUN_MODE=predict``, a `Parameter` has no memory until a graph is compiled; programs know it by its address.
     """
-    return Parameter(initializer(Constant(fill) if fill else "zeros", tuple(shape), dtype), name="weight")
+    made = Parameter(initializer(Constant(fill) if fill else "zeros", tuple(shape), dtype), name=name)
+    return made.init_data() if made.has_init else made
 
 
 def weights_of(parameter: Parameter) -> int:
@@ -81,8 +83,8 @@ class Linear(nn.Cell):
     def __init__(self, in_features: int, out_features: int, bias: bool = True, dtype=ms.float32):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.weight = parameter((out_features, in_features), dtype)
-        self.bias = parameter((out_features,), dtype) if bias else None
+        self.weight = new_parameter((out_features, in_features), dtype)
+        self.bias = new_parameter((out_features,), dtype) if bias else None
         self.product = ops.MatMul(transpose_b=True)
         self.add_bias = bias_sum()
 
@@ -102,8 +104,8 @@ class Conv1D(nn.Cell):
     def __init__(self, in_features: int, out_features: int, dtype=ms.float32):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.weight = parameter((in_features, out_features), dtype)
-        self.bias = parameter((out_features,), dtype)
+        self.weight = new_parameter((in_features, out_features), dtype)
+        self.bias = new_parameter((out_features,), dtype)
         self.product = ops.MatMul()
         self.add_bias = bias_sum()
 
@@ -128,7 +130,7 @@ class Embedding(nn.Cell):
 
     def __init__(self, vocabulary: int, width: int, dtype=ms.float32, output_scale: float = 1.0, padding_row: int = -1):
         super().__init__()
-        self.weight, self.output_scale = parameter((vocabulary, width), dtype), output_scale
+        self.weight, self.output_scale = new_parameter((vocabulary, width), dtype), output_scale
         self.padding_row = padding_row
         self.gather = ops.Gather()
         self.rows = None

@@ -8,7 +8,7 @@ from mindspore import nn, ops
 from model_zoo.ascend import has_operators
 from model_zoo.ascend.norms import LayerNormOperator, RMSNormOperator
 from model_zoo.engine import uses_kernel
-from model_zoo.layers import parameter
+from model_zoo.layers import new_parameter
 
 
 class RMSNorm(nn.Cell):
@@ -16,7 +16,7 @@ class RMSNorm(nn.Cell):
 
     def __init__(self, width: int, eps: float, dtype=ms.float32, offset: float = 0.0):
         super().__init__()
-        self.weight = parameter((width,), dtype, 1.0 - offset)
+        self.weight = new_parameter((width,), dtype, 1.0 - offset)
         self.eps, self.offset = eps, offset
         uses_kernel(self, "rms_norm", eps=eps, offset=offset)
         self.device = RMSNormOperator(eps, offset) if has_operators() else None
@@ -41,8 +41,8 @@ class LayerNorm(nn.Cell):
 
     def __init__(self, width: int, eps: float, dtype=ms.float32):
         super().__init__()
-        self.weight = parameter((width,), dtype, 1.0)
-        self.bias = parameter((width,), dtype)
+        self.weight = new_parameter((width,), dtype, 1.0)
+        self.bias = new_parameter((width,), dtype)
         self.eps = eps
         uses_kernel(self, "layer_norm", eps=eps)
         self.device = LayerNormOperator(eps) if has_operators() else None

@@ -15,7 +15,7 @@ from model_zoo.checkpoint.parameters import retype
 from model_zoo.checkpoint.reading import Checkpoint
 from model_zoo.configs import Config
 from model_zoo.engine import Widened, available, stored_rows
-from model_zoo.layers import Embedding, parameter
+from model_zoo.layers import Embedding, new_parameter
 from model_zoo.quantization.cells import is_quantized
 
 NARROW = ("bfloat16", "float16")
@@ -55,7 +55,7 @@ def set_storage(model: nn.Cell, types: Mapping[str, str]) -> None:
         if old is None or old.name not in types or is_quantized(cell):  # what is packed has a form of its own
             continue
         if id(old) not in fresh:
-            fresh[id(old)] = parameter(old.shape, getattr(ms, types[old.name]))
+            fresh[id(old)] = new_parameter(old.shape, getattr(ms, types[old.name]))
             fresh[id(old)].name = old.name
         cell.weight = fresh[id(old)]
         if isinstance(cell, Embedding):

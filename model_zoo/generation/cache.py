@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import mindspore as ms
 from mindspore import Parameter, nn, ops
-from mindspore.common.initializer import initializer
 
 from model_zoo.ascend import on_ascend
 from model_zoo.engine import token_attention
-from model_zoo.layers import AttentionCore, int_range
+from model_zoo.layers import AttentionCore, int_range, new_parameter
 
 
 class LayerCache(nn.Cell):
@@ -57,8 +56,10 @@ class LayerCache(nn.Cell):
         self.length = rows_kept(columns, pinned, window)
         self.wraps = self.length < columns
         shape = batch * self.heads * self.length, self.head_dim
-        self.keys = Parameter(initializer("zeros", shape, dtype), name=f"cache.{name}.keys", requires_grad=False)
-        self.values = Parameter(initializer("zeros", shape, dtype), name=f"cache.{name}.values", requires_grad=False)
+        self.keys, self.values = (
+            new_parameter(shape, dtype, name=f"cache.{name}.{part}") for part in ("keys", "values")
+        )
+        self.keys.requires_grad = self.values.requires_grad = False
         self.cursor = cursor
         self.prefilling = True
         self.numbers = {**core.numbers, "window": window, "pinned": self.pinned}
@@ -116,7 +117,8 @@ class Cache:
 
     def __init__(self, model, batch: int, length: int, native: bool):
         self.length = length
-        self.cursor = Parameter(initializer("zeros", (1,), ms.int32), name="cache.cursor", requires_grad=False)
+        self.cursor = new_parameter((1,), ms.int32, name="cache.cursor")
+        self.cursor.requires_grad = False
         self.cores = [(path, cell) for path, cell in model.cells_and_names() if isinstance(cell, AttentionCore)]
         self.layers = []
         for path, core in self.cores:

@@ -15,13 +15,12 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
-from mindspore.common.initializer import initializer
 
 from model_zoo.ascend.product import HALVES, QuantizedProduct, has_quantized_product
 from model_zoo.checkpoint.parameters import read_parameter
 from model_zoo.engine import packed_product, packed_words, precision_suffix, unpacking
 from model_zoo.errors import InputError
-from model_zoo.layers import Conv1D, Linear, is_product, traced_linear
+from model_zoo.layers import Conv1D, Linear, is_product, new_parameter, traced_linear
 from model_zoo.quantization import codec
 from model_zoo.quantization.storage import NESTED_BLOCK, Storage, part_name
 
@@ -318,7 +317,7 @@ def hold_parts(cell: QuantizedLinear, path: str, storage: Storage) -> None:
     """Gives a cell the parameters of a form, which hold nothing yet, and the product over them."""
     shape = cell.shape
     for part, (dtype, extent) in storage.parts(shape).items():
-        value = Parameter(initializer("zeros", extent, getattr(ms, dtype)), name=part_name(path, part))
+        value = new_parameter(extent, getattr(ms, dtype), name=part_name(path, part))
         value.requires_grad, value.weights = False, 0
         cell.insert_param_to_cell(part, value)
         value.name = part_name(path, part)

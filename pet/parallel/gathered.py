@@ -25,7 +25,7 @@ from mindspore import Tensor, nn, ops
 
 from adapters.registry import registry
 from model_zoo.errors import InputError
-from model_zoo.layers import parameter
+from model_zoo.layers import new_parameter
 from model_zoo.quantization.cells import is_quantized
 from pet.parallel.collectives import Group, GroupGather
 from pet.parallel.specs import check_rows, gathered_cells
@@ -107,7 +107,7 @@ def take_rows(cell: nn.Cell, turned: bool, group: Group, loaded: bool) -> None:
     whole = cell.weight
     count = whole.shape[0] // group.size
     own = slice(group.place * count, (group.place + 1) * count)
-    rows = parameter((count, *whole.shape[1:]), whole.dtype)
+    rows = new_parameter((count, *whole.shape[1:]), whole.dtype)
     if loaded:
         rows.set_data(Tensor(whole.asnumpy()[own], whole.dtype))
     rows.name, rows.requires_grad, rows.rows, rows.weights = whole.name, False, own, int(whole.size)

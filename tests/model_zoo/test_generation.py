@@ -44,6 +44,17 @@ def test_reference_ids(case):
     assert np.array_equal(model.generate(prompt, use_cache=False, **shorter), expected[:, : prompt.shape[1] + 6])
 
 
+def test_where_mindspore_gives_new_parameters_no_memory(fixtures, small, monkeypatch):
+    """In a job with RUN_MODE=predict, and in its automatic parallel modes: programs read weights and caches there."""
+    model, ids = small
+    monkeypatch.setattr("mindspore.common.parameter._is_parallel_mode", lambda: True)
+    other = type(model)(model.config)
+    assert not any(parameter.has_init for parameter in other.get_parameters())
+    assert np.array_equal(other.generate(ids, **FREE)[:, :5], ids)
+    other = AutoModel.from_pretrained(fixtures / "gpt2")
+    assert np.array_equal(other.generate(ids, **FREE), model.generate(ids, **FREE))
+
+
 def test_padded_rows_are_what_they_are_alone(case):
     model, _, expected_padded, mask = case
     padded = expected_padded[:, :-NEW]
