@@ -247,6 +247,10 @@ class Tracer(abc.ABC):
 
     # What one token per row does otherwise than many
 
+    def once(self, name: str, *inputs: Value | Parameter, **numbers) -> Value | None:
+        """The result of an operation on weights, where it is computed once for many tokens; None where it is not."""
+        return None
+
     @abc.abstractmethod
     def low_rank(self, y: Value, x: Value, a: Parameter, b: Parameter, scale: float) -> Value:
         """``y + scale·(x·Aᵀ)·Bᵀ``."""
