@@ -38,6 +38,9 @@ class CachedTracer(Tracer):
             self.bound[id(parameter)] = Value(tuple(parameter.shape), OPERAND, bound=parameter, tracer=self)
         return self.bound[id(parameter)]
 
+    def computed(self, cell, give):
+        return self.cache.computed(cell, give)
+
     def call(self, cell: nn.Cell, *arguments, **settings):
         self.cache = self.caches.get(id(cell), self.cache)  # a prefix within the core's call takes the core's
         return super().call(cell, *arguments, **settings)

@@ -385,7 +385,7 @@ def take_columns(first, w):
 
 
 def dora(scale, transposed, taken):
-    """``y + (m/‖W + s·B·A‖ − 1)·(y − bias)``; the norm is taken as constant (Liu et al. 2024)."""
+    """``y + (m/‖W + s·B·A‖ − 1)·(y − bias)``; the norm is taken as constant (Liu et al. 2024). No first factors."""
 
     def rescale(y, weight, a, b, norm, magnitude, bias=None):
         weight = weight.T if transposed else weight

@@ -198,6 +198,7 @@ class CachedDecoder:
     def start(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """The prompt ``(B, S)`` and its mask → logits ``(B, V)`` of the token after it."""
         self.prepared = False
+        self.cache.compute()
         logits, position, mask = self.start_by_program(ids, mask) or self.start_by_operators(ids, mask)
         self.position = position[..., -1]
         virtual = self.model.virtual_tokens
@@ -212,6 +213,7 @@ class CachedDecoder:
     def go_on(self, shorter: CachedDecoder) -> None:
         """Takes the place of a decoder whose cache is full."""
         self.prepared = False
+        self.cache.compute()
         self.cache.copy(shorter.cache)
         self.position, self.column = shorter.position, shorter.column
         self.keep = np.ones((self.batch, self.length), np.int32)

@@ -9,6 +9,7 @@ from mindspore import Tensor
 import pet
 from adapters.lora import LoRAConfig
 from adapters.prefix import PrefixConfig
+from adapters.ptuning import PTuningV2Config
 from model_zoo.auto import AutoModel
 from model_zoo.engine import available
 from model_zoo.engine.build import library
@@ -16,6 +17,7 @@ from model_zoo.engine.decode import TokenTracer, WholeTokenTracer, cache_by_core
 from model_zoo.engine.ir import NotTraceable
 from model_zoo.engine.trace import Tracer
 from model_zoo.generation import decoders
+from model_zoo.quantization import Quantization
 
 pytestmark = pytest.mark.skipif(not available(), reason="no C compiler here")
 
@@ -137,9 +139,9 @@ def test_ids_with_adapters_are_those_of_the_plain_path(family, fixtures):
     assert not any(untraceable(model))
 
 
-def with_dora(directory, **settings):
+def with_dora(directory, quantization=None, **settings):
     """A model with magnitudes and factors other than at the start."""
-    model = AutoModel.from_pretrained(directory)
+    model = AutoModel.from_pretrained(directory, quantization=quantization)
     adapt(model, "magnitudes", LoRAConfig(rank=2, targets="all-linear", use_dora=True, **settings))
     pet.set_adapter(model, "magnitudes")
     for parameter in model.get_parameters():
@@ -150,10 +152,17 @@ def with_dora(directory, **settings):
 
 
 @pytest.mark.parametrize(
-    ("family", "init"), [("llama_gqa", "default"), ("llama_gqa", "pissa"), ("gpt2", "olora"), ("qwen3_moe", "default")]
+    ("family", "init", "packed"),
+    [
+        ("llama_gqa", "default", None),
+        ("llama_gqa", "pissa", None),
+        ("llama_gqa", "pissa", Quantization("nf4")),
+        ("gpt2", "olora", None),
+        ("qwen3_moe", "default", None),
+    ],
 )
-def test_ids_with_dora_are_those_of_the_plain_path(family, init, fixtures):
-    model, reference = with_dora(fixtures / family, init=init), np.load(fixtures / family / "ref.npz")
+def test_ids_with_dora_are_those_of_the_plain_path(family, init, packed, fixtures):
+    model, reference = with_dora(fixtures / family, packed, init=init), np.load(fixtures / family / "ref.npz")
     prompts = reference["gen_pad_ids"][:, :-16][-1:]
     found = model.generate(prompts, max_new_tokens=8)
     assert np.array_equal(found, model.generate(prompts, max_new_tokens=8, use_cache=False))
@@ -182,3 +191,30 @@ def test_factors_of_dora_are_computed_once_for_an_answer_to_the_same_bits(fixtur
     assert [len(decoder.token.held) for each in kept.values() for decoder in each] == [cells] * 4 + [0] * 4
     assert np.array_equal(answers[0], answers[2]) and np.array_equal(answers[1], answers[3])
     assert not np.array_equal(answers[0], answers[1])
+
+
+@pytest.mark.parametrize("method", [PrefixConfig, PTuningV2Config])
+def test_a_projected_prefix_is_computed_once_for_an_answer(method, fixtures, monkeypatch):
+    """To the plain path's logits: what is trained in place is seen by the next answer, and in a longer cache that was
+    kept."""
+    monkeypatch.setattr(decoders, "FIRST_COLUMNS", 8)
+    model, ids = AutoModel.from_pretrained(fixtures / "llama_gqa").set_train(False), np.arange(3, 53)[None]
+    pet.add_adapter(model, method(length=3, projection=True, projection_hidden=8), "front")
+    pet.set_adapter(model, "front")
+    answers, kept = [], []
+    for seed in range(2):
+        for parameter in model.get_parameters():
+            if parameter.requires_grad:
+                moved = np.random.default_rng(seed).standard_normal(parameter.shape)
+                parameter.asnumpy()[...] = moved.astype(np.float32)
+        decoder = decoders.decoder_for(model, 1, 30, 20, True)
+        found = [decoder.start(ids[:, :30], np.ones((1, 30), np.int32))]
+        found += [decoder.step(ids[:, i]) for i in range(30, 50)]
+        expected = model(Tensor(ids.astype(np.int32)))[0, 29:].asnumpy()
+        assert np.abs(np.concatenate(found) - expected).max() < 3e-5
+        answers.append(expected)
+        kept.append(list(model._decoders.values()))
+        assert all(decoder.token is not None for decoder in kept[-1])
+        assert kept[-1][0].eager(kept[-1][0].prefill)
+    assert len(kept[0]) == 2 and kept[0] == kept[1]
+    assert np.abs(answers[0] - answers[1]).max() > 1
