@@ -88,7 +88,8 @@ class LoRALinear(AdapterModule):
 
     Attributes:
         fast: whether the sum goes by ``kernel``, as in the cells of `model_zoo.layers`.
-        cancelled: whether its packed cell would add just what this subtracts, so that neither does.
+        taken: whether its packed cell has not its first factors, but adds what they give.
+        cancelled: whether the cell would add just what this subtracts, so that neither does.
         narrow: the narrow type of its products, which ``kernel`` cannot have (`pet.train.precision`), or None.
     """
 
@@ -113,7 +114,7 @@ class LoRALinear(AdapterModule):
         self.dropout = Dropout(config.dropout, site.path) if config.dropout else None
         self.product = ops.MatMul(transpose_b=True)
         self.narrow = None
-        self.cancelled = False
+        self.taken = self.cancelled = False
         uses_kernel(self, "low_rank", scale=self.scale)
 
     def follow_base(self, before, after) -> None:
@@ -142,7 +143,8 @@ class LoRALinear(AdapterModule):
 
     def noticed(self, cell) -> None:
         alone = self.dropout is None and self.rows is None
-        self.cancelled = alone and getattr(cell, "taken", None) is self and self in cell.active
+        self.taken = getattr(cell, "taken", None) is self
+        self.cancelled = alone and self.taken and self in cell.active
 
     # what a packed cell does with what was taken off it: `QuantizedLinear.taken`
 
@@ -272,12 +274,15 @@ class DoRALinear(LoRALinear):
         return rescaled(y, base, bias, change, factor, (-1,))
 
     def trace(self, tracer, x, y, weight, bias):
-        if self.starts_from_base:
-            tracer.refuse(type(self))
         y = super().trace(tracer, x, y)
         given = [weight, self.lora_A.weight, self.lora_B.weight, self.magnitude.norm, self.lora_magnitude_vector]
-        given += [] if bias is None else [bias]
-        return tracer.emit("dora", y, *given, scale=self.scale, transposed=self.transposed)
+        given += [self.initial_A.weight, self.initial_B.weight] if self.starts_from_base else []
+        numbers = {"scale": self.scale, "transposed": self.transposed, "taken": self.taken}
+        biases = [] if bias is None else [bias]
+        factor = tracer.once("dora_factor", *given, **numbers)
+        if factor is not None:
+            return tracer.emit("dora_rescaled", y, factor, *biases)
+        return tracer.emit("dora", y, *given, *biases, **numbers)
 
     def delta(self, weight: np.ndarray) -> np.ndarray:
         change = self.oriented(super().delta(weight))

@@ -237,6 +237,9 @@ class ProjectedShare(AttentionPrefix):
     def share(self):
         return self.product(self.trunk(), self.weight) + self.bias
 
+    def trace(self, tracer, query, keys, values, numbers):
+        return tracer.prefixed_attention(query, keys, values, numbers, tracer.computed(self, self.share))
+
 
 TRUNK_KEYS = ("prefix_encoder.embedding", "prefix_encoder.weight", "prefix_encoder.bias")
 

@@ -58,8 +58,7 @@ class LoRA(Settings):
         "default: A Kaiming-uniform, B zero. gaussian: A normal with deviation 1/rank, B zero. pissa: from "
         "the largest singular vectors of W. olora: from its QR decomposition. These two are saved as plain "
         "LoRA of twice the rank; of a base packed in 8 or 4 bits what they leave of W is packed; embeddings start by "
-        "default. DoRA from either runs on a CPU without whole-layer kernels: about ten times slower. "
-        "loftq (Li et al. 2023): from what packing in 8 or 4 bits left out of W; merge such "
+        "default. loftq (Li et al. 2023): from what packing in 8 or 4 bits left out of W; merge such "
         "an adapter with --dequantize.",
         choices=("default", "gaussian", *FROM_WEIGHTS),
     )

@@ -198,7 +198,8 @@ def _adapted_cell(cls: type, weight_name: str, has_bias: bool) -> type:
                 if module.needs_base:
                     if y is not base:
                         tracer.refuse(type(module))
-                    weight = self.traced_matrix(tracer) if issubclass(cls, QuantizedLinear) else self.base_weight()
+                    packed = issubclass(cls, QuantizedLinear)
+                    weight = self.traced_matrix(tracer, module) if packed else self.base_weight()
                     y = tracer.call(module, x, y, weight, self.base_bias())
                 else:
                     y = module(x, y)

@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn
 
 from model_zoo.engine.build import library
 from model_zoo.engine.call import arguments
@@ -37,6 +37,9 @@ class CachedTracer(Tracer):
         if id(parameter) not in self.bound:
             self.bound[id(parameter)] = Value(tuple(parameter.shape), OPERAND, bound=parameter, tracer=self)
         return self.bound[id(parameter)]
+
+    def computed(self, cell, give):
+        return self.cache.computed(cell, give)
 
     def call(self, cell: nn.Cell, *arguments, **settings):
         self.cache = self.caches.get(id(cell), self.cache)  # a prefix within the core's call takes the core's
@@ -99,7 +102,23 @@ class WholeTracer(CachedTracer):
 
 
 class WholeTokenTracer(WholeTracer, TokenTracer):
-    """From a token's id to its logits."""
+    """From a token's id to its logits.
+
+    Attributes:
+        prepared: the operations on weights whose results, `held`, are the same for every token.
+    """
+
+    def __init__(self, *arguments):
+        self.prepared, self.held = [], []
+        super().__init__(*arguments)
+
+    def once(self, name, *inputs, **numbers):
+        own, self.instructions = self.instructions, self.prepared
+        (made,) = self.emit_all(name, *inputs, **numbers)
+        self.instructions = own
+        self.held.append(Parameter(np.zeros(made.per_token, np.float32)))
+        self.prepared[-1].outputs = [self.take(self.held[-1])]
+        return self.prepared[-1].outputs[0]
 
     def follow_model(self, model):
         return model.head(model.hidden_states(self.hidden, self.positions, None, self.end, self.key_mask))
@@ -116,9 +135,10 @@ class Call:
     """A program that is called past MindSpore's runtime, which takes as long for a graph as a small model's layers do
     for a token."""
 
-    def __init__(self, tracer: WholeTracer):
-        self.program = ForwardProgram(tracer, tracer.result)
-        self.width, self.workspace = tracer.result.width, max(self.program.workspace[0], 1)
+    def __init__(self, tracer: WholeTracer, result: Value | None = None):
+        result = result or tracer.result
+        self.program = ForwardProgram(tracer, result)
+        self.width, self.workspace = result.width, max(self.program.workspace[0], 1)
         self.words = self.program.programs[0].asnumpy()
         self.run = ctypes.CDLL(str(library())).program
 
@@ -171,10 +191,19 @@ class TokenProgram(WholeProgram):
     what = "single tokens of an answer run as a graph"
 
     def __init__(self, model, cache, batch: int, positions: int):
-        self.token = Call(WholeTokenTracer(model, cache_by_core(cache), positions))
+        tracer = WholeTokenTracer(model, cache_by_core(cache), positions)
+        self.token, self.held, self.preparing = Call(tracer), tracer.held, None
         integers = (batch,), (batch, 1), (batch, cache.length), (batch, positions)
         self.given = [np.empty(shape, np.int32) for shape in integers]
         self.logits, self.called_with = self.token.prepare(*self.given)
+        if tracer.prepared:
+            tracer.instructions = tracer.prepared
+            self.preparing = Call(tracer, tracer.place((1, 1)))  # gives nothing but what is held
+
+    def prepare(self) -> None:
+        """Computes what depends on weights alone. To be called before an answer's first token."""
+        if self.preparing is not None:
+            self.preparing.call(self.preparing.prepare(*self.given)[1])
 
     def __call__(self, ids: np.ndarray, end: np.ndarray, key_mask: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Integers: ids ``(B,)``, where each row's keys end ``(B, 1)``, which are seen ``(B, C)``, positions ``(B, …)``

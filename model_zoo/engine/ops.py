@@ -119,8 +119,9 @@ class Op:
 
     def fields(self, count: int) -> tuple[Field, ...]:
         """Those of its inputs and outputs, where it has so many inputs."""
-        whole = count == len(self.inputs)
-        return (*(field for field in self.inputs if whole or not field.optional), *self.outputs)
+        optional = [field for field in self.inputs if field.optional]
+        out = optional[len(optional) + count - len(self.inputs) :]  # which ones are left out makes no difference
+        return (*(field for field in self.inputs if not any(field is one for one in out)), *self.outputs)
 
     def shapes(self, inputs: Sequence[Sequence[int] | None], **sizes: int) -> list[tuple[int, ...]]:
         """The shapes of the outputs, given those of the inputs (None where unknown) and other sizes."""
@@ -136,7 +137,8 @@ KEPT = f"L d; L d; B 1:int; B C:int; {SCORES}; {PINNED}"
 ATTENTION = f"B h S d; B g T d; B g T d; B S:int; B S:int; B T:int; {SCORES}"
 LOW_ATTENTION = ATTENTION.replace(" d;", " d:low;")
 PREFIXED = f"B h S d; B g S d; B g S d; B S:int; B S:int; B S:int; {SCORES}; T 2*g*d"
-DORA = "N M:low; O I:stored; R K; M R; M; M; {scale}; {transposed:int}; M?"
+FACTOR = "O I:stored; R K; M R; M; M; {scale}; {transposed:int}; {taken:int}; R K?; M R?"
+DORA = f"N M:low; {FACTOR}; M?"
 CHOICE, ROWS_OF = "{chosen:int}; {normed:int}", "N chosen:int; N chosen:int; N chosen:int"
 SUMMED = "N*k H:low; N E; N k:int; N k:int"
 HEADS, TABLES = "B*S h*d", "b 1 S w; b 1 S w"
@@ -187,6 +189,8 @@ ROWS = (
     Op("low_rank_factors", "M R; {scale}; N K:low; N R; N M:low -> N R; R K; M R"),
     Op("dora", f"{DORA} -> N M:low", vjp.dora, plain=plain.dora),
     Op("dora_gradient", f"{DORA}; N M:low -> N M:low; M"),
+    Op("dora_factor", f"{FACTOR} -> M"),
+    Op("dora_rescaled", "N M:low; M; M? -> N M:low", aliases=(0,)),
     Op("split_heads", f"{HEADS}:low; B S:int -> B h S d:low", vjp.split_heads, plain=plain.split_heads),
     Op("join_heads", f"B h S d:low; B S:int -> {HEADS}:low"),
     Op("rotary_half", f"{ROTATED}; {TABLES} -> {ROTATED}", vjp.rotary, plain=functools.partial(plain.rotary, True)),

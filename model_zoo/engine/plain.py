@@ -384,8 +384,8 @@ def take_columns(first, w):
     return lambda x: x[..., first : first + w]
 
 
-def dora(scale, transposed):
-    """``y + (m/‖W + s·B·A‖ − 1)·(y − bias)``; the norm is taken as constant (Liu et al. 2024)."""
+def dora(scale, transposed, taken):
+    """``y + (m/‖W + s·B·A‖ − 1)·(y − bias)``; the norm is taken as constant (Liu et al. 2024). No first factors."""
 
     def rescale(y, weight, a, b, norm, magnitude, bias=None):
         weight = weight.T if transposed else weight

@@ -16,12 +16,12 @@ import contextlib
 import dataclasses
 import inspect
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, nn
+from mindspore import Parameter, Tensor, nn
 
 from model_zoo.engine.ir import OPERAND, Buffer, Instruction, NotTraceable, Packed, Scaled, Value
 from model_zoo.engine.ops import OPS, STORED
@@ -216,6 +216,10 @@ class Tracer(abc.ABC):
         """Some columns."""
         return self.emit("take_columns", x, first=first, w=width)
 
+    def computed(self, cell: nn.Cell, give: Callable[[], Tensor]) -> Parameter:
+        """What a cell's function of weights alone gives, as a weight: its rows are not those of the program."""
+        self.refuse(type(cell))
+
     # Mixtures of experts
 
     @contextlib.contextmanager
@@ -246,6 +250,10 @@ class Tracer(abc.ABC):
         self.group_sum = group_sum
 
     # What one token per row does otherwise than many
+
+    def once(self, name: str, *inputs: Value | Parameter, **numbers) -> Value | None:
+        """The result of an operation on weights, where it is computed once for many tokens; None where it is not."""
+        return None
 
     @abc.abstractmethod
     def low_rank(self, y: Value, x: Value, a: Parameter, b: Parameter, scale: float) -> Value:

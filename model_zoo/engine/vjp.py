@@ -54,13 +54,18 @@ def rows_of(to, instruction: Instruction, dy: Value) -> None:
 def low_rank(to, instruction: Instruction, dy: Value) -> None:
     (y, x, a, b, scale), (_, inner) = instruction.inputs, instruction.outputs
     outer = to.fresh(inner)
-    to.emit("low_rank_factors", b, scale, x, inner, dy, outputs=[outer, to.of_weight(a), to.of_weight(b)])
+    if to.wants(a) or to.wants(b):
+        to.emit("low_rank_factors", b, scale, x, inner, dy, outputs=[outer, to.of_weight(a), to.of_weight(b)])
+    elif to.wants(x):  # factors that are constant may be used twice
+        bare = to.fresh(inner)
+        to.emit("plain_product", dy, b, outputs=[bare])
+        to.emit("scale", bare, scale, outputs=[outer])
     to.product(x, "plain_product", outer, a)
     to.give(y, dy)
 
 
 def dora(to, instruction: Instruction, dy: Value) -> None:
-    magnitude, bias = instruction.inputs[5], instruction.inputs[8:]
+    magnitude, bias = instruction.inputs[5], instruction.inputs[9:]
     if any(to.wants(value) for value in bias):
         to.refuse("a trained bias beneath DoRA")
     all_at_once(to, instruction, 1, dy, weights=[to.of_weight(magnitude)])

@@ -11,10 +11,13 @@ full; what stays of them is the end.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mindspore as ms
-from mindspore import Parameter, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 from model_zoo.ascend import on_ascend
+from model_zoo.checkpoint.parameters import write_parameter
 from model_zoo.engine import token_attention
 from model_zoo.layers import AttentionCore, int_range, new_parameter
 
@@ -35,6 +38,8 @@ class LayerCache(nn.Cell):
 
     Attributes:
         numbers: of the attention of a token over it; see `engine.token_attention`.
+        made: what programs over it hold of cells that compute it out of weights alone: by the cell's id, the result,
+            and what gives it anew.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class LayerCache(nn.Cell):
         window: int = 0,
     ):
         super().__init__()
+        self.made: dict[int, tuple[Parameter, Callable[[], Tensor]]] = {}
         self.batch, self.heads, self.head_dim = batch, core.kv_heads, core.head_dim
         window = core.window or window
         self.pinned = pinned if window else 0
@@ -68,6 +74,12 @@ class LayerCache(nn.Cell):
         # Ascend's documentation has bfloat16 for the second alone
         self.by_point = on_ascend()
         self.write = ops.ScatterNdUpdate() if self.by_point else ops.ScatterUpdate()
+
+    def computed(self, cell: nn.Cell, give: Callable[[], Tensor]) -> Parameter:
+        """What a cell's function gives; the same until `Cache.compute`."""
+        if id(cell) not in self.made:
+            self.made[id(cell)] = Parameter(give().asnumpy(), requires_grad=False), give
+        return self.made[id(cell)][0]
 
     def attend(self, query, keys, values, end, columns):
         """Attention of one token per row; see `engine.token_attention`."""
@@ -135,6 +147,12 @@ class Cache:
         """Leaves the model without a cache."""
         for _, core in self.cores:
             object.__setattr__(core, "cache", None)
+
+    def compute(self) -> None:
+        """Computes anew what is held: weights may have been trained since the last answer."""
+        for layer in self.layers:
+            for result, give in layer.made.values():
+                write_parameter(result, give().asnumpy())
 
     def copy(self, other: Cache) -> None:
         """Takes over the columns of a shorter cache for the same batch."""

@@ -197,6 +197,8 @@ class CachedDecoder:
 
     def start(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """The prompt ``(B, S)`` and its mask → logits ``(B, V)`` of the token after it."""
+        self.prepared = False
+        self.cache.compute()
         logits, position, mask = self.start_by_program(ids, mask) or self.start_by_operators(ids, mask)
         self.position = position[..., -1]
         virtual = self.model.virtual_tokens
@@ -210,6 +212,8 @@ class CachedDecoder:
 
     def go_on(self, shorter: CachedDecoder) -> None:
         """Takes the place of a decoder whose cache is full."""
+        self.prepared = False
+        self.cache.compute()
         self.cache.copy(shorter.cache)
         self.position, self.column = shorter.position, shorter.column
         self.keep = np.ones((self.batch, self.length), np.int32)
@@ -221,6 +225,9 @@ class CachedDecoder:
         column = self.column
         self.column += 1
         if self.token is not None:
+            if not self.prepared:  # weights may have been trained since the last answer
+                self.token.prepare()
+                self.prepared = True
             end = np.full((self.batch, 1), self.column, np.int32)
             return self.token(tokens, end, self.keep, self.position.reshape(self.batch, -1))
         ids, positions = (Tensor(array[..., None].astype(np.int32)) for array in (tokens, self.position))

@@ -173,9 +173,9 @@ class QuantizedLinear(Linear):
         y = traced_linear(tracer, "product_of_rows", self, x, packed, with_bias)
         return y if self.taken is None else self.taken.trace_put_back(tracer, x, y)
 
-    def traced_matrix(self, tracer):
-        """W as kernels read it."""
-        if self.taken is not None:
+    def traced_matrix(self, tracer, module):
+        """W as kernels read it for an adapter, without what was taken off for this one."""
+        if self.taken not in (None, module):
             tracer.refuse(type(self))
         return tracer.packed(self.storage.kind, self.storage.block, self.shape, self.part_parameters())
 

@@ -49,7 +49,8 @@ LOW = {
     "product_of_rows_onto": ((0, 2), (0,)),
     **dict.fromkeys(["product_of_columns", "product_of_columns_bf16"], ((0, 1), ())),
     "dora": ((0,), (0,)),
-    "dora_gradient": ((0, 9), (0,)),
+    "dora_gradient": ((0, 12), (0,)),
+    "dora_rescaled": ((0,), (0,)),
     "low_rank_inner": ((0,), ()),
     "low_rank_factors": ((2, 4), ()),
     "attention_bf16": ((0, 1, 2), (0,)),
@@ -337,7 +338,7 @@ def storage(kernels):
             found = [kernels(name, (hidden, weight, targets, none), (9,), second, room)[:2] for weight in both]
             assert all(np.array_equal(*pair) for pair in zip(*found, strict=True)), (kind, name)
         y, a, b, norm = numbers(50, 70), numbers(8, 40, seed=3), numbers(70, 8, seed=4), np.ones(70, np.float32)
-        rest = (a, b, norm, norm, np.array([0.3], np.float32), np.array([0], np.int32))
+        rest = (a, b, norm, norm, np.array([0.3], np.float32), *np.zeros((2, 1), np.int32))
         assert np.array_equal(*[kernels("dora", (y, weight, *rest), y.shape) for weight in both]), kind
         for vocabulary, width, ids in ((1, 1, [[0]]), (9, 7, [8, 0, 8]), (40, 130, [[3, 39], [0, 3]])):
             stored, wide = narrow(numbers(vocabulary, width), kind)
@@ -501,29 +502,42 @@ def low_rank(kernels):
 
 
 def dora(kernels):
-    """Its factor against the norm of the built matrix; a fresh one changes no bit."""
-    for rows, into, out, rank in [(1, 1, 1, 1), (50, 33, 70, 8), (9, 130, 64, 20)]:
+    """Its factor against the norm of the built matrix, begun at zero, from first factors, and over a matrix that these
+    were taken off; a fresh one changes no bit."""
+    for (rows, into, out, rank), started, taken in itertools.product(
+        [(1, 1, 1, 1), (50, 33, 70, 8), (9, 130, 64, 20)], (0, 1), (0, 1)
+    ):
+        if taken and not started:
+            continue
         y, dout, weight = numbers(rows, out), numbers(rows, out, seed=1), numbers(out, into, seed=2)
         a, b, bias = numbers(rank, into, seed=3), numbers(out, rank, seed=4), numbers(out, seed=5)
-        norm, scale = np.linalg.norm(weight.astype(np.float64), axis=1), np.array([0.3], np.float32)
+        firsts = (numbers(rank, into, seed=7), numbers(out, rank, seed=8)) if started else ()
+        first = (firsts[1].astype(np.float64) @ firsts[0]) * 0.3 if started else 0.0
+        whole = weight + first if taken else weight.astype(np.float64)
+        norm, scale = np.linalg.norm(whole, axis=1), np.array([0.3], np.float32)
         magnitude = (norm * (1.5 + 0.2 * numbers(out, seed=6))).astype(np.float32)
-        built = weight.astype(np.float64) + float(scale[0]) * b.astype(np.float64) @ a.astype(np.float64)
-        current = np.linalg.norm(built, axis=1)
+        current = np.linalg.norm(whole + 0.3 * (b.astype(np.float64) @ a) - first, axis=1)
         for turned in (0, 1):
-            flag, laid = np.array([turned], np.int32), np.ascontiguousarray(weight.T if turned else weight)
+            flags = [np.array([flag], np.int32) for flag in (turned, taken)]
+            laid = np.ascontiguousarray(weight.T if turned else weight)
+            given = (laid, a, b, norm.astype(np.float32), magnitude, scale, *flags, *firsts)
+            factor = magnitude / current
+            close(kernels("dora_factor", given, (out,)), factor, 1e-5)
             for biases in ((), (bias,)):
                 bare = y.astype(np.float64) - (bias if biases else 0)
-                given = (y, laid, a, b, norm.astype(np.float32), magnitude, scale, flag, *biases)
-                factor = magnitude / current
-                close(kernels("dora", given, y.shape), y + (factor - 1) * bare, 1e-5)
-                dy, d_magnitude = kernels("dora_gradient", (*given, dout), y.shape, (out,))
+                found = kernels("dora", (y, *given, *biases), y.shape)
+                close(found, y + (factor - 1) * bare, 1e-5)
+                held = kernels("dora_factor", given, (out,))
+                assert np.array_equal(kernels("dora_rescaled", (y, held, *biases), y.shape), found)
+                dy, d_magnitude = kernels("dora_gradient", (y, *given, *biases, dout), y.shape, (out,))
                 close(dy, dout * factor, 1e-5)
                 close(d_magnitude, (dout * bare).sum(0) / current, 1e-5)
-                fresh = (y, laid, a, np.zeros_like(b), magnitude, magnitude, scale, flag, *biases)
+                start = firsts or (a, np.zeros_like(b))
+                fresh = (y, laid, *start, magnitude, magnitude, scale, *flags, *firsts, *biases)
                 assert np.array_equal(kernels("dora", fresh, y.shape), y)
                 broken = b.copy()
                 broken[0] = np.nan  # shows, whatever y holds
-                shown = kernels("dora", (y, laid, a, broken, *given[4:]), y.shape)
+                shown = kernels("dora", (y, laid, a, broken, *given[3:], *biases), y.shape)
                 assert np.isnan(shown[:, 0]).all() and not np.isnan(shown[:, 1:]).any()
 
 

@@ -9,11 +9,15 @@ from mindspore import Tensor
 import pet
 from adapters.lora import LoRAConfig
 from adapters.prefix import PrefixConfig
+from adapters.ptuning import PTuningV2Config
 from model_zoo.auto import AutoModel
 from model_zoo.engine import available
 from model_zoo.engine.build import library
-from model_zoo.engine.decode import TokenTracer, cache_by_core
+from model_zoo.engine.decode import TokenTracer, WholeTokenTracer, cache_by_core
 from model_zoo.engine.ir import NotTraceable
+from model_zoo.engine.trace import Tracer
+from model_zoo.generation import decoders
+from model_zoo.quantization import Quantization
 
 pytestmark = pytest.mark.skipif(not available(), reason="no C compiler here")
 
@@ -135,18 +139,82 @@ def test_ids_with_adapters_are_those_of_the_plain_path(family, fixtures):
     assert not any(untraceable(model))
 
 
-@pytest.mark.parametrize("family", ["llama_gqa", "gpt2"])
-def test_ids_with_dora_are_those_of_the_plain_path(family, fixtures):
-    reference = np.load(fixtures / family / "ref.npz")
-    prompts = reference["gen_pad_ids"][:, :-16][-1:]
-    model = AutoModel.from_pretrained(fixtures / family)
-    adapt(model, "magnitudes", LoRAConfig(rank=2, targets="all-linear", use_dora=True))
+def with_dora(directory, quantization=None, **settings):
+    """A model with magnitudes and factors other than at the start."""
+    model = AutoModel.from_pretrained(directory, quantization=quantization)
+    adapt(model, "magnitudes", LoRAConfig(rank=2, targets="all-linear", use_dora=True, **settings))
+    pet.set_adapter(model, "magnitudes")
     for parameter in model.get_parameters():
         if "lora_magnitude_vector" in parameter.name:
             factors = 1.0 + 0.3 * np.random.default_rng(0).standard_normal(parameter.shape)
             parameter.set_data(Tensor((parameter.asnumpy() * factors).astype(np.float32)))
-    pet.set_adapter(model, "magnitudes")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("family", "init", "packed"),
+    [
+        ("llama_gqa", "default", None),
+        ("llama_gqa", "pissa", None),
+        ("llama_gqa", "pissa", Quantization("nf4")),
+        ("gpt2", "olora", None),
+        ("qwen3_moe", "default", None),
+    ],
+)
+def test_ids_with_dora_are_those_of_the_plain_path(family, init, packed, fixtures):
+    model, reference = with_dora(fixtures / family, packed, init=init), np.load(fixtures / family / "ref.npz")
+    prompts = reference["gen_pad_ids"][:, :-16][-1:]
     found = model.generate(prompts, max_new_tokens=8)
     assert np.array_equal(found, model.generate(prompts, max_new_tokens=8, use_cache=False))
     assert not np.array_equal(found, reference["gen_pad_ids"][-1:, : found.shape[1]])
     assert not any(untraceable(model))
+
+
+def test_factors_of_dora_are_computed_once_for_an_answer_to_the_same_bits(fixtures, monkeypatch):
+    """What is trained in place is seen by the next answer, and in a longer cache that was kept."""
+    monkeypatch.setattr(decoders, "FIRST_COLUMNS", 8)
+    model, ids = with_dora(fixtures / "llama_gqa").set_train(False), np.arange(3, 33)[None]
+    answers, kept = [], {}
+    for once in (WholeTokenTracer.once, Tracer.once):
+        monkeypatch.setattr(WholeTokenTracer, "once", once)
+        model.__dict__.pop("_decoders", None)
+        for seed in range(2):
+            for parameter in model.get_parameters():
+                if ".lora_B." in parameter.name:
+                    moved = np.random.default_rng(seed).standard_normal(parameter.shape)
+                    parameter.asnumpy()[...] = moved.astype(np.float32)
+            decoder = decoders.decoder_for(model, 1, ids.shape[1], 40, True)
+            answers.append([decoder.start(ids, np.ones_like(ids)), *(decoder.step(ids[:, i]) for i in range(30))])
+            kept[once, seed] = list(model._decoders.values())
+        assert len(kept[once, 0]) == 2 and kept[once, 0] == kept[once, 1]
+    cells = 7 * model.config.dims.layers
+    assert [len(decoder.token.held) for each in kept.values() for decoder in each] == [cells] * 4 + [0] * 4
+    assert np.array_equal(answers[0], answers[2]) and np.array_equal(answers[1], answers[3])
+    assert not np.array_equal(answers[0], answers[1])
+
+
+@pytest.mark.parametrize("method", [PrefixConfig, PTuningV2Config])
+def test_a_projected_prefix_is_computed_once_for_an_answer(method, fixtures, monkeypatch):
+    """To the plain path's logits: what is trained in place is seen by the next answer, and in a longer cache that was
+    kept."""
+    monkeypatch.setattr(decoders, "FIRST_COLUMNS", 8)
+    model, ids = AutoModel.from_pretrained(fixtures / "llama_gqa").set_train(False), np.arange(3, 53)[None]
+    pet.add_adapter(model, method(length=3, projection=True, projection_hidden=8), "front")
+    pet.set_adapter(model, "front")
+    answers, kept = [], []
+    for seed in range(2):
+        for parameter in model.get_parameters():
+            if parameter.requires_grad:
+                moved = np.random.default_rng(seed).standard_normal(parameter.shape)
+                parameter.asnumpy()[...] = moved.astype(np.float32)
+        decoder = decoders.decoder_for(model, 1, 30, 20, True)
+        found = [decoder.start(ids[:, :30], np.ones((1, 30), np.int32))]
+        found += [decoder.step(ids[:, i]) for i in range(30, 50)]
+        expected = model(Tensor(ids.astype(np.int32)))[0, 29:].asnumpy()
+        assert np.abs(np.concatenate(found) - expected).max() < 3e-5
+        answers.append(expected)
+        kept.append(list(model._decoders.values()))
+        assert all(decoder.token is not None for decoder in kept[-1])
+        assert kept[-1][0].eager(kept[-1][0].prefill)
+    assert len(kept[0]) == 2 and kept[0] == kept[1]
+    assert np.abs(answers[0] - answers[1]).max() > 1

@@ -89,7 +89,7 @@ def check(fast, plain, arrays, rows=None, tolerance=3e-6, constant=(), compiled=
 SIZES = {"B": 2, "S": 6, "T": 6, "C": 6, "h": 4, "g": 2, "d": 8, "w": 4, "b": 2}
 SIZES |= {"N": 12, "H": 10, "K": 7, "M": 9, "R": 3, "O": 9, "I": 7, "E": 5, "k": 2, "V": 9, "*": (12, 10)}
 NUMBERS = {"eps": 1e-5, "scale": 0.5, "factor": 1.75, "transposed": False, "causal": True, "d": 8, "w": 4}
-NUMBERS |= {"window": 4, "cap": 1.5, "offset": 1.0, "chosen": 2, "normed": False, "padding": -1}
+NUMBERS |= {"window": 4, "cap": 1.5, "offset": 1.0, "chosen": 2, "normed": False, "padding": -1, "taken": False}
 
 IN_PROGRAMS = {"take_columns", "join_columns", "dropout"}
 """Rows whose gradients need other instructions, or that have no plain column: `test_whole_layers.py` holds these to the

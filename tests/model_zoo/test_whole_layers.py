@@ -13,7 +13,7 @@ from adapters.bitfit import BitFitConfig
 from adapters.bottleneck import BottleneckConfig
 from adapters.dropout import dropouts, set_dropout_key
 from adapters.ia3 import IA3Config
-from adapters.lora import LoRAConfig
+from adapters.lora import LoRAConfig, LoRALinear
 from adapters.low_rank_adapter import LowRankAdapterConfig
 from adapters.prefix import PrefixConfig
 from adapters.prompt import PromptConfig
@@ -25,6 +25,7 @@ from model_zoo.engine.lowering import alias_in_place, allocate_workspace
 from model_zoo.engine.ops import OPS, Op
 from model_zoo.engine.schedule import batches, schedule
 from model_zoo.engine.trace import SequenceTracer
+from model_zoo.quantization import Quantization
 from pet.parallel.collectives import Group
 from pet.parallel.specs import ShardSpecs
 from pet.parallel.stages import PassThrough
@@ -198,21 +199,45 @@ def test_gradients_of_prefixes_are_those_of_the_plain_path(family, fixtures, gro
     assert groups == [[model.config.dims.layers]]
 
 
+@pytest.mark.parametrize("init", ["default", "pissa", "olora"])
 @pytest.mark.parametrize("family", ["llama_gqa", "gpt2", "chatglm2"])
-def test_gradients_of_dora_are_those_of_the_plain_path(family, fixtures, groups):
-    """Whether there is a bias, and whichever way the weight lies."""
+def test_gradients_of_dora_are_those_of_the_plain_path(family, init, fixtures, groups):
+    """Whether there is a bias, whichever way the weight lies, and wherever its factors start."""
     model = AutoModel.from_pretrained(fixtures / family)
-    apply(model, LoRAConfig(rank=3, targets="all-linear", use_dora=True, dropout=0.3))
+    apply(model, LoRAConfig(rank=3, targets="all-linear", use_dora=True, init=init, dropout=0.3))
     disturb(model)
     same(model.set_train(True), batch_of(model))
     assert groups == [[model.config.dims.layers]]
 
 
-def test_a_fresh_dora_gives_the_bits_of_the_base(fixtures):
+@pytest.mark.parametrize(
+    ("form", "settings"),
+    [
+        ("nf4", {"init": "pissa", "use_dora": True}),
+        ("int8", {"init": "olora", "use_dora": True}),
+        ("int8", {"init": "pissa", "use_dora": True, "dropout": 0.3}),
+        ("nf4", {"init": "olora", "use_dora": True, "dropout": 0.3}),
+        ("nf4", {"init": "pissa", "dropout": 0.3}),
+    ],
+)
+def test_gradients_over_what_first_factors_left_are_those_of_the_plain_path(form, settings, fixtures, groups):
+    """The cell adds what was taken off its packed weight, unless the adapter would subtract the same."""
+    model = AutoModel.from_pretrained(fixtures / "llama_gqa", quantization=Quantization(form))
+    apply(model, LoRAConfig(rank=3, targets="all-linear", **settings))
+    modules = [module for _, module in model.cells_and_names() if isinstance(module, LoRALinear)]
+    assert {module.taken for module in modules} == {True}
+    assert {module.cancelled for module in modules} == {"dropout" not in settings}
+    disturb(model)
+    same(model.set_train(True), batch_of(model))
+    assert groups == [[model.config.dims.layers]]
+
+
+@pytest.mark.parametrize("init", ["default", "pissa", "olora"])
+def test_a_fresh_dora_gives_the_bits_of_lora(init, fixtures):
     totals = []
     for use_dora in (False, True):
         model = AutoModel.from_pretrained(fixtures / "gpt2")
-        apply(model, LoRAConfig(rank=3, targets="all-linear", use_dora=use_dora))
+        apply(model, LoRAConfig(rank=3, targets="all-linear", use_dora=use_dora, init=init))
         totals.append(gradients(model, batch_of(model), True)[0])
     assert totals[0] == totals[1]
 

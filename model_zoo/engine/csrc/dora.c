@@ -1,6 +1,9 @@
 /* DoRA's rescaling of a linear cell's output (Liu et al. 2024), and its gradients: each column by f = m / ‖W + s·B·A‖, the
  * norm over the weights of an output. It is never taken of the built matrix, see adapters/dora.py, and counts as a constant
- * in the gradients. */
+ * in the gradients.
+ *
+ * From PiSSA's or OLoRA's start s·(B·A − B₀·A₀) takes the place of s·B·A, which is s·[B − B₀, B₀]·[A; A − A₀]: no more than
+ * zeros at the start, to the bit. */
 #include <math.h>
 #include <string.h>
 
@@ -12,23 +15,41 @@ static const float SMALLEST = 1e-12f; /* as in adapters/dora.py */
 
 struct dora {
     struct numbers y, dout, out;
-    const float *a, *b, *norm, *magnitude, *bias;
+    const float *b, *first_b, *norm, *magnitude, *bias; /* B₀ or NULL */
     float *parts;
-    float *wa, *aa, *factor, *current; /* (W·Aᵀ)ᵀ (r, out), A·Aᵀ (r, r), f and the norm (out) */
-    int64_t rows, columns, rank, chunk;
+    float *wa, *aa, *factor, *current, *both; /* (W·Aᵀ)ᵀ (r, out), A·Aᵀ (r, r), f and the norm (out), [B − B₀, B₀] (out, r) */
+    int64_t rows, columns, rank, chunk;       /* with B₀ the rank is twice B's */
     float scale;
+    int taken; /* s·B₀·A₀ is to be added to W */
 };
+
+/* A row of [B − B₀, B₀]. */
+static const float *both_of(const struct dora *of, int64_t i) {
+    int64_t half = of->rank / 2;
+    float *both = of->both + i * of->rank;
+    memcpy(both + half, of->first_b + i * half, (size_t)half * sizeof(float));
+    for (int64_t k = 0; k < half; k++) both[k] = of->b[i * half + k] - both[half + k];
+    return both;
+}
+
+/* What s·B₀·A₀ adds to a number of W·Aᵀ, for a row of [B − B₀, B₀]: A₀ is what [A; A − A₀] has in A, without A − A₀. */
+static float taken_along(const struct dora *of, int64_t k, const float *both) {
+    const float *aa = of->aa + k * of->rank;
+    float sum = 0.0f;
+    for (int64_t l = 0, half = of->rank / 2; l < half; l++) sum += (aa[l] - aa[half + l]) * both[half + l];
+    return of->scale * sum;
+}
 
 /* With c = W·Aᵀ: ‖W + s·B·A‖² = ‖W‖² + 2·s·Σ c∘B + s²·Σ (B·A·Aᵀ)∘B, relative to ‖W‖². */
 static void factors(void *arguments, int64_t first, int64_t last) {
     struct dora *of = arguments;
     for (int64_t i = first; i < last; i++) {
-        const float *b = of->b + i * of->rank;
+        const float *b = of->first_b ? both_of(of, i) : of->b + i * of->rank;
         float cross = 0.0f, square = 0.0f, norm = of->norm[i] < SMALLEST ? SMALLEST : of->norm[i];
         for (int64_t k = 0; k < of->rank; k++) {
             float along = 0.0f;
             for (int64_t l = 0; l < of->rank; l++) along += of->aa[k * of->rank + l] * b[l];
-            cross += of->wa[k * of->columns + i] * b[k];
+            cross += (of->wa[k * of->columns + i] + (of->taken ? taken_along(of, k, b) : 0.0f)) * b[k];
             square += along * b[k];
         }
         float change = 1.0f + (2.0f * of->scale * cross + of->scale * of->scale * square) / (norm * norm);
@@ -37,22 +58,39 @@ static void factors(void *arguments, int64_t first, int64_t last) {
     }
 }
 
-/* y (N, out), W, A (r, in), B (out, r), ‖W‖ (out), m (out), s (1), whether W is (in, out), and a bias (out) if `inputs` are
- * nine: what the two kernels have in common. 1 when there is no memory. */
+/* W, A (r, in), B (out, r), ‖W‖ (out), m (out), s (1), whether W is (in, out), whether s·B₀·A₀ was taken off it, and A₀ and B₀
+ * if there are ten `inputs`: what the kernels have in common. 1 when there is no memory. */
 static int prepare(struct dora *of, int inputs, void **params, int64_t **shapes, const char **dtypes) {
-    *of = (struct dora){.y = numbers_of(params, dtypes, 0), .a = params[2], .b = params[3], .norm = params[4], .magnitude = params[5],
-                        .scale = *(float *)params[6], .bias = inputs == 9 ? params[8] : NULL, .rows = shapes[0][0],
-                        .columns = shapes[0][1], .rank = shapes[2][0]};
-    int64_t rank = of->rank, columns = of->columns, in = shapes[2][1];
-    of->wa = pet_scratch(1, ((rank + 2) * columns + rank * rank) * 4); /* a slot that these products do not use */
+    const float *a = params[1], *first_a = inputs >= 10 ? params[8] : NULL;
+    int64_t own = shapes[1][0], in = shapes[1][1], rank = first_a ? 2 * own : own, columns = shapes[2][0];
+    *of = (struct dora){.b = params[2], .first_b = first_a ? params[9] : NULL, .norm = params[3], .magnitude = params[4],
+                        .scale = *(float *)params[5], .taken = *(int32_t *)params[7], .columns = columns, .rank = rank};
+    int64_t stacked = first_a ? rank * (columns + in) : 0;
+    of->wa = pet_scratch(1, ((rank + 2) * columns + rank * rank + stacked) * 4); /* a slot that these products do not use */
     if (!of->wa) return 1;
     of->factor = of->wa + rank * columns;
     of->current = of->factor + columns;
     of->aa = of->current + columns;
-    if ((*(int32_t *)params[7] ? product_by_depth : product_by_rows)(of->a, matrix_of(params, shapes, dtypes, 1), of->wa, rank, columns, in, 0) ||
-        product_by_rows(of->a, float_matrix(of->a, in), of->aa, rank, rank, in, 0))
+    of->both = of->aa + rank * rank;
+    if (first_a) { /* [A; A − A₀] */
+        float *both = of->both + rank * columns;
+        memcpy(both, a, (size_t)(own * in) * sizeof(float));
+        for (int64_t i = 0; i < own * in; i++) both[own * in + i] = a[i] - first_a[i];
+        a = both;
+    }
+    if ((*(int32_t *)params[6] ? product_by_depth : product_by_rows)(a, matrix_of(params, shapes, dtypes, 0), of->wa, rank, columns, in, 0) ||
+        product_by_rows(a, float_matrix(a, in), of->aa, rank, rank, in, 0))
         return 1;
     pet_parallel(factors, of, columns, rows_at_once(rank * rank));
+    return 0;
+}
+
+/* y (N, out), what `prepare` says, and a bias (out) if the inputs are even. */
+static int prepare_rows(struct dora *of, int inputs, void **params, int64_t **shapes, const char **dtypes) {
+    if (prepare(of, inputs - 1, params + 1, shapes + 1, dtypes + 1)) return 1;
+    of->y = numbers_of(params, dtypes, 0);
+    of->rows = shapes[0][0];
+    of->bias = inputs % 2 ? NULL : params[inputs - 1];
     return 0;
 }
 
@@ -72,10 +110,26 @@ static void rescale(void *arguments, int64_t first, int64_t last) {
     }
 }
 
-/* what `prepare` says; y holds W·x, the bias and s·B·A·x → y + (f − 1)·(y − bias) (N, out) */
-PET_KERNEL(dora) {
+/* what `prepare` says → f (out) */
+PET_KERNEL(dora_factor) {
     struct dora of;
     if (prepare(&of, count - 1, params, shapes, dtypes)) return 1;
+    memcpy(params[count - 1], of.factor, (size_t)of.columns * sizeof(float));
+    return 0;
+}
+
+/* y (N, out), f (out), and a bias (out) or none → y + (f − 1)·(y − bias) (N, out) */
+PET_KERNEL(dora_rescaled) {
+    struct dora of = {.y = numbers_of(params, dtypes, 0), .factor = params[1], .bias = count == 4 ? params[2] : NULL,
+                      .out = numbers_of(params, dtypes, count - 1), .rows = shapes[0][0], .columns = shapes[0][1]};
+    pet_parallel(rescale, &of, of.rows, rows_at_once(of.columns));
+    return 0;
+}
+
+/* what `prepare_rows` says; y holds W·x, the bias and s·B·A·x → y + (f − 1)·(y − bias) (N, out) */
+PET_KERNEL(dora) {
+    struct dora of;
+    if (prepare_rows(&of, count - 1, params, shapes, dtypes)) return 1;
     of.out = numbers_of(params, dtypes, count - 1);
     pet_parallel(rescale, &of, of.rows, rows_at_once(of.columns));
     return 0;
@@ -107,7 +161,7 @@ static void gradient_chunks(void *arguments, int64_t first, int64_t last) {
 /* the same inputs, dout (N, out) → dy (N, out), which may lie where dout does, dm (out) */
 PET_KERNEL(dora_gradient) {
     struct dora of;
-    if (prepare(&of, count - 3, params, shapes, dtypes)) return 1;
+    if (prepare_rows(&of, count - 3, params, shapes, dtypes)) return 1;
     of.dout = numbers_of(params, dtypes, count - 3);
     of.out = numbers_of(params, dtypes, count - 2);
     float *d_magnitude = params[count - 1];
