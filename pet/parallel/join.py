@@ -23,7 +23,7 @@ from model_zoo.errors import InputError
 from pet.launching.addresses import await_listener, only_here
 from pet.launching.environment import Job, read_job
 from pet.launching.heartbeat import joining, leaving, waiting
-from pet.launching.msrun import SCHEDULER, check_port, end_scheduler, start_guard
+from pet.launching.msrun import SCHEDULER, check_port, end_scheduler, scheduler, start_guard
 from pet.parallel.meeting import meet
 
 JOIN_LIMIT = 120
@@ -134,11 +134,6 @@ def _connect(job: Job, limit: int | None) -> Job:
         communication.create_group("hccl_world_group", list(range(job.size)))
     # a scheduler may have numbered the workers anew
     return dataclasses.replace(job, rank=communication.get_rank(), size=communication.get_group_size())
-
-
-def scheduler() -> str:
-    """Where msrun's scheduler listens."""
-    return f"{os.environ.get('MS_SCHED_HOST', '')}:{os.environ.get('MS_SCHED_PORT', '')}"
 
 
 @contextlib.contextmanager
