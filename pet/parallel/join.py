@@ -21,7 +21,7 @@ from datetime import timedelta
 
 from model_zoo.errors import InputError
 from pet.launching.addresses import await_listener, only_here
-from pet.launching.environment import Job, read_job
+from pet.launching.environment import Job, check_table, read_job
 from pet.launching.heartbeat import joining, leaving, waiting
 from pet.launching.msrun import SCHEDULER, check_port, end_scheduler, scheduler, start_guard
 from pet.parallel.meeting import meet
@@ -79,6 +79,7 @@ def join(limit: int | None = None) -> Job:
             f"pet launch -n {job.size} -- COMMAND"
         )
     if job.distributed:
+        check_table(job)
         for name, seconds in WAIT_LIMITS.items():
             if os.environ.get(name) in (None, MINDSPORES_LIMITS.get(name)):
                 os.environ[name] = seconds
