@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from model_zoo.errors import InputError
-from pet.launching import sentinel
+from pet.launching import msrun, sentinel
 from pet.launching.addresses import free_address
 from pet.launching.environment import Job
 from pet.launching.heartbeat import BEAT_FILE
@@ -129,6 +129,39 @@ def test_an_msrun_that_is_gone_is_missed():
     with ours, theirs:
         for launcher, expected in ((-1, "rank 1: msrun, which waited for it, is gone"), (os.getppid(), None)):
             assert sentinel.Sentinel({**said, "launcher": launcher}, Link(ours), 2).starter_is_gone() == expected
+
+
+def test_who_has_ended_the_scheduler_is_named_before_it(monkeypatch):
+    """A worker that fails ends it; the sentinels hear of that meanwhile, and go on."""
+    now = [100.0]
+    monkeypatch.setattr(msrun.time, "monotonic", lambda: now[0])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        scheduler = msrun.Scheduler(f"127.0.0.1:{server.getsockname()[1]}")
+        server.accept()[0].close()
+    found = []
+    for _ in range(msrun.TRIES + 2):
+        found.append(scheduler.gone())
+        assert scheduler.gone() == found[-1]  # asked at once, it answers at once, and no try has passed
+        now[0] += 1.1
+    assert found == [False] * msrun.TRIES + [True, True]
+
+
+def test_who_cannot_reach_the_others_says_so_and_looks_after_its_worker(monkeypatch):
+    def nobody(circle):
+        raise InputError("no machine 0")
+
+    monkeypatch.setattr(sentinel.Circle, "__enter__", nobody)
+    worker = subprocess.Popen(["sleep", "1000"])
+    ours, theirs = socket.socketpair()
+    source, log = os.pipe()
+    with ours, theirs, open(source) as said:
+        facts = {"pid": worker.pid, "rank": 1, "size": 2, "directory": "", "address": ("a", 1), "secret": "s" * 16}
+        watcher = sentinel.Sentinel({**facts, "launcher": -1}, Link(ours), log)
+        monkeypatch.setattr(sentinel, "PARTING", 0.0)
+        watcher.keep_watch()
+        os.close(log)
+        assert worker.wait(60) == -9 and Link(theirs).next() == {"end": "rank 1: msrun, which waited for it, is gone"}
+        assert said.read().split("\n")[1] == "rank 1 will not notice if another one hangs or is gone: no machine 0"
 
 
 def test_what_killed_sentinels_have_left_is_removed(tmp_path, monkeypatch):
