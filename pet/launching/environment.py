@@ -134,8 +134,8 @@ def servers_of(path: str) -> list[dict[str, Any]]:
 
 def check_table(job: Job) -> None:
     """Raises InputError where the job came with a rank table, and that is not one of so many workers."""
-    if job.launcher == "rank_table":
-        table = os.environ["RANK_TABLE_FILE"]
+    table = os.environ.get("RANK_TABLE_FILE")
+    if table and job.launcher == "rank_table":
         listed = sum(len(server["device"]) for server in servers_of(table))
         if listed != job.size:
             raise InputError(f"rank table {table}: has {listed} devices, but RANK_SIZE says {job.size} workers")

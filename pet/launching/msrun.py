@@ -172,7 +172,7 @@ def guard(launcher: int) -> None:
             break
         if not workers or any(map(runs, workers)):
             last = time.monotonic()
-        elif any(map(has_failed, workers)) or time.monotonic() - last > GONE:
+        elif any(exit_code(process.pid) for process in workers) or time.monotonic() - last > GONE:
             # whom msrun has asked for the exit code: it does not ask those that it kills thereupon
             first = [
                 f"rank {rank} ({process.pid})"
@@ -197,14 +197,14 @@ def named(process: psutil.Process, name: str) -> bool:
     return False
 
 
-def has_failed(process: psutil.Process) -> bool:
-    """Whether a process has ended, otherwise than well. That is known until msrun asks, which it does not for those
-    that it has killed itself."""
+def exit_code(pid: int) -> int | None:
+    """With what a process has ended, or minus the signal that killed it; None where it has not, or nobody knows. That
+    is known until its parent asks. msrun does not for those that it has killed itself."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         # behind the name, which may have spaces: the state, and 49 fields on the exit code
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-        return fields[0] == "Z" and int(fields[49]) != 0
-    return False
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return os.waitstatus_to_exitcode(int(fields[49])) if fields[0] == "Z" else None
+    return None
 
 
 def runs(process: psutil.Process) -> bool:

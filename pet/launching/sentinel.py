@@ -33,10 +33,11 @@ from model_zoo.cores import accelerators_present
 from model_zoo.errors import InputError
 from model_zoo.programs import program
 from pet.launching.control import Control
+from pet.launching.ends import describe_end
 from pet.launching.environment import Job
 from pet.launching.heartbeat import BEAT_FILE, PAUSING, SILENT, repeat
 from pet.launching.link import Link
-from pet.launching.msrun import Scheduler, runs, scheduler, waiting_launcher
+from pet.launching.msrun import Scheduler, exit_code, runs, scheduler, waiting_launcher
 from pet.launching.watch import View, Watch, find_hanging
 
 VARIABLE = "PET_HANG_TIMEOUT"
@@ -75,8 +76,8 @@ def start(job: Job, address: tuple[str, int], secret: str) -> Link:
         address: where that of rank 0 is to listen.
 
     Returns:
-        The connection to it. It says ``{"end": why}`` where this process is to end, and is told the same, or
-        ``{"leaving": True}``.
+        The connection to it. It says ``{"end": why}`` where this process is to end, and is told the same where that
+        ends by itself, or ``{"leaving": True}``.
     """
     said = {"pid": os.getpid(), "rank": job.rank, "size": job.size, "address": address, "secret": secret}
     # msrun kills its workers by their groups, which no terminal stops; elsewhere Ctrl-Z stops both
@@ -200,8 +201,8 @@ class Sentinel:
         running, told = self.runs, self.link.next() or {}
         self.left |= "leaving" in told
         why = told.get("end")
-        if not running and not self.left:
-            why = f"rank {self.rank} on {socket.gethostname()} is gone"
+        if why is None and not running and not self.left:
+            why = self.describe_end()
         elif running and self.watch is not None:
             alone = find_hanging([self.watch]) is not None
             view = self.watch.view() if self.watch.state != SILENT else BUSY
@@ -218,6 +219,11 @@ class Sentinel:
         if why is not None:
             control.fail(1, why)
         return why
+
+    def describe_end(self) -> str:
+        """What is said of a worker that ended without a word."""
+        name, code = f"{self.rank} on {socket.gethostname()}", exit_code(self.said["pid"])
+        return f"rank {name} is gone" if code is None else describe_end(name, code)[1]
 
     def starter_is_gone(self) -> str | None:
         """What is said where msrun, or its scheduler, has left the worker alone."""

@@ -93,10 +93,10 @@ class Peer(threading.Thread):
             end_scheduler()
             os._exit(1)
 
-    def leave(self) -> None:
-        """Says that the end of this process is no reason for the others to end."""
+    def leave(self, why: str = "") -> None:
+        """Says that the end of this process is no reason for the others to end; or why it is one."""
         self.leaving = True
-        self.link.send({"leaving": True})
+        self.link.send({"end": f"rank {self.job.rank} on {socket.gethostname()} {why}"} if why else {"leaving": True})
 
 
 def own_address(place: str) -> str:

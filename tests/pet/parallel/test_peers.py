@@ -60,6 +60,13 @@ def test_who_is_through_may_go(peer, until):
     assert ended == [] and sentinel.wait(float("inf")) == {"leaving": True}
 
 
+def test_who_fails_says_why(peer):
+    member, sentinel, ended = peer
+    member.leave("failed: ArithmeticError: a fault")
+    why = {"end": f"rank 1 on {socket.gethostname()} failed: ArithmeticError: a fault"}
+    assert sentinel.wait(float("inf")) == why and ended == []
+
+
 def test_a_step_that_a_signal_does_not_end(peer, monkeypatch):
     member, now = peer[0], [100.0]
     member.leave()  # the thread looks, too

@@ -46,6 +46,7 @@ with heartbeat.watched():
 HANGS = {"loop": "while True: pass", "sleep": "time.sleep(1000)", "stop": "os.kill(os.getpid(), 19)"}
 FINE = {"short": "pass", "silent": "heartbeat.rest(); time.sleep(5)", "user": "with heartbeat.pausing(): time.sleep(5)"}
 GONE = {"killed": "os.kill(os.getpid(), 9)", "six": "os._exit(3)", "deaf": "os._exit(3)"}
+GONE |= {"says": "link.send(dict(end='rank 1 failed: a fault')); os._exit(3)"}
 
 
 def start(name: str, fault: str, **more: str) -> list[subprocess.Popen]:
@@ -102,7 +103,9 @@ def test_the_end_of_one_is_the_end_of_all(ended, request):
     kind = request.node.callspec.id
     assert codes == [-9 if kind == "deaf" else 1, -9 if kind == "killed" else 3]
     end = "this process, which does not end by itself, is killed" if kind == "deaf" else "told so"
-    assert logs == [logs[0], ""] and logs[0].strip() == f"rank 1 on {socket.gethostname()} is gone: {end}"
+    place = f"rank 1 on {socket.gethostname()}"
+    why = {"killed": f"{place} was killed by SIGKILL", "says": "rank 1 failed: a fault"}
+    assert logs[0].strip() == f"{why.get(kind, f'{place} ended with exit code 3')}: {end}" and logs[1] == ""
 
 
 def test_the_end_of_msruns_scheduler_is_the_end_of_all(until):
