@@ -322,6 +322,14 @@ def test_environments_are_recognised():
         read_job({"RANK_ID": "0", "RANK_SIZE": "four"})
 
 
+def test_machines_that_meet_by_ipv6_are_refused_before_they_wait(monkeypatch):
+    monkeypatch.setenv("PET_LAUNCH_SECRET", "0123456789abcdef")
+    for name in ("RANK_SIZE", "MS_ROLE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(InputError, match="fd00::1: has no IPv4 address"):
+        launch(["true"], 1, nodes=2, master="[fd00::1]:8118", join_limit=0.1)
+
+
 def devices(*ranks: int) -> list[dict]:
     return [{"device_id": str(place), "rank_id": str(rank)} for place, rank in enumerate(ranks)]
 
