@@ -111,9 +111,10 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         InputError: it is not this machine's, or another program has the port.
     """
-    address = resolve(host)
+    six = ":" in host
+    address = host if six else resolve(host)
     try:
-        return socket.create_server((address, port), backlog=128)
+        return socket.create_server((address, port), family=socket.AF_INET6 if six else socket.AF_INET, backlog=128)
     except OSError as error:
         why = WHY.get(error.errno, error.strerror)
         raise InputError(f"pet launch: cannot listen on --master {host}:{port}: {why}") from None

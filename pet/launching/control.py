@@ -107,9 +107,14 @@ class Control(Alone):
         secret: what all machines of the job know (`job_secret`).
         limit: seconds that the machines have to find each other; default `JOIN_LIMIT`.
 
+    Attributes:
+        silence: seconds after which one that says nothing is lost.
+
     Raises:
         InputError: machine 0 is not there, its port is taken, or the machines do not fit together.
     """
+
+    silence = SILENCE
 
     def __init__(
         self,
@@ -308,13 +313,17 @@ class Control(Alone):
                 if message.get("views") is not None and self.node == 0:
                     self.views[node] = {int(local): View(*view) for local, view in message["views"].items()}
                 self.hanging = message.get("hanging", self.hanging)
-            if link.closed or now - link.heard > SILENCE:
-                self.fail(1, f"the launcher of machine {node} is gone")
-                return 1, f"the launcher of machine {node} is gone"
+            if link.closed or now - link.heard > self.silence:
+                self.fail(1, self.loss(node))
+                return 1, self.loss(node)
         if self.node == 0 and len(self.done) == self.nodes:
             self._broadcast({"finish": True})
             return 0, ""
         return None
+
+    def loss(self, node: int) -> str:
+        """What is said of a machine that is not heard from any more."""
+        return f"the launcher of machine {node} is gone"
 
     def fail(self, code: int, message: str) -> None:
         """Tells the others that this machine has failed."""

@@ -21,7 +21,7 @@ def exit_code(process: subprocess.Popen) -> int | None:
     return state.si_status if state.si_code == os.CLD_EXITED else -state.si_status
 
 
-def describe_end(rank: int, code: int) -> tuple[int, str]:
+def describe_end(rank: int | str, code: int) -> tuple[int, str]:
     """The exit code of a job of which this worker ended so, and what is said of it."""
     if code < 0:
         return 128 - code, f"rank {rank} was killed by {signal.Signals(-code).name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -100,19 +101,44 @@ def _master(environ: Mapping[str, str]) -> str:
     return f"{host}:{_number(environ, 'MASTER_PORT', DEFAULT_PORT)}"
 
 
+@functools.cache
 def servers_of(path: str) -> list[dict[str, Any]]:
     """The servers of a rank table, each ``{"server_id": host, "device": [{"device_id", "rank_id"}, …]}``.
 
     Raises:
-        InputError: no such file, or no rank table.
+        InputError: no such file, or no rank table; or one that does not fit together, for which HCCL would wait.
     """
     try:
-        servers = read_json(path, "a rank table")["server_list"]
-        for server in servers:
-            str(server["server_id"]), [(int(one["rank_id"]), int(one["device_id"])) for one in server["device"]]
+        table = read_json(path, "a rank table")
+        servers = [*table["server_list"]]
+        hosts = [str(server["server_id"]) for server in servers]
+        devices = [[(int(one["rank_id"]), int(one["device_id"])) for one in server["device"]] for server in servers]
+        ranks = sorted(rank for server in devices for rank, _ in server)
+        count = int(table.get("server_count", len(servers)))
+    except InputError:
+        raise
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"rank table {path}: cannot be read: {error!r}") from None
+    wrong = "has no devices" if not ranks else ""
+    if ranks != [*range(len(ranks))]:
+        wrong = f"lists the ranks {', '.join(map(str, ranks))}; it must have each from 0 to {len(ranks) - 1} once"
+    for host, each in zip(hosts, devices, strict=True):
+        if len({device for _, device in each}) < len(each):
+            wrong = f"gives a device of {host} to two ranks"
+    if count != len(servers):
+        wrong = f"says server_count {count}, but lists {len(servers)} servers"
+    if wrong:
+        raise InputError(f"rank table {path}: {wrong}")
     return servers
+
+
+def check_table(job: Job) -> None:
+    """Raises InputError where the job came with a rank table, and that is not one of so many workers."""
+    table = os.environ.get("RANK_TABLE_FILE")
+    if table and job.launcher == "rank_table":
+        listed = sum(len(server["device"]) for server in servers_of(table))
+        if listed != job.size:
+            raise InputError(f"rank table {table}: has {listed} devices, but RANK_SIZE says {job.size} workers")
 
 
 def split_address(text: str) -> tuple[str, int]:

@@ -26,6 +26,7 @@ from model_zoo.cores import accelerators_present, available_cores
 from model_zoo.errors import InputError
 from model_zoo.posix import resource
 from pet import interrupts
+from pet.launching.addresses import resolve
 from pet.launching.control import JOIN_LIMIT, SECRET, Alone, Control, job_secret
 from pet.launching.ends import describe_end, describe_hang, exit_code
 from pet.launching.environment import read_job, split_address
@@ -150,22 +151,18 @@ def launch(
         InputError: no command or no such program, no workers, more workers than devices, a machine number outside the
             job, several machines without a secret, or a log directory that cannot be written.
     """
-    if not hasattr(os, "waitid"):
-        raise InputError("pet launch: several processes are started and watched on Linux alone; here one process runs")
-    if not command:
-        raise InputError("pet launch: no command; write it after --, for example: pet launch -n 2 -- python train.py")
-    if workers < 1:
-        raise InputError(f"pet launch: -n must be 1 or more, not {workers}")
-    if devices and len(devices) < workers:
-        raise InputError(f"pet launch: {workers} workers, but --devices names {len(devices)}")
-    if not 0 <= node < nodes:
-        raise InputError(f"pet launch: --node-rank must be 0 … {nodes - 1}, not {node}")
-    if nodes > 1 and not master:
-        raise InputError("pet launch: --nnodes needs --master host:port, the address of machine 0")
-    if not idle_limit >= 0:
-        raise InputError(f"pet launch: --hang-timeout must be 0 or more seconds, not {idle_limit}")
-    if not join_limit > 0:
-        raise InputError(f"pet launch: --join-timeout must be more than 0 seconds, not {join_limit}")
+    for wrong, text in (
+        (not hasattr(os, "waitid"), "several processes are started and watched on Linux alone; here one process runs"),
+        (not command, "no command; write it after --, for example: pet launch -n 2 -- python train.py"),
+        (workers < 1, f"-n must be 1 or more, not {workers}"),
+        (devices and len(devices) < workers, f"{workers} workers, but --devices names {len(devices or [])}"),
+        (not 0 <= node < nodes, f"--node-rank must be 0 … {nodes - 1}, not {node}"),
+        (nodes > 1 and not master, "--nnodes needs --master host:port, the address of machine 0"),
+        (not idle_limit >= 0, f"--hang-timeout must be 0 or more seconds, not {idle_limit}"),
+        (not join_limit > 0, f"--join-timeout must be more than 0 seconds, not {join_limit}"),
+    ):
+        if wrong:
+            raise InputError(f"pet launch: {text}")
     if shutil.which(command[0]) is None:
         hint = f"; did you mean python {command[0]}?" if command[0].endswith(".py") else ""
         raise InputError(f"pet launch: there is no program {command[0]!r} that can be executed{hint}")
@@ -174,7 +171,10 @@ def launch(
         if read_job().launcher != "none":
             os.execvp(command[0], command)
         if nodes > 1:
-            control = Control(nodes, node, split_address(master), workers, job_secret(secret), join_limit)
+            host, port = split_address(master)
+            if node == 0:
+                resolve(host)  # the workers meet there, by IPv4 alone
+            control = Control(nodes, node, (host, port), workers, job_secret(secret), join_limit)
         else:
             control = Alone(workers)
         with control:

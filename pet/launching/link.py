@@ -14,6 +14,9 @@ LONGEST_LINE = 1 << 16
 """Bytes of a message; the longest holds an error's text."""
 SILENCE = 10.0
 """Seconds without a message after which a launcher counts as lost; the job must end within 20 s of a failure."""
+KEEPALIVE = {"SO_KEEPALIVE": 1, "TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 4}
+"""Options of a connection: seconds until a silent one is probed, between two probes, and probes without an answer after
+which it ends. The kernels do so by themselves, where the program on the other side is only busy, or stopped."""
 
 
 class Link:
@@ -31,6 +34,10 @@ class Link:
         self.challenges = ["", ""]
         self.heard = self.heard_first = time.monotonic()
         connection.settimeout(SILENCE)  # of sending; what is received is there already
+        for name, value in KEEPALIVE.items() if connection.family != socket.AF_UNIX else ():
+            if hasattr(socket, name):
+                level = socket.SOL_SOCKET if name.startswith("SO_") else socket.IPPROTO_TCP
+                connection.setsockopt(level, getattr(socket, name), value)
 
     def send(self, message: dict) -> None:
         with contextlib.suppress(OSError):

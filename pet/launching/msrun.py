@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ import psutil
 
 from model_zoo.errors import InputError
 from model_zoo.programs import file_program
+from pet.launching.environment import split_address
 
 JOB = ("MS_WORKER_NUM", "MS_SCHED_HOST", "MS_SCHED_PORT")
 """Variables that all processes of a job have alike."""
@@ -32,6 +34,44 @@ GONE = 30.0
 """Seconds after the end of all workers in which their scheduler ends by itself, where all is well."""
 STARTED = 3.0
 """Seconds that msrun may take to start the workers after the scheduler serves."""
+TRIES = 3
+"""Times that the scheduler is asked again, a second apart, before it is taken for gone."""
+
+
+def scheduler() -> str:
+    """Where msrun's scheduler listens."""
+    return f"{os.environ.get('MS_SCHED_HOST', '')}:{os.environ.get('MS_SCHED_PORT', '')}"
+
+
+class Scheduler:
+    """The scheduler, as whoever keeps a connection to it finds it.
+
+    Args:
+        place: where it listens; one that is not there from the start is not missed.
+    """
+
+    def __init__(self, place: str):
+        self.place, self.failures, self.next = place, 0, 0.0
+        self.link = self.connect()
+        self.known = self.link is not None
+
+    def connect(self) -> socket.socket | None:
+        with contextlib.suppress(OSError, InputError):
+            return socket.create_connection(split_address(self.place), timeout=2.0)
+        return None
+
+    def gone(self) -> bool:
+        """To be called a few times per second. It may close a connection that it does not know, and be there."""
+        if self.link is not None and select.select([self.link], [], [], 0)[0]:
+            with contextlib.suppress(OSError):
+                if self.link.recv(256):
+                    return False
+            self.link.close()
+            self.link, self.failures, self.next = None, 0, time.monotonic() + 1.0
+        elif self.known and self.link is None and time.monotonic() > self.next:
+            self.link, self.next = self.connect(), time.monotonic() + 1.0
+            self.failures += self.link is None
+        return self.failures >= TRIES
 
 
 def of_job(role: str, parent: int | None = None) -> Iterator[tuple[psutil.Process, str | None]]:
@@ -132,7 +172,7 @@ def guard(launcher: int) -> None:
             break
         if not workers or any(map(runs, workers)):
             last = time.monotonic()
-        elif any(map(has_failed, workers)) or time.monotonic() - last > GONE:
+        elif any(exit_code(process.pid) for process in workers) or time.monotonic() - last > GONE:
             # whom msrun has asked for the exit code: it does not ask those that it kills thereupon
             first = [
                 f"rank {rank} ({process.pid})"
@@ -157,14 +197,14 @@ def named(process: psutil.Process, name: str) -> bool:
     return False
 
 
-def has_failed(process: psutil.Process) -> bool:
-    """Whether a process has ended, otherwise than well. That is known until msrun asks, which it does not for those
-    that it has killed itself."""
+def exit_code(pid: int) -> int | None:
+    """With what a process has ended, or minus the signal that killed it; None where it has not, or nobody knows. That
+    is known until its parent asks. msrun does not for those that it has killed itself."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         # behind the name, which may have spaces: the state, and 49 fields on the exit code
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-        return fields[0] == "Z" and int(fields[49]) != 0
-    return False
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return os.waitstatus_to_exitcode(int(fields[49])) if fields[0] == "Z" else None
+    return None
 
 
 def runs(process: psutil.Process) -> bool:

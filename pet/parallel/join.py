@@ -19,11 +19,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, first_line
 from pet.launching.addresses import await_listener, only_here
-from pet.launching.environment import Job, read_job
+from pet.launching.environment import Job, check_table, read_job
 from pet.launching.heartbeat import joining, leaving, waiting
-from pet.launching.msrun import SCHEDULER, check_port, end_scheduler, start_guard
+from pet.launching.msrun import SCHEDULER, check_port, end_scheduler, scheduler, start_guard
 from pet.parallel.meeting import meet
 
 JOIN_LIMIT = 120
@@ -48,16 +48,19 @@ LEAVE_LIMIT = 20.0
 leave the others without it."""
 PART_LIMIT = 5.0
 """The same where all have found out that something is wrong."""
+LONGEST_REASON = 400
+"""Characters of an error that the other processes are told."""
 RANKS = ("RANK_ID", "OMPI_COMM_WORLD_RANK", "MS_ROLE")
 """One of them is set in every worker."""
 
 _job: Job | None = None
-_failed = _left = False
-_told: list[Callable[[], None]] = []
+_failed = ""
+_left = False
+_told: list[Callable[[str], None]] = []
 
 
-def on_leaving(tell: Callable[[], None]) -> None:
-    """Has a function called when this process is through, and not where it failed."""
+def on_leaving(tell: Callable[[str], None]) -> None:
+    """Has a function called when this process is through, with nothing, or failed, with what it did."""
     _told.append(tell)
 
 
@@ -79,6 +82,7 @@ def join(limit: int | None = None) -> Job:
             f"pet launch -n {job.size} -- COMMAND"
         )
     if job.distributed:
+        check_table(job)
         for name, seconds in WAIT_LIMITS.items():
             if os.environ.get(name) in (None, MINDSPORES_LIMITS.get(name)):
                 os.environ[name] = seconds
@@ -134,11 +138,6 @@ def _connect(job: Job, limit: int | None) -> Job:
         communication.create_group("hccl_world_group", list(range(job.size)))
     # a scheduler may have numbered the workers anew
     return dataclasses.replace(job, rank=communication.get_rank(), size=communication.get_group_size())
-
-
-def scheduler() -> str:
-    """Where msrun's scheduler listens."""
-    return f"{os.environ.get('MS_SCHED_HOST', '')}:{os.environ.get('MS_SCHED_PORT', '')}"
 
 
 @contextlib.contextmanager
@@ -207,7 +206,7 @@ def _print_failures(previous: Callable) -> None:
 
     def hook(kind, error, trace):
         global _failed
-        _failed = True
+        _failed = f"failed: {kind.__name__}: {first_line(error)}"[:LONGEST_REASON]
         previous(kind, error, trace)
 
     sys.excepthook = hook
@@ -226,9 +225,11 @@ def leave(code: int = 0) -> bool:
     if _left or _job is None or not _job.distributed:
         return False
     _left = True
-    if not _failed and (code == 0 or code > 128):  # a signal ends all processes after the same step
-        for tell in _told:
-            tell()
+    signalled = code > 128 and not _failed  # which ends all processes after the same step
+    for tell in _told:
+        tell(_failed or (f"ended with exit code {code}" if code and not signalled else ""))
+    if signalled:  # who is quick to end is no reason to kill those that still write
+        _wait_for_all(LEAVE_LIMIT)
     if code or _failed:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
@@ -244,7 +245,7 @@ def part() -> None:
     one without the message that says it."""
     if _job is not None and _job.distributed and not _left:
         for tell in _told:
-            tell()
+            tell("")
         _wait_for_all(PART_LIMIT)
 
 

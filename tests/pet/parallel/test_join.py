@@ -318,10 +318,36 @@ def test_what_is_wrong_on_one_machine_is_said_on_all(monkeypatch, capsys, launch
 def test_who_parts_tells_the_others_and_waits_for_them(monkeypatch):
     done = []
     monkeypatch.setattr(join, "_job", Job(0, 2, launcher="environment"))
-    monkeypatch.setattr(join, "_told", [lambda: done.append("told")])
+    monkeypatch.setattr(join, "_told", [done.append])
     monkeypatch.setattr(join, "_meet_all", lambda: done.append("met"))
     join.part()
-    assert done == ["told", "met"]
+    assert done == ["", "met"]
     monkeypatch.setattr(join, "PART_LIMIT", 0.01)
     monkeypatch.setattr(join, "_meet_all", Event().wait)  # who is gone does not come
     join.part()
+
+
+@pytest.mark.parametrize(
+    ("code", "failed", "expected"),
+    [
+        (143, "", ["", "met", "ended 143"]),  # all end after the same step, and who is quick waits for who writes
+        (2, "", ["ended with exit code 2", "ended 2"]),
+        (0, "failed: ValueError: bad", ["failed: ValueError: bad", "ended 1"]),
+    ],
+)
+def test_who_leaves_early_says_why(monkeypatch, code, failed, expected):
+    done = []
+
+    def end(code):
+        done.append(f"ended {code}")
+        raise SystemExit
+
+    monkeypatch.setattr(join, "_job", Job(0, 2, launcher="environment"))
+    monkeypatch.setattr(join, "_failed", failed)
+    monkeypatch.setattr(join, "_left", False)
+    monkeypatch.setattr(join, "_told", [done.append])
+    monkeypatch.setattr(join, "_meet_all", lambda: done.append("met"))
+    monkeypatch.setattr(join.os, "_exit", end)
+    with pytest.raises(SystemExit):
+        join.leave(code)
+    assert done == expected

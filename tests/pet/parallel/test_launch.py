@@ -322,6 +322,52 @@ def test_environments_are_recognised():
         read_job({"RANK_ID": "0", "RANK_SIZE": "four"})
 
 
+def test_machines_that_meet_by_ipv6_are_refused_before_they_wait(monkeypatch):
+    monkeypatch.setenv("PET_LAUNCH_SECRET", "0123456789abcdef")
+    for name in ("RANK_SIZE", "MS_ROLE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(InputError, match="fd00::1: has no IPv4 address"):
+        launch(["true"], 1, nodes=2, master="[fd00::1]:8118", join_limit=0.1)
+
+
+def devices(*ranks: int) -> list[dict]:
+    return [{"device_id": str(place), "rank_id": str(rank)} for place, rank in enumerate(ranks)]
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"server_list": [{"server_id": "a", "device": devices(0)}]}, "has 1 devices, but RANK_SIZE says 2 workers"),
+        ({"server_list": [{"server_id": "a", "device": devices(0, 0)}]}, "ranks 0, 0; .* each from 0 to 1 once"),
+        ({"server_list": [{"server_id": "a", "device": devices(0, 2)}]}, "ranks 0, 2; .* each from 0 to 1 once"),
+        ({"server_list": [{"server_id": "a", "device": 2 * devices(0)}]}, "a device of a to two ranks|each from 0"),
+        (
+            {"server_list": [{"server_id": "a", "device": [*devices(0), {"device_id": 0, "rank_id": 1}]}]},
+            "gives a device of a to two ranks",
+        ),
+        (
+            {"server_count": "2", "server_list": [{"server_id": "a", "device": devices(0, 1)}]},
+            "says server_count 2, but lists 1 servers",
+        ),
+        ({"server_list": {}}, "has no devices"),
+        ({"server_list": 3}, "cannot be read"),
+        ("{oops", "table.json, line 1, column 2: not valid JSON"),
+        (None, "table.json: not found, a rank table was expected"),
+    ],
+)
+def test_a_rank_table_that_does_not_fit_is_refused_before_anybody_waits(tmp_path, monkeypatch, table, message):
+    from pet.parallel import join
+
+    path = tmp_path / "table.json"
+    if table is not None:
+        path.write_text(table if isinstance(table, str) else json.dumps(table))
+    for name, value in {"RANK_SIZE": "2", "RANK_ID": "1", "RANK_TABLE_FILE": str(path), "MASTER_ADDR": "a"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(join, "_connect", lambda job, limit: pytest.fail("waits"))
+    with pytest.raises(InputError, match=message):
+        join.join()
+
+
 def test_wrong_arguments_are_refused_before_anything_starts(monkeypatch):
     assert parse_devices("[0,4]") == [0, 1, 2, 3] and parse_devices("2,0") == [2, 0]
     monkeypatch.setattr(subprocess, "Popen", None)
