@@ -25,6 +25,7 @@ from pet.compat.job_files import (
     SPEED,
     TOKENS,
     base_model,
+    eval_steps,
     own_template,
     packing,
     part,
@@ -135,6 +136,7 @@ TABLE = {
     "kto_ftx": Ignored("it is about stage: kto"),
     **same(LOSS, "pref_bco_weight use_dft_loss use_asft_loss use_eaft_loss"),
     # the run
+    "eval_steps": eval_steps,
     **same(Ignored("pet finetune trains, and pet evaluate measures"), "do_train do_predict"),
     "early_stopping_steps": "eval.patience",
     "compute_accuracy": Ignored("eval.metrics says what is measured"),
@@ -210,6 +212,10 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     given = preferences(t, PREFERENCES.get(str(loss), "dpo") if objective == "dpo" else objective, given, KEYS)
     t.apply(given, TABLE)
     schedule_of_transformers(t, "lr_scheduler_type", given)
+    _check_learnt(t, values)
+    if objective == "kto" and t.get("train.batch_size") == 1 and t.get("train.accumulation", 1) % 2 == 0:
+        t.settings.update({"train.batch_size": 2, "train.accumulation": t.get("train.accumulation") // 2})
+        t.ignore("per_device_train_batch_size", "kto compares two rows, so 2 with half of the accumulation steps")
     for name in ("pref_ftx", "dpo_ftx", "kto_ftx") if objective == "kto" else ():
         if not is_off(values.get(name)) and values[name] != 0:
             t.refuse(name, f"{values[name]!r}: kto has no likelihood term here; train.sft_weight belongs to pairs")
@@ -241,6 +247,18 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         t.put("data.max_length", t.get("data.max_length") - 1)  # as there, for the sake of their padding
     settle(t)
     return t
+
+
+def _check_learnt(t: Translation, values: Mapping[str, Any]) -> None:
+    """Notes settings of what is learnt that exclude each other, or belong to another stage, as LLaMA-Factory does."""
+    asked = []
+    for name in ("train_on_prompt", "mask_history"):
+        with t.reading(name, values.get(name)):
+            asked += [name] if switched_on(values.get(name)) else []
+    if len(asked) > 1:
+        t.refuse(" with ".join(asked), "one learns every prompt, the other the last answer alone")
+    elif asked and values.get("stage") not in (None, "sft"):
+        t.refuse(asked[0], "it is about stage: sft")
 
 
 def _adapter(values: Mapping[str, Any]) -> str:

@@ -61,8 +61,7 @@ class Measured(Outputs):
         for metric in self.metrics.values():
             metric.clear()
         rows = []
-        for batch in batches:
-            data = tensors(batch)
+        for data in (tensors(batch) for batch in batches if any(batch.get("sample_ids", [1]))):
             sample, found = [data[name] for name in self.columns], outputs(self.model, data, self.columns)
             given = (found[0], sample[1]) if self.head is None else self.head(*sample, *found)
             rows.append([each.asnumpy() for each in (found[0], sample[1])])

@@ -154,6 +154,11 @@ def launch(arguments: Sequence[str] | None = None) -> dict[str, Any] | None:
         raise InputError("nothing to do: give --do_train, --do_eval or --do_predict")
     if (count := processes(args)) > 1:
         raise SystemExit(start(args, count))
+    rows, args.train_batch_size = args.train_batch_size, args.train_batch_size // max(1, args.accumulation_steps)
+    if not args.train_batch_size:
+        raise InputError(
+            f"--train_batch_size {rows}: --accumulation_steps {args.accumulation_steps} divides these rows"
+        )
     seed_all(args.seed)
     return Job(args, make_task(kind, args)).run()
 
