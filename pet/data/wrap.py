@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -125,6 +126,12 @@ class CollateLoader:
         self.collate_fn = collate_fn or stack
         self.layout, self.pad_token_id = layout or causal_layout, pad_token_id or 0
         self.accumulation, self.rank, self.world_size, self.pieces = accumulation, rank, world_size, pieces
+
+    def alone(self) -> CollateLoader:
+        """The same rows for one process."""
+        other = copy.copy(self)
+        other.rank, other.world_size = 0, 1
+        return other
 
     def steps_per_epoch(self, epoch: int = 0) -> int:
         """Optimizer steps in an epoch."""

@@ -21,6 +21,7 @@ import pet
 from model_zoo.errors import InputError
 from pet.compat import mindspore_trainer
 from pet.compat.mindspore_trainer import make_parser, make_recipe
+from pet.compat.mindspore_trainer.model import put_trained
 from pet.compat.mindspore_trainer.tasks import TASKS, find_task
 
 WORDS = 12
@@ -408,3 +409,36 @@ def test_a_program_in_the_directory_of_the_tasks_is_not_begun_anew(tmp_path):
     words = [sys.executable, "run.py", "--task_dir=.", "--task_name=none", "--do_train", "--output_dir=o"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert "'none' is not registered" in done.stderr and "RecursionError" not in done.stderr
+
+
+def test_what_a_cell_has_trained_is_measured_and_asked_later(tmp_path):
+    """By its head, which may be one of two; hooks write to an output directory that is there."""
+    seen = []
+
+    class Two(nn.Cell):
+        def construct(self, logits, label):
+            return ops.softmax(logits), label.reshape(-1)
+
+    class Asked(Documented):
+        def get_model(self):
+            assert os.path.isdir(self.args.output_dir)
+            return super().get_model()
+
+        def get_eval_head(self, *args, **kwargs):
+            return Two()
+
+        def get_predict_fn(self):
+            return lambda logits, output_dir, name, prefix: seen.append(logits)
+
+    register_task(name="asked")(Asked)
+    words = "--task_name asked --do_eval --train_batch_size 4 --learning_rate 0.1 --save_eval_steps 2 --output_dir"
+    whole = mindspore_trainer.launch(["--do_train", *words.split(), f"{tmp_path}/run"])
+    for source in ("run", "run/trained.safetensors", "run/checkpoints/step-000002"):
+        given = ["--load_checkpoint_path", f"{tmp_path}/{source}"]
+        found = mindspore_trainer.launch([*words.split(), f"{tmp_path}/later", *given])
+        assert found["acc"] == pytest.approx(whole["after"]["acc"])
+        assert found["loss"] == pytest.approx(whole["after"]["loss"], rel=1e-5)
+    mindspore_trainer.launch(["--do_predict", *words.replace("--do_eval ", "").split(), f"{tmp_path}/later", *given])
+    assert seen[0].shape == (4, 2) and seen[0].sum(1) == pytest.approx(np.ones(4), rel=1e-5)
+    with pytest.raises(InputError, match=r"is of another cell; not in both, or of another shape: .*bias"):
+        put_trained(nn.Dense(2, 2), tmp_path / "run/trained.safetensors")
