@@ -3,6 +3,7 @@ release renamed a key, both names are there."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -43,6 +44,7 @@ from pet.data.messages import SAID_BY
 from pet.recipe.classes import OPTIONS
 from pet.recipe.fields import ADAPTERS_OFF
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
+from pet.train.schedules import steps_of
 
 PREFERENCES = {"sigmoid": "dpo", "hinge": "hinge", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
 """Losses of stage dpo -> objectives."""
@@ -211,7 +213,7 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     objective = STAGES.get(str(values.get("stage")), "sft")
     given = preferences(t, PREFERENCES.get(str(loss), "dpo") if objective == "dpo" else objective, given, KEYS)
     t.apply(given, TABLE)
-    schedule_of_transformers(t, "lr_scheduler_type", given)
+    schedule_of_transformers(t, "lr_scheduler_type", _with_decay(t, given))
     _check_learnt(t, values)
     if objective == "kto" and t.get("train.batch_size") == 1 and t.get("train.accumulation", 1) % 2 == 0:
         t.settings.update({"train.batch_size": 2, "train.accumulation": t.get("train.accumulation") // 2})
@@ -247,6 +249,26 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         t.put("data.max_length", t.get("data.max_length") - 1)  # as there, for the sake of their padding
     settle(t)
     return t
+
+
+def _with_decay(t: Translation, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings with the numbers that LLaMA-Factory gives warmup_stable_decay: of what follows the warm-up a third
+    is stable, and the rest descends."""
+    if given.get("lr_scheduler_type") != "warmup_stable_decay":
+        return given
+    own, written = {}, given.get("lr_scheduler_kwargs") or {}
+    with t.reading("lr_scheduler_kwargs", written):
+        own.update(json.loads(written) if isinstance(written, str) else written)
+    total, stable, decay = t.get("train.steps"), own.pop("num_stable_steps", None), own.get("num_decay_steps")
+    if not total:
+        t.refuse("lr_scheduler_type", "warmup_stable_decay holds the rate for a third of the steps; give max_steps")
+    else:
+        left = total - steps_of(t.get("train.warmup", 0), total, "transformers")
+        stable = left // 3 if stable is None else stable
+        own["num_decay_steps"] = left - left // 3 if decay is None else decay
+        if stable + own["num_decay_steps"] != left:
+            t.refuse("lr_scheduler_kwargs", f"num_stable_steps: {stable}, but the descent ends with the run here")
+    return {**given, "lr_scheduler_kwargs": {"num_decay_steps": 1, **own}}
 
 
 def _check_learnt(t: Translation, values: Mapping[str, Any]) -> None:

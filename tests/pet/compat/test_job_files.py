@@ -233,7 +233,10 @@ def test_schedules_are_those_of_transformers(word, expected):
         like = "axolotl" if system is axolotl and word != "constant" else "transformers"
         assert found.get("train.warmup_like") == like  # axolotl rounds a share of all steps down
         for wrong, why in (
-            ({key: "warmup_stable_decay"}, "needs lr_scheduler_kwargs: num_decay_steps"),
+            (
+                {key: "warmup_stable_decay"},
+                "needs lr_scheduler_kwargs: num_decay_steps" if system is axolotl else "give max_steps",
+            ),
             ({key: "cosine_with_min_lr"}, "needs lr_scheduler_kwargs: min_lr or min_lr_rate"),
             ({key: "cosine", "lr_scheduler_kwargs": {"min_lr": 1e-5}}, "min_lr: 1e-05: cosine has no such number"),
             ({key: "linear", "lr_scheduler_kwargs": "{no"}, "lr_scheduler_kwargs"),
@@ -261,8 +264,8 @@ def test_numbers_of_schedules_are_those_of_transformers(word, own):
     for warmup in (0, 4):
         optimizer = torch.optim.SGD([torch.zeros(1)], lr=1e-3)
         theirs = transformers.get_scheduler(word, optimizer, warmup, 20, scheduler_specific_kwargs=own)
-        values = {"learning_rate": 1e-3, "warmup_steps": warmup, "lr_scheduler_type": word}
-        found = llama_factory.translate({**values, "lr_scheduler_kwargs": json.dumps(own)}, Path("x.yaml"))
+        values = {"learning_rate": 1e-3, "warmup_steps": warmup, "lr_scheduler": word}
+        found = axolotl.translate({**values, "lr_scheduler_kwargs": json.dumps(own)}, Path("x.yaml"))
         assert not found.problems
         names = [field.name for field in dataclasses.fields(Schedule) if field.name in Train.model_fields]
         train = {name: found.settings[f"train.{name}"] for name in names if f"train.{name}" in found.settings}
@@ -1156,3 +1159,30 @@ def test_a_run_is_resumed_from_the_checkpoint_that_a_file_names(job, base, tmp_p
     ):
         load_any(path, [*own, f"output.dir={tmp_path / 'other'}"])
     assert load_any(job(resume_from_checkpoint=True), own).train.resume
+
+
+@pytest.mark.parametrize(
+    ("given", "decay", "problem"),
+    [
+        ({}, 12, None),  # of 18 steps after the warm-up 6 are stable
+        ({"warmup_ratio": 0.2}, 11, None),
+        (
+            {"lr_scheduler_kwargs": {"num_stable_steps": 10}},
+            12,
+            "num_stable_steps: 10, but the descent ends with the run",
+        ),
+        ({"lr_scheduler_kwargs": {"num_stable_steps": 10, "num_decay_steps": 8}}, 8, None),
+        (
+            {"lr_scheduler_kwargs": '{"num_decay_steps": 5}'},
+            5,
+            "num_stable_steps: 6, but the descent ends with the run",
+        ),
+    ],
+    ids=str,
+)
+def test_llama_factorys_stable_decay(tmp_path, given, decay, problem):
+    told = {"lr_scheduler_type": "warmup_stable_decay", "max_steps": 20}
+    told |= {} if "warmup_ratio" in given else {"warmup_steps": 2}
+    t = llama_factory.translate({**told, **given}, tmp_path / "job.yaml")
+    assert t.get("train.decay") == decay
+    assert not t.problems if problem is None else problem in t.problems[0]
