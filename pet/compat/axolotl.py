@@ -240,7 +240,7 @@ TABLE = {
     **same(MODEL, "base_model_config cls_model_config base_model_ignore_patterns model_type num_labels"),
     **same(
         MODEL,
-        "is_*_derived_model tokenizer_type tokenizer_use_* tokenizer_legacy torch_dtype float16 bfloat16 gptq gptq_* "
+        "is_*_derived_model tokenizer_type tokenizer_use_* tokenizer_legacy torch_dtype float16 bfloat16 float32 gptq gptq_* "
         "type_of_model",
     ),
     "lora_fan_in_fan_out": MODEL,
@@ -314,7 +314,7 @@ TABLE = {
     **same(ARGUMENTS["eval_strategy"], "eval_strategy evaluation_strategy"),
     "eval_steps": eval_steps,
     "evals_per_epoch": lambda t, n, v: t.put("eval.every_epochs", 1.0 / v if v else None),
-    "eval_max_new_tokens": GENERATION,
+    **same(GENERATION, "eval_max_new_tokens generate_samples num_generation_samples generation_* gradio_*"),
     "early_stopping_patience": "eval.patience",
     "save_strategy": Ignored("save_steps says it; a checkpoint is written at the end"),
     "saves_per_epoch": Ignored("give save_steps; a checkpoint is written at the end"),
@@ -328,11 +328,12 @@ TABLE = {
     **same(SPEED, "precompute_ref_log_probs torchdistx_path activation_offloading tiled_mlp flex_attn_compile_kwargs"),
     **same(SPEED, "experts_implementation use_kernels use_scattermoe use_sonicmoe lora_on_cpu embeddings_skip_upcast"),
     **same(SPEED, "deepcompile selective_checkpointing layer_offloading torch_empty_cache_steps max_memory"),
+    **same(SPEED, "batch_flattening pad_to_multiple_of multipack_real_batches sdpa_varlen fp32_norm* merge_method"),
     **same(SPEED, "dataset_keep_in_memory gpu_memory_limit chunked_cross_entropy* total_num_tokens"),
     **same(LAYOUT, "local_rank ddp* use_ray dp_* tensor_parallel_size expert_parallel_* sequence_parallel_degree"),
     **same(LAYOUT, "heads_k_stride ring_attn_func accelerator_config"),
     **same(LOGS, "debug eval_table_* use_wandb* mlflow_* use_mlflow comet_* use_comet otel_* use_otel_metrics"),
-    **same(LOGS, "use_tensorboard gc_* use_trackio trackio_* hf_mlflow_* profiler_steps* include_tkps"),
+    **same(LOGS, "use_tensorboard gc_* use_trackio trackio_* hf_mlflow_* profiler_steps* include_t*"),
     **same(UPLOADED, "push_dataset_to_hub hub_*"),
     "strict": Ignored("checkpoints are always read strictly"),
     "save_safetensors": Ignored("adapters are always safetensors"),

@@ -74,6 +74,15 @@ def _packed(t: Translation, name: str, value: Any) -> None:
         packing(t, name, value)
 
 
+def _sampled(t: Translation, name: str, value: Any) -> None:
+    """The order of rows by Hugging Face's name of it; group_by_length is another one for a value."""
+    ways = {"random": {}, "sequential": {"data.shuffle": False}, "group_by_length": {"data.packing": "buckets"}}
+    if value in ways:
+        t.settings.update(ways[value])
+    else:
+        t.refuse(name, f"{value!r}: {', '.join(ways)} are supported")
+
+
 TABLE = {
     "preprocessing_num_workers": "data.workers",  # dataloader_num_workers, which is read after it, wins
     **ARGUMENTS,
@@ -126,6 +135,7 @@ TABLE = {
     "buffer_size": "data.stream_window",
     **same(Refused("data sets are put one after the other", harmless=("concat",)), "mix_strategy interleave_probs"),
     "disable_shuffling": flag("data.shuffle", False),
+    "train_sampling_strategy": _sampled,
     **same(CACHE, "overwrite_cache tokenized_path data_shared_file_system cache_dir"),
     **same(Ignored(MEDIA.why), "image_* video_*"),
     **same(MEDIA, "visual_inputs media_dir"),
@@ -149,7 +159,7 @@ TABLE = {
     "shift_attn": Refused("every token sees all tokens before it"),
     **same(OPTIMIZER, "use_galore use_apollo use_badam use_adam_mini use_muon"),
     **same(GENERATION, "do_sample temperature top_p top_k num_beams max_new_tokens repetition_penalty length_penalty"),
-    **same(GENERATION, "eval_num_beams infer_* vllm_* sglang_* skip_special_tokens"),
+    **same(GENERATION, "generation_* eval_num_beams infer_* vllm_* sglang_* skip_special_tokens"),
     # how it is run
     "use_kt": Refused("experts are not computed apart"),
     "kt_*": Ignored("KTransformers is off"),
@@ -158,7 +168,9 @@ TABLE = {
     **same(SPEED, "flash_attn use_unsloth* enable_liger_kernel use_v1_kernels use_reentrant_gc"),
     **same(SPEED, "disable_gradient_checkpointing upcast_* quantization_device_map offload_folder"),
     **same(SPEED, "preprocessing_batch_size ref_model_quantization_bit use_liger_kernel use_cache use_kv_cache"),
-    **same(SPEED, "torch_empty_cache_steps eval_accumulation_steps"),
+    **same(SPEED, "torch_empty_cache_steps eval_accumulation_steps eval_do_concat_batches accelerator_config"),
+    **same(LOGS, "project trackio_*"),
+    "full_determinism": Ignored("runs repeat bit for bit in any case"),
     **same(LOGS, "plot_loss include_* report_to logging_first_step log_* logging_nan_inf_filter debug"),
     **same(LOGS, "skip_memory_metrics print_param_status enable_torch_profiler profiler_*"),
     **same(LAYOUT, "*_model_parallel_size sequence_parallel placement_strategy master_* ddp_* local_rank"),

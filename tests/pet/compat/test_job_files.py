@@ -1186,3 +1186,18 @@ def test_llama_factorys_stable_decay(tmp_path, given, decay, problem):
     t = llama_factory.translate({**told, **given}, tmp_path / "job.yaml")
     assert t.get("train.decay") == decay
     assert not t.problems if problem is None else problem in t.problems[0]
+
+
+def test_keys_of_todays_releases(tmp_path):
+    asked = {"train_sampling_strategy": "group_by_length", "generation_num_beams": 2, "full_determinism": True}
+    t = llama_factory.translate({**asked, "trackio_space_id": "x", "project": "p"}, tmp_path / "job.yaml")
+    assert t.get("data.packing") == "buckets" and not t.problems
+    assert (
+        llama_factory.translate({"train_sampling_strategy": "sequential"}, tmp_path / "job.yaml").get("data.shuffle")
+        is False
+    )
+    (problem,) = llama_factory.translate({"train_sampling_strategy": "x"}, tmp_path / "job.yaml").problems
+    assert "'x': random, sequential, group_by_length are supported" in problem
+    asked = {"batch_flattening": "auto", "float32": True, "gradio_title": "x", "generate_samples": True}
+    t = axolotl.translate({"adapter": "lora", **asked, "include_tokens_per_second": True}, tmp_path / "job.yaml")
+    assert not t.problems and set(asked) <= set(t.ignored)
