@@ -240,8 +240,8 @@ TABLE = {
     **same(MODEL, "base_model_config cls_model_config base_model_ignore_patterns model_type num_labels"),
     **same(
         MODEL,
-        "is_*_derived_model tokenizer_type tokenizer_use_* tokenizer_legacy torch_dtype float16 bfloat16 float32 gptq gptq_* "
-        "type_of_model",
+        "is_*_derived_model tokenizer_type tokenizer_use_* tokenizer_legacy torch_dtype float16 bfloat16 float32 gptq "
+        "gptq_* type_of_model",
     ),
     "lora_fan_in_fan_out": MODEL,
     "load_in_8bit": lambda t, n, v: t.settings.update(BITS[8] if v and not is_off(v) else {}),
