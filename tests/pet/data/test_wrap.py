@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from model_zoo.errors import InputError
-from pet.data import CollateLoader, DataSettings, Loader, from_mindspore, make_loader
+from pet.data import CollateLoader, DataSettings, Loader, TokenDataset, from_mindspore, make_loader
 
 
 def generator_dataset(columns, rows):
@@ -94,6 +94,16 @@ def test_the_last_batch_has_the_rows_that_are_left():
     assert len(batch["input_ids"]) == 1
     (batch,) = collated(4, rank=3, world_size=4).batches(0)  # one without any goes on with the others
     assert (batch["sample_ids"], batch.label_tokens, len(batch["input_ids"])) == ([[]], 0, 1)
+
+
+def test_one_process_may_read_all_rows():
+    """For a measure that is no sum; also where a plan of this process's share has been made before."""
+    tokens = TokenDataset.from_samples([(np.arange(10, 14), np.ones(4, bool))] * 5)
+    for share in (collated(2, rank=1, world_size=2), Loader(tokens, 1, DataSettings(), rank=1, world_size=2)):
+        own, every = (
+            [i for batch in one.batches() for row in batch["sample_ids"] for i in row] for one in (share, share.alone())
+        )
+        assert sorted(every) == list(range(len(share.dataset))) and len(own) < len(every)
 
 
 def test_left_padding_and_given_labels():
