@@ -16,17 +16,18 @@ from model_zoo.errors import InputError, check_one_of, nearest
 from model_zoo.tokenizers.chat_template import ChatTemplate
 from model_zoo.tokenizers.conversations import with_texts
 from model_zoo.tokenizers.files import TokenizerFiles
+from model_zoo.tokenizers.filled import Filled
 from model_zoo.tokenizers.pieces import InPieces
 from model_zoo.tokenizers.prompts import STYLES, TRAIN_ON, Part, check_messages, check_style, labels, recognise_style
 from model_zoo.tokenizers.special import TOKEN_KEYS, TokenText, check_needed, named_token, stripping
 from model_zoo.tokenizers.streaming import StreamDecoder, whole_ids
 
 
-class Tokenizer(InPieces, ABC):
+class Tokenizer(InPieces, Filled, ABC):
     """Base of all tokenizers. A subclass knows its files, its algorithm, and its control tokens.
 
     Control tokens never come out of a text: ``encode`` reads ``"<|user|>"`` as eight characters of text. Only
-    ``prompt``, ``example`` and the tokens that ``add_special_tokens`` puts around a text are control tokens.
+    ``prompt``, ``example``, a template's own pieces and what ``add_special_tokens`` puts around a text have any.
 
     Attributes:
         special_tokens: {text: id} of the control tokens.

@@ -137,7 +137,7 @@ class ChatTemplate:
         messages = check_turns(messages, answered=False)
         (text,) = self.renderer(self._values(messages, options, True))
         check_told(messages, text, self.source)
-        return self._parts(text, [])
+        return self.parts(text)
 
     def example(self, messages: Messages, options: Mapping[str, Any], train_on: str) -> Iterator[Part]:
         """The parts of a finished conversation, with the numbers of its answers.
@@ -152,14 +152,14 @@ class ChatTemplate:
             text, spans = self._compared(messages, options, train_on)
         check_told(messages, text, self.source)
         if self.marks_answers:
-            return self._parts(text, spans)
+            return self.parts(text, spans)
         start, end = spans[-1]
         if not self.stops or text[end:].strip() or text[start:end].endswith(tuple(self.stops)):
-            return self._parts(text, spans)
+            return self.parts(text, spans)
         # GLM-4's answer ends where the next turn begins; blanks behind it are its own, or the template's
-        said = self._guarded(messages[-1].get("content") or "")
+        said = self.guarded(messages[-1].get("content") or "")
         end = len(text) if said and text.endswith(said) else end
-        parts = self._parts(text[:end], [*spans[:-1], (start, end)])
+        parts = self.parts(text[:end], [*spans[:-1], (start, end)])
         return itertools.chain(parts, [Part("token", self.stops[0], len(spans) - 1)])
 
     def _compared(self, messages: Messages, options: Mapping[str, Any], train_on: str) -> tuple[str, list]:
@@ -186,11 +186,11 @@ class ChatTemplate:
                 end = next((found.start() for found in self.control.finditer(text, start)), len(text))
                 said = (messages[place].get(key) or "" for key in SAID)
                 kept = kept and own.endswith(text[start:end].strip())
-                kept = kept and all(self._guarded(one).strip() in text[start:end] for one in said)
+                kept = kept and all(self.guarded(one).strip() in text[start:end] for one in said)
             else:
                 kept = text.startswith(before)
             if not kept:
-                answer, is_last = self._guarded(messages[place]), place == places[-1]
+                answer, is_last = self.guarded(messages[place]), place == places[-1]
                 if is_last and (whole := continued(text, before, answer, self.control, self.stops)) is not None:
                     self.empty_thoughts += lacks_thought(before, answer)
                     end = self._end_of(whole, start, len(whole.rstrip()))
@@ -210,7 +210,7 @@ class ChatTemplate:
             changed = [*messages[:place], {**said, "content": MARKED}, *messages[place + 1 :]]
             (other,) = self.renderer(self._values(changed, options, False))
             start, end = alike(text, other), len(text) - alike(text[::-1], other[::-1])
-        if text[start:end].strip() != self._guarded(said.get("content") or "").strip():
+        if text[start:end].strip() != self.guarded(said.get("content") or "").strip():
             raise InputError(
                 f"{self.source}: the chat template refuses the conversation up to message {place + 1}, so that it does "
                 "not show where this answer is; use train_on: last"
@@ -229,7 +229,7 @@ class ChatTemplate:
         given = {"tools": None, "documents": None, **{key: one for key, one in options.items() if one is not None}}
         called = any(message.get("tool_calls") for message in messages)
         spoken = [as_called(message, *self.call_form) for message in messages] if called else messages
-        said = self._guarded({"messages": spoken, **given})
+        said = self.guarded({"messages": spoken, **given})
         return {**self.variables, "cut": CUT, "ends": ENDS, **said, "add_generation_prompt": open_answer}
 
     @functools.cached_property
@@ -263,17 +263,17 @@ class ChatTemplate:
             )
         return CALL_FORMS[0]
 
-    def _guarded(self, value: Any) -> Any:
+    def guarded(self, value: Any) -> Any:
         """The same with a mark inside each control token's name, and without marks that were there."""
         if isinstance(value, str):
             return self.control.sub(lambda found: f"{found[0][0]}{INSIDE}{found[0][1:]}", MARKS.sub("", value))
         if isinstance(value, Mapping):
-            return {key: self._guarded(one) for key, one in value.items()}
+            return {key: self.guarded(one) for key, one in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self._guarded(one) for one in value]
+            return [self.guarded(one) for one in value]
         return value
 
-    def _parts(self, text: str, spans: Sequence[tuple[int, int]]) -> Iterator[Part]:
+    def parts(self, text: str, spans: Sequence[tuple[int, int]] = ()) -> Iterator[Part]:
         """A rendered text as control tokens and the texts between them, cut where answers begin and end."""
         place = 0
         for found in [*self.control.finditer(text), None]:

@@ -3,6 +3,7 @@ renamed a key, both names are there."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from pet.compat.job_files import (
     SPEED,
     TOKENS,
     base_model,
+    eval_steps,
     own_template,
     packing,
     preferences,
@@ -204,6 +206,19 @@ def _restarts(t: Translation, given: Mapping[str, Any]) -> None:
     t.put("output.merged", True)
 
 
+def _saves_with_evaluations(values: Mapping[str, Any]) -> bool:
+    """Whether each checkpoint comes with an evaluation; early stopping then ends with the best of them."""
+    with contextlib.suppress(ArithmeticError, TypeError, ValueError):
+        epochs = values.get("num_epochs") or 1
+        every = [
+            values.get(f"{what}_steps") or 1 / (values[f"{what}s_per_epoch"] * epochs)
+            for what in ("save", "eval")
+            if values.get(f"{what}_steps") or values.get(f"{what}s_per_epoch")
+        ]
+        return len(every) == 2 and every[0] % every[1] == 0
+    return False
+
+
 TABLE = {
     **COMMON,
     **picked(
@@ -225,8 +240,8 @@ TABLE = {
     **same(MODEL, "base_model_config cls_model_config base_model_ignore_patterns model_type num_labels"),
     **same(
         MODEL,
-        "is_*_derived_model tokenizer_type tokenizer_use_* tokenizer_legacy torch_dtype float16 bfloat16 gptq gptq_* "
-        "type_of_model",
+        "is_*_derived_model tokenizer_type tokenizer_use_* tokenizer_legacy torch_dtype float16 bfloat16 float32 gptq "
+        "gptq_* type_of_model",
     ),
     "lora_fan_in_fan_out": MODEL,
     "load_in_8bit": lambda t, n, v: t.settings.update(BITS[8] if v and not is_off(v) else {}),
@@ -296,9 +311,10 @@ TABLE = {
     **same(Refused("see train.groups"), "embedding_lr embedding_lr_scale"),
     "lr_quadratic_warmup": _quadratic,
     "loss_watchdog_*": Ignored("train.max_loss_ratio stops a run whose loss explodes"),
+    **same(ARGUMENTS["eval_strategy"], "eval_strategy evaluation_strategy"),
+    "eval_steps": eval_steps,
     "evals_per_epoch": lambda t, n, v: t.put("eval.every_epochs", 1.0 / v if v else None),
-    **same(Ignored("eval_steps or evals_per_epoch says it"), "eval_strategy evaluation_strategy"),
-    "eval_max_new_tokens": GENERATION,
+    **same(GENERATION, "eval_max_new_tokens generate_samples num_generation_samples generation_* gradio_*"),
     "early_stopping_patience": "eval.patience",
     "save_strategy": Ignored("save_steps says it; a checkpoint is written at the end"),
     "saves_per_epoch": Ignored("give save_steps; a checkpoint is written at the end"),
@@ -312,16 +328,22 @@ TABLE = {
     **same(SPEED, "precompute_ref_log_probs torchdistx_path activation_offloading tiled_mlp flex_attn_compile_kwargs"),
     **same(SPEED, "experts_implementation use_kernels use_scattermoe use_sonicmoe lora_on_cpu embeddings_skip_upcast"),
     **same(SPEED, "deepcompile selective_checkpointing layer_offloading torch_empty_cache_steps max_memory"),
+    **same(SPEED, "batch_flattening pad_to_multiple_of multipack_real_batches sdpa_varlen fp32_norm* merge_method"),
     **same(SPEED, "dataset_keep_in_memory gpu_memory_limit chunked_cross_entropy* total_num_tokens"),
     **same(LAYOUT, "local_rank ddp* use_ray dp_* tensor_parallel_size expert_parallel_* sequence_parallel_degree"),
     **same(LAYOUT, "heads_k_stride ring_attn_func accelerator_config"),
     **same(LOGS, "debug eval_table_* use_wandb* mlflow_* use_mlflow comet_* use_comet otel_* use_otel_metrics"),
-    **same(LOGS, "use_tensorboard gc_* use_trackio trackio_* hf_mlflow_* profiler_steps* include_tkps"),
+    **same(LOGS, "use_tensorboard gc_* use_trackio trackio_* hf_mlflow_* profiler_steps* include_t*"),
     **same(UPLOADED, "push_dataset_to_hub hub_*"),
     "strict": Ignored("checkpoints are always read strictly"),
     "save_safetensors": Ignored("adapters are always safetensors"),
     **same(Ignored("axolotl reads no such key; it stands in its own examples"), "test_value eta_min"),
 }
+STRATEGY_LAST = [
+    (often, strategy)
+    for often in ("eval_steps", "evals_per_epoch")
+    for strategy in ("eval_strategy", "evaluation_strategy")
+]
 DEFAULTS = {
     "train.batch_size": 1,
     "train.epochs": 1.0,
@@ -338,7 +360,7 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     t = Translation.of_file(file, values)
     t.put("adapter.method", "lora" if values.get("adapter") else "none")
     t.settings.update(DEFAULTS)
-    given = first_of(values, ("max_steps", "num_epochs"), ("eval_steps", "evals_per_epoch"))
+    given = first_of(values, ("max_steps", "num_epochs"), ("eval_steps", "evals_per_epoch"), *STRATEGY_LAST)
     if not values.get("adapter"):
         given = {name: value for name, value in given.items() if not name.startswith("lora_")}
     reward = "reward" if values.get("reward_model") is True else "sft"
@@ -356,6 +378,8 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     t.apply(given, TABLE)
     schedule_of_transformers(t, "lr_scheduler", given)
     _restarts(t, given)
+    if t.get("eval.patience") and _saves_with_evaluations(values):
+        t.put("eval.load_best_model_at_end", True)
     if t.get("train.warmup"):
         t.put("train.warmup_like", "axolotl")
     if not {"warmup_steps", "warmup_ratio"} & {name for name in given if given[name] is not None}:

@@ -144,10 +144,9 @@ class Trainer:
             return self.forward_step(data, Outputs(model) if fields else model, None)
 
         def metrics(batches):
-            import mindspore as ms
             from mindspore import ops
 
-            rows = [(Outputs(model)(**tensors(batch)).logits, ms.Tensor(batch["labels"])) for batch in batches]
+            rows = [(Outputs(model)(**data).logits, data["labels"]) for data in map(tensors, batches)]
             logits, labels = (ops.concat(parts) for parts in zip(*rows, strict=True))
             more = {"meta": None, "tokenizer": self.settings.get("tokenizer")}
             return {name: float(call(method, logits, labels, **more)) for name, method in metric_methods}

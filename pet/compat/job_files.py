@@ -6,6 +6,7 @@ A key that a file leaves out has that system's default, not ours: what it says i
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -129,9 +130,24 @@ BITS = {
 """How both systems pack a base."""
 
 
-def steps(key: str) -> Rules:
+def save_steps(t: Translation, name: str, value: Any) -> None:
     """A number of steps; these systems also take a share of all steps."""
-    return lambda t, n, v: t.put(key, int(v)) if v >= 1 else t.refuse(n, f"{v}: a number of steps is supported")
+    if value >= 1:
+        t.put("train.save_every", int(value))
+    else:
+        t.ignore(name, "give a number of steps; a checkpoint is written at the end")
+
+
+def eval_steps(t: Translation, name: str, value: Any) -> None:
+    """The same, after the length of the run."""
+    if value >= 1:
+        t.put("eval.every_steps", int(value))
+    elif value < 0:
+        raise ValueError("a number of steps or a share of them was expected")
+    elif count := t.get("train.steps"):
+        t.put("eval.every_steps", math.ceil(value * count))
+    else:
+        t.put("eval.every_epochs", value * t.get("train.epochs", 1.0) or None)
 
 
 def base_model(t: Translation, name: str, value: Any) -> None:
@@ -158,8 +174,7 @@ COMMON = {
     "lora_dropout": number("adapter.dropout"),
     "loraplus_lr_ratio": number("train.lora_plus_ratio"),
     "loraplus_lr_embedding": Ignored("it is about the adapters of embeddings"),  # see settle
-    "eval_steps": steps("eval.every_steps"),
-    "save_steps": steps("train.save_every"),
+    "save_steps": save_steps,
     "save_only_model": Ignored("checkpoints can be resumed from in any case"),
     "trust_remote_code": MODEL,
     **same(SPEED, "dataloader_* torch_compile* tf32 device_map low_cpu_mem_usage gradient_checkpointing_kwargs"),

@@ -3,6 +3,7 @@ release renamed a key, both names are there."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,6 +26,7 @@ from pet.compat.job_files import (
     SPEED,
     TOKENS,
     base_model,
+    eval_steps,
     own_template,
     packing,
     part,
@@ -42,6 +44,7 @@ from pet.data.messages import SAID_BY
 from pet.recipe.classes import OPTIONS
 from pet.recipe.fields import ADAPTERS_OFF
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
+from pet.train.schedules import steps_of
 
 PREFERENCES = {"sigmoid": "dpo", "hinge": "hinge", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
 """Losses of stage dpo -> objectives."""
@@ -69,6 +72,15 @@ def _quantised(t: Translation, name: str, value: Any) -> None:
 def _packed(t: Translation, name: str, value: Any) -> None:
     if value:
         packing(t, name, value)
+
+
+def _sampled(t: Translation, name: str, value: Any) -> None:
+    """The order of rows by Hugging Face's name of it; group_by_length is another one for a value."""
+    ways = {"random": {}, "sequential": {"data.shuffle": False}, "group_by_length": {"data.packing": "buckets"}}
+    if value in ways:
+        t.settings.update(ways[value])
+    else:
+        t.refuse(name, f"{value!r}: {', '.join(ways)} are supported")
 
 
 TABLE = {
@@ -123,6 +135,7 @@ TABLE = {
     "buffer_size": "data.stream_window",
     **same(Refused("data sets are put one after the other", harmless=("concat",)), "mix_strategy interleave_probs"),
     "disable_shuffling": flag("data.shuffle", False),
+    "train_sampling_strategy": _sampled,
     **same(CACHE, "overwrite_cache tokenized_path data_shared_file_system cache_dir"),
     **same(Ignored(MEDIA.why), "image_* video_*"),
     **same(MEDIA, "visual_inputs media_dir"),
@@ -135,6 +148,7 @@ TABLE = {
     "kto_ftx": Ignored("it is about stage: kto"),
     **same(LOSS, "pref_bco_weight use_dft_loss use_asft_loss use_eaft_loss"),
     # the run
+    "eval_steps": eval_steps,
     **same(Ignored("pet finetune trains, and pet evaluate measures"), "do_train do_predict"),
     "early_stopping_steps": "eval.patience",
     "compute_accuracy": Ignored("eval.metrics says what is measured"),
@@ -145,7 +159,7 @@ TABLE = {
     "shift_attn": Refused("every token sees all tokens before it"),
     **same(OPTIMIZER, "use_galore use_apollo use_badam use_adam_mini use_muon"),
     **same(GENERATION, "do_sample temperature top_p top_k num_beams max_new_tokens repetition_penalty length_penalty"),
-    **same(GENERATION, "eval_num_beams infer_* vllm_* sglang_* skip_special_tokens"),
+    **same(GENERATION, "generation_* eval_num_beams infer_* vllm_* sglang_* skip_special_tokens"),
     # how it is run
     "use_kt": Refused("experts are not computed apart"),
     "kt_*": Ignored("KTransformers is off"),
@@ -154,7 +168,9 @@ TABLE = {
     **same(SPEED, "flash_attn use_unsloth* enable_liger_kernel use_v1_kernels use_reentrant_gc"),
     **same(SPEED, "disable_gradient_checkpointing upcast_* quantization_device_map offload_folder"),
     **same(SPEED, "preprocessing_batch_size ref_model_quantization_bit use_liger_kernel use_cache use_kv_cache"),
-    **same(SPEED, "torch_empty_cache_steps eval_accumulation_steps"),
+    **same(SPEED, "torch_empty_cache_steps eval_accumulation_steps eval_do_concat_batches accelerator_config"),
+    **same(LOGS, "project trackio_*"),
+    "full_determinism": Ignored("runs repeat bit for bit in any case"),
     **same(LOGS, "plot_loss include_* report_to logging_first_step log_* logging_nan_inf_filter debug"),
     **same(LOGS, "skip_memory_metrics print_param_status enable_torch_profiler profiler_*"),
     **same(LAYOUT, "*_model_parallel_size sequence_parallel placement_strategy master_* ddp_* local_rank"),
@@ -209,7 +225,11 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     objective = STAGES.get(str(values.get("stage")), "sft")
     given = preferences(t, PREFERENCES.get(str(loss), "dpo") if objective == "dpo" else objective, given, KEYS)
     t.apply(given, TABLE)
-    schedule_of_transformers(t, "lr_scheduler_type", given)
+    schedule_of_transformers(t, "lr_scheduler_type", _with_decay(t, given))
+    _check_learnt(t, values)
+    if objective == "kto" and t.get("train.batch_size") == 1 and t.get("train.accumulation", 1) % 2 == 0:
+        t.settings.update({"train.batch_size": 2, "train.accumulation": t.get("train.accumulation") // 2})
+        t.ignore("per_device_train_batch_size", "kto compares two rows, so 2 with half of the accumulation steps")
     for name in ("pref_ftx", "dpo_ftx", "kto_ftx") if objective == "kto" else ():
         if not is_off(values.get(name)) and values[name] != 0:
             t.refuse(name, f"{values[name]!r}: kto has no likelihood term here; train.sft_weight belongs to pairs")
@@ -241,6 +261,38 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         t.put("data.max_length", t.get("data.max_length") - 1)  # as there, for the sake of their padding
     settle(t)
     return t
+
+
+def _with_decay(t: Translation, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings with the numbers that LLaMA-Factory gives warmup_stable_decay: of what follows the warm-up a third
+    is stable, and the rest descends."""
+    if given.get("lr_scheduler_type") != "warmup_stable_decay":
+        return given
+    own, written = {}, given.get("lr_scheduler_kwargs") or {}
+    with t.reading("lr_scheduler_kwargs", written):
+        own.update(json.loads(written) if isinstance(written, str) else written)
+    total, stable, decay = t.get("train.steps"), own.pop("num_stable_steps", None), own.get("num_decay_steps")
+    if not total:
+        t.refuse("lr_scheduler_type", "warmup_stable_decay holds the rate for a third of the steps; give max_steps")
+    else:
+        left = total - steps_of(t.get("train.warmup", 0), total, "transformers")
+        stable = left // 3 if stable is None else stable
+        own["num_decay_steps"] = left - left // 3 if decay is None else decay
+        if stable + own["num_decay_steps"] != left:
+            t.refuse("lr_scheduler_kwargs", f"num_stable_steps: {stable}, but the descent ends with the run here")
+    return {**given, "lr_scheduler_kwargs": {"num_decay_steps": 1, **own}}
+
+
+def _check_learnt(t: Translation, values: Mapping[str, Any]) -> None:
+    """Notes settings of what is learnt that exclude each other, or belong to another stage, as LLaMA-Factory does."""
+    asked = []
+    for name in ("train_on_prompt", "mask_history"):
+        with t.reading(name, values.get(name)):
+            asked += [name] if switched_on(values.get(name)) else []
+    if len(asked) > 1:
+        t.refuse(" with ".join(asked), "one learns every prompt, the other the last answer alone")
+    elif asked and values.get("stage") not in (None, "sft"):
+        t.refuse(asked[0], "it is about stage: sft")
 
 
 def _adapter(values: Mapping[str, Any]) -> str:

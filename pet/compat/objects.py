@@ -15,6 +15,9 @@ from pet.data.dataset import IGNORED
 from pet.data.token_rows import learnt_beside
 from pet.files import atomic_directory
 
+TRAINED = "trained.safetensors"
+"""What is trained of a cell of no family, in a run directory."""
+
 
 @dataclasses.dataclass
 class Objects:
@@ -42,8 +45,11 @@ class Objects:
     steps: int = 0
 
     def measures(self, feed) -> Callable[[], dict[str, float]] | None:
-        """What every evaluation over a feed asks for more."""
-        return in_turn(lambda: self.metrics(feed.batches())) if self.metrics and feed is not None else None
+        """What every evaluation over a feed asks for more: of all rows, in each process."""
+        if not self.metrics or feed is None:
+            return None
+        whole = feed.alone() if hasattr(feed, "alone") else feed
+        return in_turn(lambda: self.metrics(whole.batches()))
 
 
 def recipe_beside_objects(translation, name: str, resumed: str | Path | None = None):
@@ -225,7 +231,7 @@ def check_feeds(prepared, distributed) -> None:
 
 
 def save(recipe, prepared, directory: Path, model) -> str | None:
-    """``adapter/`` where the model has one; else ``model/``, or ``trained.safetensors`` of a cell of no family.
+    """``adapter/`` where the model has one; else ``model/``, or `TRAINED` of a cell of no family.
 
     Returns:
         The directory that holds the trained weights under their own names, where there is one.
@@ -245,7 +251,7 @@ def save(recipe, prepared, directory: Path, model) -> str | None:
     else:
         parameters = {parameter.name: parameter.asnumpy() for parameter in trainable_parameters(model)}
         directory.mkdir(parents=True, exist_ok=True)
-        write_file(directory / "trained.safetensors", parameters, {"format": "ms"})
+        write_file(directory / TRAINED, parameters, {"format": "ms"})
         return "."
     return None
 

@@ -58,11 +58,16 @@ class Outputs:
 
 
 def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """A batch's arrays as Tensors."""
+    """A batch's arrays as Tensors, without rows that only fill it up."""
     import mindspore as ms
     import numpy as np
 
-    return {name: ms.Tensor(value) for name, value in batch.items() if isinstance(value, np.ndarray)}
+    arrays = {name: value for name, value in batch.items() if isinstance(value, np.ndarray)}
+    filling = [not members for members in batch.get("sample_ids", ())]
+    if any(filling):
+        real = np.flatnonzero(~np.asarray(filling))
+        arrays = {name: value[real] if len(value) == len(filling) else value for name, value in arrays.items()}
+    return {name: ms.Tensor(value) for name, value in arrays.items()}
 
 
 def call(function: Callable, *arguments: Any, **offered: Any) -> Any:

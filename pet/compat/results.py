@@ -65,14 +65,14 @@ def bring_checkpoint(source: str | os.PathLike, output: str | os.PathLike) -> No
     source, target = Path(source).expanduser().resolve(), Path(output).resolve()
     if source == target:
         return
-    if source.parent.name == "checkpoints":
-        chosen = source
-    else:
-        found = checkpoints(source / "checkpoints") or checkpoints(source)
-        if not found:
-            raise InputError(f"resume: {source} holds no whole checkpoint")
-        chosen = Path(found[-1])
+    single = source.parent.name == "checkpoints"
+    found = checkpoints(source.parent) if single else checkpoints(source / "checkpoints") or checkpoints(source)
+    if not found or (single and source not in found):
+        raise InputError(f"resume: {source} holds no whole checkpoint")
+    chosen = source if single else found[-1]
     place = target / "checkpoints" / chosen.name
+    if place == chosen != found[-1]:
+        raise InputError(f"resume: {chosen} is not the last checkpoint of its run, which goes on from {found[-1].name}")
     if place == chosen or place.exists():
         return
     place.parent.mkdir(parents=True, exist_ok=True)

@@ -108,6 +108,15 @@ def switched_on(value: Any) -> bool:
     return not is_off(value) and word not in (0, "0")
 
 
+def path_in(value: Any) -> str | None:
+    """The path in a setting that takes a switch as well; None where it holds a switch."""
+    try:
+        switched_on(value)
+    except ValueError:
+        return str(value)
+    return None
+
+
 def flag(key: str, on: Any = True, *words: str) -> Callable[[Translation, str, Any], None]:
     """A rule for a switch: on, or one of the words, puts the value; off leaves the recipe alone."""
     return lambda translation, name, value: translation.put(key, on if value in words or switched_on(value) else None)

@@ -11,6 +11,7 @@ from typing import Any
 from model_zoo.errors import InputError
 from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.results import base_of, bring_checkpoint, find_weights
+from pet.compat.translation import path_in
 from pet.names import find_recipe, preset_names
 from pet.recipe.overrides import apart, put
 from pet.recipe.schema import Recipe
@@ -112,8 +113,9 @@ def load_any(
         values = {**values, **own}
     translation = _translate(kind, values, file, changes)
     check_files = check_files and (bring or not str(translation.get("model.path")).endswith(".ckpt"))
+    named = path_in(values.get("resume_from_checkpoint")) if bring and kind != "mindformers" else None
     bring = bring and check_files and "model.path" not in given
-    resumed = bring_model(translation, kind, values, file) if bring else None
+    resumed = (bring_model(translation, kind, values, file) if bring else None) or named
     if kind in ("llama_factory", "axolotl"):
         from pet.compat.job_files import fit_length, fit_targets
 
@@ -213,5 +215,7 @@ def convert(path: str | os.PathLike) -> tuple[str, list[str]]:
         place = model.with_suffix(".hf")
         head += f"# first: pet convert {model} --output {place} --config {path}\n"
         tree["model"]["path"] = str(place)
+    if kind != "mindformers" and (resumed := path_in(values.get("resume_from_checkpoint"))):
+        head += f"# first: copy the run's checkpoint, {resumed}, to checkpoints/ of the output directory\n"
     head += "".join(f"# ignored: {line}\n" for line in translation.ignored_lines())
     return head + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), translation.ignored_lines()

@@ -68,6 +68,7 @@ def make_loader(
     accumulation: int = 1,
     rank: int = 0,
     world_size: int = 1,
+    pieces: int = 1,
 ) -> Loader | CollateLoader:
     """The loader that goes with ``data``.
 
@@ -78,6 +79,7 @@ def make_loader(
         settings: a :class:`DataSettings`, a recipe's ``data`` section, or a mapping.
         collate_fn: for indexable data: from a list of samples to a batch.
         layout, pad_token_id, accumulation, rank, world_size: see :class:`Loader`.
+        pieces: see :class:`CollateLoader`; the other loaders' batches have equally many rows.
 
     Raises:
         InputError: ``data`` is none of these, is empty, or ``collate_fn`` has nothing to do.
@@ -97,7 +99,7 @@ def make_loader(
             raise InputError("collate_fn: this data is batched by its settings; expected none")
         return (Loader if isinstance(data, TokenDataset) else StreamLoader)(data, batch_size, settings, **options)
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
-        return CollateLoader(data, batch_size, settings, collate_fn=collate_fn, **options)
+        return CollateLoader(data, batch_size, settings, collate_fn=collate_fn, pieces=pieces, **options)
     raise InputError(
         f"data: expected files, a MindSpore Dataset or an indexable dataset of dicts, found {type(data).__name__}"
     )

@@ -26,7 +26,7 @@ from .messages import last_question
 from .row import Row
 from .settings import DataSettings
 from .shorten import kept, kept_of_pairs, turns_of
-from .template import chat_template, fill_template, parse_template, without_place
+from .template import chat_template, controls_in, filled, parse_template, unread
 from .token_rows import without_padding
 from .workers import Workers
 
@@ -85,15 +85,14 @@ class Encoder:
         Raises:
             InputError: it cannot be read, or the text of a template is wrong.
         """
-        template = self.settings.template
-        own = template is None and getattr(self.tokenizer, "template", None) is not None
-        self.any_order = own or is_template_file(template)
+        template, own = self.settings.template, getattr(self.tokenizer, "template", None)
+        self.any_order = (template is None and own is not None) or is_template_file(template)
         if (jinja := chat_template(template)) is not None:
             self.tokenizer = self.tokenizer.with_chat_template(*jinja)
             self.settings = replace(self.settings, template=None)
         else:
             for text in filter(None, (template, self.settings.template_without_input)):
-                fill_template(text, {})
+                parse_template(text)
 
     @classmethod
     def of_files(cls, tokenizer: Any, settings: DataSettings, own: Mapping[Path, Mapping[str, Any]]) -> Encoder:
@@ -132,8 +131,7 @@ class Encoder:
         for number, row in enumerate(rows):
             progress.tick()
             own = self.of(row.path)
-            texts = own.settings.template, own.settings.template_without_input
-            for what in (*(f"column {name!r}" for name in row.unread), *without_place(row, *texts)):
+            for what in unread(row, own.tokenizer, own.settings):
                 encoded.counts.note_unread(what, row.where)
             if own.is_empty(row):
                 encoded.counts.note_empty(row.where)
@@ -224,8 +222,10 @@ class Encoder:
         template = (not row.input and self.settings.template_without_input) or self.settings.template
         apart = any(name == "input" for _, name in parse_template(template))
         asked = row.prompt if apart else last_question(messages)  # which holds the input
-        text = fill_template(template, {"prompt": asked, "input": row.input, "system": system})
-        return self._without_end(self.tokenizer.encode(text, add_special_tokens=True))
+        pieces = filled(template, {"prompt": asked, "input": row.input, "system": system})
+        if controls_in(self.tokenizer, [text for text, fills in pieces if not fills]):
+            return self.tokenizer.encode_filled(pieces)
+        return self._without_end(self.tokenizer.encode("".join(text for text, _ in pieces), add_special_tokens=True))
 
     def _opening(self) -> list[int]:
         """What stands before any text: [BOS], or [gMASK] <sop>, as the tokenizer has it."""

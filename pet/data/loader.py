@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -95,6 +96,12 @@ class Loader:
         self._shared: tuple[TokenDataset, np.ndarray] | None = None
         self._check()
         self.layout = layout or causal_layout
+
+    def alone(self) -> Loader:
+        """The same rows for one process."""
+        other = copy.copy(self)
+        other.rank, other.world_size, other._plan = 0, 1, None
+        return other
 
     @property
     def layout(self) -> LayoutFunction:

@@ -2,15 +2,17 @@
 
 ``"Question: {prompt}\\nAnswer: "`` stands for the text before the answer; the answer and the end token follow it and
 are what is learnt. ``{prompt}`` is the question, ``{input}`` an alpaca row's further input, ``{system}`` the system
-message; a name that a row does not have is empty. ``{{`` and ``}}`` are braces. Nothing else is interpreted: what the
-data says in braces stays text.
+message; a name that a row does not have is empty. ``{{`` and ``}}`` are braces. Control tokens stand by their names
+(``<|im_start|>``). Nothing else is interpreted: what the data says stays text.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 import string
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from model_zoo.atomic import read_bytes
@@ -56,9 +58,22 @@ def parse_template(template: str) -> list[tuple[str, str | None]]:
     return [(text, name) for text, name, _, _ in parsed]
 
 
-def fill_template(template: str, values: Mapping[str, str]) -> str:
-    """The text before the answer."""
-    return "".join(text + (values.get(name, "") if name else "") for text, name in parse_template(template))
+def filled(template: str, values: Mapping[str, str]) -> list[tuple[str, bool]]:
+    """The text before the answer, in pieces, and of each whether it is a row's."""
+    parsed = parse_template(template)
+    return [piece for text, name in parsed for piece in ((text, False), (values.get(name or "", ""), True)) if piece[0]]
+
+
+def controls_in(tokenizer: Any, texts: Iterable[str]) -> list[str]:
+    """The control tokens that texts name."""
+    names = _any_of(tuple(getattr(tokenizer, "special_tokens", ())))
+    return sorted({name for text in texts for name in names.findall(text)})
+
+
+@functools.lru_cache(maxsize=8)
+def _any_of(names: tuple[str, ...]) -> re.Pattern[str]:
+    longest_first = sorted(filter(None, names), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 
 _CHAT = """\
@@ -92,12 +107,18 @@ def as_chat_template(template: str, opening: str, system: str | None = None) -> 
     return text.replace("PROMPT", " + ".join(pieces), 1)
 
 
-def without_place(row: Any, template: str | None, other: str | None) -> list[str]:
-    """What a row says and a template that is a text has no place for; ``other``: that of rows without an input."""
-    if template is None or not row.messages:
-        return []
-    found, messages = [], [message for one in (row.messages, *row.others) for message in one]
-    if messages[0]["role"] == "system" and "{system}" not in template + (other or ""):
+def unread(row: Any, tokenizer: Any, settings: Any) -> list[str]:
+    """What a row says that is not read: in columns, for lack of a place in a template that is a text, and control
+    tokens, which stay text."""
+    found = [f"column {name!r}" for name in row.unread]
+    messages = [message for one in (row.messages or [], *row.others) for message in one]
+    said = [row.text or "", row.text_pair or "", *(message["content"] for message in messages)]
+    if named := controls_in(tokenizer, said):
+        found.append(f"{', '.join(named)} in what is said, which stays text, as a control token")
+    if settings.template is None or not messages:
+        return found
+    places = settings.template + (settings.template_without_input or "")
+    if messages[0]["role"] == "system" and "{system}" not in places:
         found.append("the system message, for which data.template has no {system},")
     if any(message.get("reasoning_content") for message in messages):
         found.append("the thought, for which data.template has no place,")

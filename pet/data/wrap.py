@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -89,9 +90,10 @@ class CollateLoader:
 
     Batches have the arrays that :class:`pet.data.loader.Loader` gives: what ``collate_fn`` leaves out is added
     (``labels`` are the tokens that are not padding; positions and visibility follow ``layout``). Further keys are
-    handed on. The order, ranks and resuming are the Loader's; rows beyond the end of the data are copies of the
-    batch's first row with all labels -100. Every batch has the length that ``collate_fn`` gives it, and each length is
-    compiled once: padding to a fixed one is cheapest.
+    handed on. The order, ranks and resuming are the Loader's. The last batch has the rows that are left; where a rank
+    has none, or ``pieces`` have to be equal, copies of its first row, with all labels -100, make up for them. Every
+    batch has the length that ``collate_fn`` gives it, and each length is compiled once: padding to a fixed one is
+    cheapest.
 
     Args:
         dataset: ``len`` and ``[index]``.
@@ -100,6 +102,7 @@ class CollateLoader:
             samples of one length are stacked, key by key.
         settings: ``shuffle`` and ``seed`` are used here.
         layout, pad_token_id, accumulation, rank, world_size: as for the Loader.
+        pieces: micro-batches into which every batch is cut.
     """
 
     def __init__(
@@ -114,6 +117,7 @@ class CollateLoader:
         accumulation: int = 1,
         rank: int = 0,
         world_size: int = 1,
+        pieces: int = 1,
     ) -> None:
         check_division(batch_size, accumulation, rank, world_size)
         if len(dataset) == 0:
@@ -121,7 +125,13 @@ class CollateLoader:
         self.dataset, self.batch_size, self.settings = dataset, batch_size, settings or DataSettings()
         self.collate_fn = collate_fn or stack
         self.layout, self.pad_token_id = layout or causal_layout, pad_token_id or 0
-        self.accumulation, self.rank, self.world_size = accumulation, rank, world_size
+        self.accumulation, self.rank, self.world_size, self.pieces = accumulation, rank, world_size, pieces
+
+    def alone(self) -> CollateLoader:
+        """The same rows for one process."""
+        other = copy.copy(self)
+        other.rank, other.world_size = 0, 1
+        return other
 
     def steps_per_epoch(self, epoch: int = 0) -> int:
         """Optimizer steps in an epoch."""
@@ -163,15 +173,16 @@ class CollateLoader:
 
     def _make(self, members: np.ndarray) -> Batch:
         real = members[members >= 0].tolist()
-        filled = real + [real[0] if real else 0] * (len(members) - len(real))
+        rows = max(1, -(-len(real) // self.pieces)) * self.pieces
+        filled = real + [real[0] if real else 0] * (rows - len(real))
         with progress.pausing():  # the user's own code: nobody knows how long it takes
             given = self.collate_fn([self.dataset[index] for index in filled])
         values = {name: to_numpy(value) for name, value in given.items()}
         if "input_ids" not in values:
             raise InputError(f"collate_fn: the batch has no 'input_ids'{nearest('input_ids', values)}")
         ids = values["input_ids"] = values["input_ids"].astype(np.int32)
-        if ids.ndim != 2 or len(ids) != len(members):
-            raise InputError(f"collate_fn: input_ids must be ({len(members)}, S), found {ids.shape}")
+        if ids.ndim != 2 or len(ids) != rows:
+            raise InputError(f"collate_fn: input_ids must be ({rows}, S), found {ids.shape}")
         real_tokens = np.asarray(values.get("attention_mask", np.ones_like(ids)))
         if real_tokens.shape != ids.shape:  # FlagAI's masks are (B, 1, S, S): which tokens are real is not told
             real_tokens = np.ones_like(ids)
@@ -189,7 +200,7 @@ class CollateLoader:
         batch = Batch({**made, **values, "labels": labels})
         for name in ("position_ids", "start", "end"):
             batch[name] = np.asarray(batch[name], np.int32)
-        batch["sample_ids"] = [[index] for index in real] + [[] for _ in range(len(members) - len(real))]
+        batch["sample_ids"] = [[index] for index in real] + [[] for _ in range(rows - len(real))]
         batch.label_tokens = int((labels[:, 1:] != IGNORED).sum())
         batch.useful_tokens = int(real_tokens[: len(real)].sum())
         return batch

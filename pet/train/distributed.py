@@ -22,6 +22,7 @@ class DistributedContext:
     Attributes:
         rank, size: this process and how many there are, over the whole job.
         data_rank, data_size: which share of every batch this process reads.
+        micro_batches: pieces that every batch is cut into.
         tensor_rank: which part of every layer's heads and matrices it has.
         is_main: whether this process writes files and prints.
         divides_model: whether each process has a part of the model only.
@@ -33,6 +34,7 @@ class DistributedContext:
     data_rank: int = 0
     tensor_rank: int = 0
     data_size: int = 1
+    micro_batches: int = 1
     is_main: bool = True
     divides_model: bool = False
     can_generate: bool = True

@@ -318,6 +318,7 @@ def shared_loader(data, rows: int, settings, model, tokenizer, distributed, accu
         accumulation=accumulation,
         rank=distributed.data_rank,
         world_size=distributed.data_size,
+        pieces=distributed.micro_batches,
     )
 
 

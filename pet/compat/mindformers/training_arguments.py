@@ -40,7 +40,10 @@ def _strategy(translation: Translation, name: str, value: Any) -> None:
     if word not in ("no", "steps", "epoch"):
         translation.refuse(name, f"{value!r}; expected no, steps or epoch")
     elif word == "epoch" and "eval" in name:
+        translation.drop("eval.every_steps")
         translation.put("eval.every_epochs", 1.0)
+    elif word == "steps" and "eval" in name and "eval.every_epochs" not in translation.settings:
+        translation.settings.setdefault("eval.every_steps", translation.get("train.log_every", LOGGED_EVERY))
     elif word == "no" and "eval" in name:
         translation.drop("eval.every_steps")
     elif word == "no":
@@ -49,6 +52,8 @@ def _strategy(translation: Translation, name: str, value: Any) -> None:
         translation.ignore(name, "a checkpoint is written at the end; for more of them give save_steps")
 
 
+LOGGED_EVERY = 500
+"""``logging_steps`` unless it is given: how often is evaluated where ``eval_steps`` does not say it."""
 ENGINE = {
     "mode": OWN_STEP,
     "device_target": Ignored("the device of this machine is used"),

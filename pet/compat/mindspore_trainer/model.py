@@ -12,6 +12,8 @@ import numpy as np
 from model_zoo.errors import InputError
 from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import is_ckpt
+from pet.compat.mindspore_trainer.tasks import width
+from pet.compat.objects import TRAINED
 from pet.compat.outputs import Outputs, call, tensors
 
 log = logging.getLogger("pet")
@@ -43,7 +45,7 @@ class Measured(Outputs):
     Args:
         columns: the data's.
         metrics: ``{name: MindSpore's Metric}``.
-        head: from columns and outputs to what metrics are updated with; None for the first output and second column.
+        head: gives what metrics are updated with, see `judged`; None for the first output and second column.
         named: an `EvalData`, whose ``metrics_fn`` gives more.
     """
 
@@ -56,18 +58,29 @@ class Measured(Outputs):
         """Loss, perplexity and the metrics by name."""
         return dict(self.results)
 
+    def judged(self, data: dict[str, Any], found: tuple) -> tuple:
+        """What the head gives, of (outputs…, second column) where it takes two, else of (columns…, outputs…)."""
+        if self.head is None:
+            return found
+        sample = [data[name] for name in self.columns]
+        given = self.head(*found, sample[1]) if width(self.head) == 2 else self.head(*sample, *found)
+        return given if isinstance(given, tuple) else (given,)
+
+    def predicted(self, data: dict[str, Any]) -> Any:
+        """The first of what the head gives."""
+        return self.judged(data, outputs(self.model, data, self.columns))[0]
+
     def measure(self, batches: Iterable) -> dict[str, float]:
         """Updates the metrics with all batches; their numbers, those of a dictionary as ``<metric>_<name>``."""
         for metric in self.metrics.values():
             metric.clear()
         rows = []
-        for batch in batches:
-            data = tensors(batch)
-            sample, found = [data[name] for name in self.columns], outputs(self.model, data, self.columns)
-            given = (found[0], sample[1]) if self.head is None else self.head(*sample, *found)
-            rows.append([each.asnumpy() for each in (found[0], sample[1])])
+        for data in map(tensors, batches):
+            found = outputs(self.model, data, self.columns)
+            rows.append([each.asnumpy() for each in (found[0], data[self.columns[1]])])
+            given = (found[0], data[self.columns[1]]) if self.head is None else self.judged(data, found)
             for metric in self.metrics.values():
-                metric.update(*(given if isinstance(given, tuple) else (given,)))
+                metric.update(*given)
         self.results = {name: metric.eval() for name, metric in self.metrics.items()}
         if self.named and self.named.metrics_fn:
             logits, labels = (np.concatenate(parts) for parts in zip(*rows, strict=True))
@@ -77,6 +90,32 @@ class Measured(Outputs):
             parts = value.items() if isinstance(value, dict) else [("", value)]
             flat.update({f"{name}_{part}".rstrip("_"): float(number) for part, number in parts})
         return flat
+
+
+def trained_file(source: str) -> Path | None:
+    """What a run of a cell of no family has trained, in its directory or one of its checkpoints."""
+    path = Path(source).expanduser()
+    path = path / TRAINED if path.is_dir() else path
+    return path if path.name == TRAINED and path.is_file() else None
+
+
+def put_trained(model, file: Path) -> None:
+    """Gives a cell what such a run has trained.
+
+    Raises:
+        InputError: the cell has other parameters.
+    """
+    import mindspore as ms
+
+    from model_zoo.checkpoint.safetensors_io import read_file
+
+    found = read_file(file)
+    own = {parameter.name: parameter for parameter in model.trainable_params()}
+    shapes = ({name: tuple(each.shape) for name, each in every.items()} for every in (found, own))
+    if other := sorted(name for name, _ in {*next(shapes).items()} ^ {*next(shapes).items()}):
+        raise InputError(f"{file}: is of another cell; not in both, or of another shape: {', '.join(other[:4])}")
+    for name, value in found.items():
+        own[name].set_data(ms.Tensor(value))
 
 
 def build_transformer_model(

@@ -17,7 +17,7 @@ from model_zoo.turns import turn
 from pet.compat.ckpt.doors import is_ckpt
 from pet.compat.command_line import add_switch, boolean, read, start_again
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
-from pet.compat.mindspore_trainer.model import Measured, outputs, with_loss
+from pet.compat.mindspore_trainer.model import Measured, put_trained, trained_file, with_loss
 from pet.compat.mindspore_trainer.tasks import EvalData, Task, ask, find_task, width, with_arguments
 from pet.compat.optimizers import put_optimizer
 from pet.compat.outputs import call, tensors
@@ -154,6 +154,13 @@ def launch(arguments: Sequence[str] | None = None) -> dict[str, Any] | None:
         raise InputError("nothing to do: give --do_train, --do_eval or --do_predict")
     if (count := processes(args)) > 1:
         raise SystemExit(start(args, count))
+    rows, args.train_batch_size = args.train_batch_size, args.train_batch_size // max(1, args.accumulation_steps)
+    if not args.train_batch_size:
+        raise InputError(
+            f"--train_batch_size {rows}: --accumulation_steps {args.accumulation_steps} divides these rows"
+        )
+    if args.output_dir is not None:  # in which hooks write
+        os.makedirs(args.output_dir, exist_ok=True)
     seed_all(args.seed)
     return Job(args, make_task(kind, args)).run()
 
@@ -241,6 +248,8 @@ class Job:
             given = ms.load_checkpoint(source)
             if len(ms.load_param_into_net(self.model, given)[1]) == len(given):
                 raise InputError(f"--load_checkpoint_path {source}: has no parameter of the model")
+        elif source and not args.do_train and (file := trained_file(source)):
+            put_trained(self.model, file)
         elif source and not args.do_train:
             put_weights(self.model, *find_weights(source))
         if args.do_train:
@@ -279,9 +288,9 @@ class Job:
             feed = make_feed(
                 rows, self.recipe, self.model, args.tokenizer, DistributedContext(), self.objects, train=False
             )
-            columns = columns_of(rows)
+            self.measured.columns = columns_of(rows)
             with turn:
-                found = [outputs(self.model, tensors(batch), columns)[0].asnumpy() for batch in feed.batches()]
+                found = [self.measured.predicted(tensors(batch)).asnumpy() for batch in feed.batches()]
             function(np.concatenate(found)[: len(rows)], args.output_dir, kind, "final")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -134,8 +135,10 @@ def find_task(name: str | None, directory: str | None) -> type[Task]:
     if directory and wanted not in TASKS:
         if not Path(directory).is_dir():
             raise InputError(f"--task_dir {directory}: there is no such directory")
+        program = Path(getattr(sys.modules["__main__"], "__file__", None) or sys.argv[0]).resolve()
         for file in sorted(Path(directory).glob("[!_]*.py")):
-            load_tasks(file)
+            if file.resolve() != program:  # which has begun, and would begin anew
+                load_tasks(file)
     if name is None and len(TASKS) == 1:
         return next(iter(TASKS.values()))
     if wanted not in TASKS:

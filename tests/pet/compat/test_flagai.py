@@ -283,3 +283,13 @@ def test_load_dir_goes_on_from_another_run(base, tmp_path, recipes):
         Trainer().train(model)
     with pytest.raises(InputError, match="optimizer: 'object' is not supported; known: adamw"):
         Trainer().train(model, optimizer=object(), train_dataset=rows)
+
+
+def test_a_measure_gets_each_row_once(base, tmp_path):
+    """Also those of a last batch that is not full."""
+    rows = [{"input_ids": row, "labels": row} for row in np.random.default_rng(0).integers(10, 40, (5, 9))]
+    model = pet.apply_lora(pet.AutoModel.from_pretrained(str(base)), rank=2)
+    trainer = Trainer(batch_size=4, epochs=1, eval_interval=1, save_dir=str(tmp_path))
+    measures = [["rows", lambda logits, labels: len(logits)], ["learnt", lambda logits, labels: (labels != -100).sum()]]
+    summary = trainer.train(model, train_dataset=rows, valid_dataset=rows, metric_methods=measures)
+    assert (summary["after"]["rows"], summary["after"]["learnt"]) == (5, 45)

@@ -13,7 +13,7 @@ import yaml
 from model_zoo.errors import InputError
 from pet.compat import axolotl, llama_factory
 from pet.compat.prompts import ALPACA, AXOLOTL, LLAMA_FACTORY
-from pet.compat.yaml_files import load_any
+from pet.compat.yaml_files import convert, load_any
 from pet.data.formats import read_rows
 from pet.recipe.training import Train
 from pet.train.schedules import Schedule
@@ -233,7 +233,10 @@ def test_schedules_are_those_of_transformers(word, expected):
         like = "axolotl" if system is axolotl and word != "constant" else "transformers"
         assert found.get("train.warmup_like") == like  # axolotl rounds a share of all steps down
         for wrong, why in (
-            ({key: "warmup_stable_decay"}, "needs lr_scheduler_kwargs: num_decay_steps"),
+            (
+                {key: "warmup_stable_decay"},
+                "needs lr_scheduler_kwargs: num_decay_steps" if system is axolotl else "give max_steps",
+            ),
             ({key: "cosine_with_min_lr"}, "needs lr_scheduler_kwargs: min_lr or min_lr_rate"),
             ({key: "cosine", "lr_scheduler_kwargs": {"min_lr": 1e-5}}, "min_lr: 1e-05: cosine has no such number"),
             ({key: "linear", "lr_scheduler_kwargs": "{no"}, "lr_scheduler_kwargs"),
@@ -261,8 +264,8 @@ def test_numbers_of_schedules_are_those_of_transformers(word, own):
     for warmup in (0, 4):
         optimizer = torch.optim.SGD([torch.zeros(1)], lr=1e-3)
         theirs = transformers.get_scheduler(word, optimizer, warmup, 20, scheduler_specific_kwargs=own)
-        values = {"learning_rate": 1e-3, "warmup_steps": warmup, "lr_scheduler_type": word}
-        found = llama_factory.translate({**values, "lr_scheduler_kwargs": json.dumps(own)}, Path("x.yaml"))
+        values = {"learning_rate": 1e-3, "warmup_steps": warmup, "lr_scheduler": word}
+        found = axolotl.translate({**values, "lr_scheduler_kwargs": json.dumps(own)}, Path("x.yaml"))
         assert not found.problems
         names = [field.name for field in dataclasses.fields(Schedule) if field.name in Train.model_fields]
         train = {name: found.settings[f"train.{name}"] for name in names if f"train.{name}" in found.settings}
@@ -1067,3 +1070,134 @@ def test_axolotls_warm_up_order_and_system_text(tmp_path):
     ):
         t = axolotl.translate({**JOBS["axolotl"], **given}, tmp_path / "job.yaml")
         assert {name: t.get(name) for name in expected} == expected and not t.problems
+
+
+TOLD = {"val_size": 0.2, "num_train_epochs": 4}, {"val_set_size": 0.2, "num_epochs": 4}
+
+
+@pytest.mark.parametrize(
+    ("system", "given", "steps", "epochs"),
+    [
+        ("llama_factory", {"eval_strategy": "steps", "logging_steps": 7}, 7, None),
+        ("llama_factory", {"eval_strategy": "steps"}, 500, None),
+        ("llama_factory", {"eval_strategy": "steps", "eval_steps": 3, "logging_steps": 7}, 3, None),
+        ("llama_factory", {"eval_strategy": "epoch", "eval_steps": 3}, None, 1.0),
+        ("llama_factory", {"eval_steps": 0.05}, None, 0.2),
+        ("llama_factory", {"eval_steps": 0.05, "max_steps": 110}, 6, None),
+        ("axolotl", {"eval_strategy": "epoch"}, None, 1.0),
+        ("axolotl", {"eval_strategy": "steps", "logging_steps": 2}, 2, None),
+        ("axolotl", {"eval_strategy": "epoch", "evals_per_epoch": 4}, None, 0.25),
+        ("axolotl", {"evaluation_strategy": "no"}, None, None),
+        ("axolotl", {"eval_steps": 0.25}, None, 1.0),
+    ],
+    ids=str,
+)
+def test_how_often_is_evaluated(tmp_path, system, given, steps, epochs):
+    module, told = (llama_factory, TOLD[0]) if system == "llama_factory" else (axolotl, TOLD[1])
+    t = module.translate({"adapter": "lora", **told, **given}, tmp_path / "job.yaml")
+    assert (t.get("eval.every_steps"), t.get("eval.every_epochs")) == (steps, pytest.approx(epochs))
+
+
+def test_a_share_of_the_steps_to_save_after_is_noted(tmp_path):
+    t = llama_factory.translate({"save_steps": 0.1}, tmp_path / "job.yaml")
+    assert t.get("train.save_every") is None and "save_steps" in t.ignored and not t.problems
+
+
+@pytest.mark.parametrize(
+    ("given", "best"),
+    [
+        ({"save_steps": 20, "eval_steps": 10}, True),
+        ({"saves_per_epoch": 1, "evals_per_epoch": 2}, True),
+        ({"save_steps": 15, "eval_steps": 10}, None),
+        ({"eval_steps": 10}, None),
+    ],
+    ids=str,
+)
+def test_axolotls_early_stopping_keeps_the_best_where_each_checkpoint_was_measured(tmp_path, given, best):
+    told = {"adapter": "lora", "early_stopping_patience": 3, "val_set_size": 0.2, **given}
+    assert axolotl.translate(told, tmp_path / "job.yaml").get("eval.load_best_model_at_end") is best
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"train_on_prompt": True, "mask_history": True}, "train_on_prompt with mask_history: one learns every prompt"),
+        ({"mask_history": True, "stage": "dpo"}, "mask_history: it is about stage: sft"),
+        ({"train_on_prompt": True, "stage": "pt"}, "train_on_prompt: it is about stage: sft"),
+    ],
+    ids=str,
+)
+def test_what_llama_factory_refuses_to_learn_is_refused(tmp_path, given, problem):
+    assert any(problem in one for one in llama_factory.translate(given, tmp_path / "job.yaml").problems)
+
+
+def test_llama_factorys_kto_of_single_rows_takes_two_of_half_the_steps(tmp_path):
+    told = {"stage": "kto", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8}
+    t = llama_factory.translate(told, tmp_path / "job.yaml")
+    assert (t.get("train.batch_size"), t.get("train.accumulation")) == (2, 4)
+    assert "per_device_train_batch_size" in t.ignored
+    t = llama_factory.translate({**told, "gradient_accumulation_steps": 1}, tmp_path / "job.yaml")
+    assert t.get("train.batch_size") == 1  # which the recipe refuses
+
+
+def test_a_run_is_resumed_from_the_checkpoint_that_a_file_names(job, base, tmp_path):
+    """Not from the output directory's last one, nor from the beginning where it is somewhere else."""
+    path = job(resume_from_checkpoint=str(tmp_path / "other/checkpoint-10"))
+    own = [f"model.path={base}", f"data.train={base / 'data.jsonl'}"]
+    with pytest.raises(InputError, match="other/checkpoint-10 holds no whole checkpoint"):
+        load_any(path, own)
+    assert "copy the run's checkpoint" in convert(path)[0]
+    there = tmp_path / "other/checkpoints/step-000010"
+    there.mkdir(parents=True)
+    (there / "state.json").write_text("{}")
+    path = job(resume_from_checkpoint=str(there))
+    recipe = load_any(path, [*own, f"output.dir={tmp_path / 'mine'}"])
+    assert recipe.train.resume and (tmp_path / "mine/checkpoints/step-000010/state.json").is_file()
+    (tmp_path / "other/checkpoints/step-000020").mkdir()
+    with pytest.raises(
+        InputError, match="step-000010 is not the last checkpoint of its run, which goes on from step-000020"
+    ):
+        load_any(path, [*own, f"output.dir={tmp_path / 'other'}"])
+    assert load_any(job(resume_from_checkpoint=True), own).train.resume
+
+
+@pytest.mark.parametrize(
+    ("given", "decay", "problem"),
+    [
+        ({}, 12, None),  # of 18 steps after the warm-up 6 are stable
+        ({"warmup_ratio": 0.2}, 11, None),
+        (
+            {"lr_scheduler_kwargs": {"num_stable_steps": 10}},
+            12,
+            "num_stable_steps: 10, but the descent ends with the run",
+        ),
+        ({"lr_scheduler_kwargs": {"num_stable_steps": 10, "num_decay_steps": 8}}, 8, None),
+        (
+            {"lr_scheduler_kwargs": '{"num_decay_steps": 5}'},
+            5,
+            "num_stable_steps: 6, but the descent ends with the run",
+        ),
+    ],
+    ids=str,
+)
+def test_llama_factorys_stable_decay(tmp_path, given, decay, problem):
+    told = {"lr_scheduler_type": "warmup_stable_decay", "max_steps": 20}
+    told |= {} if "warmup_ratio" in given else {"warmup_steps": 2}
+    t = llama_factory.translate({**told, **given}, tmp_path / "job.yaml")
+    assert t.get("train.decay") == decay
+    assert not t.problems if problem is None else problem in t.problems[0]
+
+
+def test_keys_of_todays_releases(tmp_path):
+    asked = {"train_sampling_strategy": "group_by_length", "generation_num_beams": 2, "full_determinism": True}
+    t = llama_factory.translate({**asked, "trackio_space_id": "x", "project": "p"}, tmp_path / "job.yaml")
+    assert t.get("data.packing") == "buckets" and not t.problems
+    assert (
+        llama_factory.translate({"train_sampling_strategy": "sequential"}, tmp_path / "job.yaml").get("data.shuffle")
+        is False
+    )
+    (problem,) = llama_factory.translate({"train_sampling_strategy": "x"}, tmp_path / "job.yaml").problems
+    assert "'x': random, sequential, group_by_length are supported" in problem
+    asked = {"batch_flattening": "auto", "float32": True, "gradio_title": "x", "generate_samples": True}
+    t = axolotl.translate({"adapter": "lora", **asked, "include_tokens_per_second": True}, tmp_path / "job.yaml")
+    assert not t.problems and set(asked) <= set(t.ignored)

@@ -21,6 +21,7 @@ import pet
 from model_zoo.errors import InputError
 from pet.compat import mindspore_trainer
 from pet.compat.mindspore_trainer import make_parser, make_recipe
+from pet.compat.mindspore_trainer.model import put_trained
 from pet.compat.mindspore_trainer.tasks import TASKS, find_task
 
 WORDS = 12
@@ -61,6 +62,20 @@ class Head(nn.Cell):
 
     def construct(self, input_ids, label, weights, logits):
         return ops.softmax(logits), label.reshape(-1)
+
+
+class Sizes(nn.Cell):
+    """How many rows there are."""
+
+    def construct(self, input_ids, label, weights, logits):
+        return logits.sum() * 0.0 + label.shape[0]
+
+
+class Counted(Accuracy):
+    """How many rows it has seen."""
+
+    def eval(self):
+        return self._total_num
 
 
 class Documented(TransformerTask):
@@ -354,3 +369,76 @@ def test_a_share_of_the_data_is_refused(monkeypatch, tmp_path):
 
 def test_names_at_the_top():
     assert pet.Task is Task and pet.launch is mindspore_trainer.launch
+
+
+def test_a_batch_is_that_of_all_accumulation_steps(tmp_path):
+    """``--train_batch_size`` is the total: tasks get what is computed at once, and a step is the same."""
+    found = []
+    for steps in (1, 2):
+        register_task(name="divided")(Documented)
+        words = f"--task_name divided --do_train --train_batch_size 4 --accumulation_steps {steps} --learning_rate 0.01"
+        mindspore_trainer.launch([*words.split(), "--output_dir", f"{tmp_path}/{steps}"])
+        found.append([line["loss"] for line in lines(tmp_path / str(steps))])
+    assert found[1] == pytest.approx(found[0], rel=1e-5) and len(found[0]) == 2
+    with pytest.raises(InputError, match="--train_batch_size 1: --accumulation_steps 2 divides these rows"):
+        words = "--task_name divided --do_train --train_batch_size 1 --accumulation_steps 2 --output_dir"
+        mindspore_trainer.launch([*words.split(), str(tmp_path / "x")])
+
+
+def test_rows_are_counted_once_whatever_the_batch(tmp_path):
+    """Of 4 rows in a batch of 32, and of 6 in batches of 4, by the task's own loss and measure."""
+
+    class Counting(Documented):
+        def get_metrics(self, **kwargs):
+            return {"acc": Counted()}
+
+        def get_loss(self):
+            return Sizes()
+
+    register_task(name="counting")(Counting)
+    words = "--task_name counting --do_train --do_eval --train_batch_size 4 --rows 6 --save_eval_steps 2"
+    mindspore_trainer.launch([*words.split(), "--output_dir", f"{tmp_path}/run"])
+    found = lines(tmp_path / "run")
+    assert [line["loss"] for line in found if "loss" in line] == pytest.approx([4.0, 2.0])
+    assert {line["eval_acc"] for line in found if "eval_acc" in line} == {4}
+
+
+def test_a_program_in_the_directory_of_the_tasks_is_not_begun_anew(tmp_path):
+    (tmp_path / "run.py").write_text("import pet.compat.mindspore_trainer as mst\nmst.launch()\n")
+    (tmp_path / "other.py").write_text("")
+    words = [sys.executable, "run.py", "--task_dir=.", "--task_name=none", "--do_train", "--output_dir=o"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert "'none' is not registered" in done.stderr and "RecursionError" not in done.stderr
+
+
+def test_what_a_cell_has_trained_is_measured_and_asked_later(tmp_path):
+    """By its head, which may be one of two; hooks write to an output directory that is there."""
+    seen = []
+
+    class Two(nn.Cell):
+        def construct(self, logits, label):
+            return ops.softmax(logits), label.reshape(-1)
+
+    class Asked(Documented):
+        def get_model(self):
+            assert os.path.isdir(self.args.output_dir)
+            return super().get_model()
+
+        def get_eval_head(self, *args, **kwargs):
+            return Two()
+
+        def get_predict_fn(self):
+            return lambda logits, output_dir, name, prefix: seen.append(logits)
+
+    register_task(name="asked")(Asked)
+    words = "--task_name asked --do_eval --train_batch_size 4 --learning_rate 0.1 --save_eval_steps 2 --output_dir"
+    whole = mindspore_trainer.launch(["--do_train", *words.split(), f"{tmp_path}/run"])
+    for source in ("run", "run/trained.safetensors", "run/checkpoints/step-000002"):
+        given = ["--load_checkpoint_path", f"{tmp_path}/{source}"]
+        found = mindspore_trainer.launch([*words.split(), f"{tmp_path}/later", *given])
+        assert found["acc"] == pytest.approx(whole["after"]["acc"])
+        assert found["loss"] == pytest.approx(whole["after"]["loss"], rel=1e-5)
+    mindspore_trainer.launch(["--do_predict", *words.replace("--do_eval ", "").split(), f"{tmp_path}/later", *given])
+    assert seen[0].shape == (4, 2) and seen[0].sum(1) == pytest.approx(np.ones(4), rel=1e-5)
+    with pytest.raises(InputError, match=r"is of another cell; not in both, or of another shape: .*bias"):
+        put_trained(nn.Dense(2, 2), tmp_path / "run/trained.safetensors")

@@ -939,3 +939,31 @@ def test_many_compressed_files_are_each_looked_up_once(tmp_path, monkeypatch):
     monkeypatch.setattr(PurePath, "__eq__", lambda one, other: compared.append(one) or equal(one, other))
     assert find_files(tmp_path) == names
     assert len(compared) < 10 * len(names)
+
+
+@pytest.mark.parametrize("family", ["llama_tiny", "gpt_tiny"])
+@pytest.mark.parametrize("template", ["<s>[INST] {prompt} [/INST]", "a {prompt}</s>", "{prompt}<|endoftext|>{input}:"])
+def test_control_tokens_of_a_template_are_such(write, settings, family, template):
+    """As transformers reads the same text; what a row says of them stays text, and is noted."""
+    reference = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(bundled_models()[family])
+    tokenizer = AutoTokenizer.from_pretrained(bundled_models()[family])
+    more = "x" * template.count("{input}")
+    path = write("rows.jsonl", [{"instruction": "Hi there", "input": more, "output": "you"}])
+    dataset = load_dataset(path, tokenizer, settings=settings(template=template, max_length=64))
+    ids, trained = dataset[0]
+    expected = reference(template.replace("{prompt}", "Hi there").replace("{input}", "x")).input_ids
+    if not template.endswith("</s>"):  # GPT-2's puts it behind a text as well
+        expected = expected[: len(expected) - (expected[-1] == reference.eos_token_id)]
+    assert ids[: len(expected)].tolist() == expected and not trained[: len(expected)].any()
+
+
+def test_control_tokens_in_what_is_said_stay_text_and_are_noted(write, settings, caplog):
+    tokenizer = AutoTokenizer.from_pretrained(bundled_models()["llama_tiny"])
+    path = write("rows.jsonl", [{"instruction": "a", "output": f"b{end}"} for end in ("</s>", "", "</s>")])
+    dataset = load_dataset(path, tokenizer, settings=settings(template="<s>{prompt}", max_length=64))
+    assert dataset[0][0].tolist().count(tokenizer.eos_token_id) == 1
+    texts = write("texts.jsonl", [{"text": "[INST] a [/INST] b </s><s>"}])
+    load_dataset(texts, tokenizer, settings=settings(format="text", max_length=64))
+    said = "\n".join(record.getMessage() for record in caplog.records)
+    assert "</s> in what is said, which stays text, as a control token is not read in 2 of 3 rows" in said
+    assert "</s>, <s> in what is said" in said

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from model_zoo.errors import InputError
-from pet.data import CollateLoader, DataSettings, Loader, from_mindspore, make_loader
+from pet.data import CollateLoader, DataSettings, Loader, TokenDataset, from_mindspore, make_loader
 
 
 def generator_dataset(columns, rows):
@@ -81,6 +81,31 @@ def test_collate_fn_gives_batches_of_the_usual_form():
         assert batch.label_tokens == (batch["labels"][:, 1:] != -100).sum()
 
 
+def test_the_last_batch_has_the_rows_that_are_left():
+    """A loss or measure of the user's own reads other columns than labels, so that a copy would count."""
+    batches = list(collated(4).batches(0))
+    assert [len(batch["input_ids"]) for batch in batches] == [4, 4, 3]
+    assert sorted(weight for batch in batches for weight in batch["weight"]) == list(range(11))
+    batch = list(collated(4, pieces=2).batches(0))[-1]  # what has to be cut into equal pieces has a copy, not learnt
+    assert len(batch["input_ids"]) == 4 and (batch["labels"][3] == -100).all() and batch["sample_ids"][3] == []
+    batch = list(collated(3, rank=3, world_size=4).batches(0))[-1]  # a rank with fewer rows than the others
+    assert len(batch["input_ids"]) == 2
+    batch = list(collated(2, rank=5, world_size=6).batches(0))[-1]  # and one with a copy of its only row
+    assert len(batch["input_ids"]) == 1
+    (batch,) = collated(4, rank=3, world_size=4).batches(0)  # one without any goes on with the others
+    assert (batch["sample_ids"], batch.label_tokens, len(batch["input_ids"])) == ([[]], 0, 1)
+
+
+def test_one_process_may_read_all_rows():
+    """For a measure that is no sum; also where a plan of this process's share has been made before."""
+    tokens = TokenDataset.from_samples([(np.arange(10, 14), np.ones(4, bool))] * 5)
+    for share in (collated(2, rank=1, world_size=2), Loader(tokens, 1, DataSettings(), rank=1, world_size=2)):
+        own, every = (
+            [i for batch in one.batches() for row in batch["sample_ids"] for i in row] for one in (share, share.alone())
+        )
+        assert sorted(every) == list(range(len(share.dataset))) and len(own) < len(every)
+
+
 def test_left_padding_and_given_labels():
     def pad_left(samples):
         return {
@@ -116,7 +141,7 @@ def test_order_resuming_ranks_and_accumulation():
         assert {batch.step_label_tokens for batch in pair} == {sum(batch.label_tokens for batch in pair)}
     ranks = [list(collated(1, accumulation=2, rank=rank, world_size=2).batches(1)) for rank in range(2)]
     for batch, left, right in zip(whole, *ranks, strict=True):
-        assert left["sample_ids"] + right["sample_ids"] == batch["sample_ids"]
+        assert [row for row in left["sample_ids"] + right["sample_ids"] if row] == batch["sample_ids"]
         assert left.global_label_tokens == right.global_label_tokens == batch.label_tokens
     other = [batch["sample_ids"] for batch in collated(2, accumulation=2).batches(0)]
     assert other != [batch["sample_ids"] for batch in whole]
