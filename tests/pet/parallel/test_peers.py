@@ -2,6 +2,8 @@
 
 import contextlib
 import socket
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,6 +28,7 @@ def job(monkeypatch, request):
     monkeypatch.setattr(collectives, "world", lambda: None)
     monkeypatch.setattr(collectives, "all_gather_object", gather)
     monkeypatch.setattr(peers, "GRACE", 0.0)
+    monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: time.sleep(0.01)))
     monkeypatch.setattr(peers.os, "_exit", lambda code: ended.append(code))
     return [Peers(Job(rank, 3, launcher="environment"), request.param) for rank in range(3)], ended
 
