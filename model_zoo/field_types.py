@@ -29,7 +29,7 @@ RULES: dict[Any, tuple[Callable[[Any], bool], str]] = {
 
 
 @functools.cache
-def field_kinds(configuration: type) -> Mapping[str, Any]:
+def field_kinds(configuration: Any) -> Mapping[str, Any]:
     """The types of the fields of a configuration, a dataclass, for `check_types`. Python takes as long to work them out
     as all else to check a file."""
     hints = get_type_hints(configuration)
