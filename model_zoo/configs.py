@@ -12,11 +12,11 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from model_zoo.atomic import write_json
 from model_zoo.errors import InputError, shown
-from model_zoo.field_types import TokenId, check_types
+from model_zoo.field_types import TokenId, check_types, field_kinds
 from model_zoo.labels import SCORE, Labels, as_classifier, is_classifier
 
 if TYPE_CHECKING:  # checking a recipe does without it
@@ -346,9 +346,7 @@ class Config:
     @classmethod
     def check_types(cls, values: Mapping[str, Any]) -> None:
         """Raises InputError for every value that is not of its field's type, sizes below 1 among them."""
-        hints = get_type_hints(cls)
-        kinds = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.name != "extra"}
-        check_types("config.json", values, {**OTHER_FIELDS, **kinds})
+        check_types("config.json", values, {**OTHER_FIELDS, **field_kinds(cls)})
 
     def to_dict(self) -> dict[str, Any]:
         """The dictionary that config.json holds."""

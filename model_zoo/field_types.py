@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from types import UnionType
-from typing import Any, NewType, Union, get_args, get_origin
+from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
 from model_zoo.errors import InputError, shown
 
@@ -24,6 +26,14 @@ RULES: dict[Any, tuple[Callable[[Any], bool], str]] = {
     list: (lambda value: type(value) is list, "a list"),
     list[TokenId]: (lambda value: type(value) is list and all(map(RULES[TokenId][0], value)), "a list of ids"),
 }
+
+
+@functools.cache
+def field_kinds(configuration: Any) -> Mapping[str, Any]:
+    """The types of the fields of a configuration, a dataclass, for `check_types`. Python takes as long to work them out
+    as all else to check a file."""
+    hints = get_type_hints(configuration)
+    return {field.name: hints[field.name] for field in dataclasses.fields(configuration) if field.name != "extra"}
 
 
 def check_types(where: str, values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:

@@ -98,6 +98,16 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item, nextitem):
+    """What a file's tests have imported and left is no garbage either. MindSpore collects before each graph of its own
+    mode, for up to a second where nothing of this rests, and pytest five times at the end."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def pictures():
     """Runs draw no picture, which takes a quarter of a second, but within ``with pictures():``."""

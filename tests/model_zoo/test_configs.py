@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from model_zoo import field_types
 from model_zoo.counting import sizes
 from model_zoo.errors import InputError
 from model_zoo.families import PRESETS as ALL_PRESETS, config_class
@@ -45,6 +46,16 @@ def test_a_value_of_the_wrong_type_is_one_line(of_model):
             read(values)
         message = str(caught.value)
         assert key in message and "\n" not in message and len(message) < 300, message
+
+
+def test_the_types_of_fields_are_worked_out_once(monkeypatch):
+    """It took as long as all else that a file is checked for, each time."""
+    found = []
+    hints = field_types.get_type_hints
+    monkeypatch.setattr(field_types, "get_type_hints", lambda kind: found.append(kind) or hints(kind))
+    for name in PRESETS * 2:
+        sizes(preset(name))
+    assert len(found) == len(set(found))
 
 
 @pytest.mark.parametrize("kind", (None, 3, "lama", [], {"a": 1}, "x" * 100_000))

@@ -185,7 +185,7 @@ def test_a_task_of_the_documents_shape(tmp_path, caplog):
     assert "task_loss.scale" in weights and weights["task_loss.scale"] != 1.0  # the loss cell's own parameter learns
     assert len((tmp_path / "run/submit-Documented-final.tsv").read_text().split()) == 4
     # the seed is that of the model, too
-    again = [*words.replace("--do_predict ", "").split(), f"--output_dir={tmp_path}/again"]
+    again = [*words.replace("--do_eval --do_predict ", "").split(), f"--output_dir={tmp_path}/again"]
     mindspore_trainer.launch(again)
     assert lines(tmp_path / "again")[0]["loss"] == lines(tmp_path / "run")[0]["loss"]
 

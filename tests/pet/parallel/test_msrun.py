@@ -10,7 +10,7 @@ from pet.launching.environment import Job
 from pet.parallel import join, together
 
 MSRUN = """
-import os, subprocess, sys
+import os, subprocess, sys, time
 def start(role, code, number=None):
     environment = {"MS_ROLE": role, "MS_WORKER_NUM": "2", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": "1"}
     environment |= {} if number is None else {"MS_NODE_ID": str(number)}
@@ -19,6 +19,35 @@ def start(role, code, number=None):
     return subprocess.Popen(command, env={**os.environ, **environment}, stdin=subprocess.PIPE)
 """
 WAIT = "import sys; sys.stdin.read()"
+# A guard looks every second: here more often, and it says so. `looked` waits until it has a few times.
+GUARD = """
+import os, sys, time
+from pet.launching import msrun
+sleep, log = time.sleep, open(os.environ["LOOKS"], "a", buffering=1)
+time.sleep = lambda _: log.write("a look\\n") and sleep(0.05)
+{}
+msrun.guard(int(sys.argv[1]))
+"""
+MSRUN += """
+def looked(scheduler, times=6):
+    while scheduler.poll() is None and len(open(os.environ["LOOKS"]).readlines()) < times:
+        time.sleep(0.02)
+    if scheduler.poll() is None:
+        print("serves")
+"""
+
+
+@pytest.fixture(autouse=True)
+def looks(tmp_path, monkeypatch):
+    """Where a guard writes."""
+    (tmp_path / "looks").touch()
+    monkeypatch.setenv("LOOKS", str(tmp_path / "looks"))
+
+
+def guarded(settings: str) -> str:
+    """A scheduler with a guard."""
+    guard = GUARD.format(settings)
+    return f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {guard!r}, sys.argv[1]]).wait()"
 
 
 def said(code: str) -> str:
@@ -52,16 +81,10 @@ def test_a_worker_knows_an_msrun_that_waits_for_it(tmp_path):
 @pytest.mark.parametrize(("limit", "end"), [(0.0, "worker.kill(), worker.wait()"), (1e9, "worker.kill()")])
 def test_a_guard_ends_the_scheduler_when_all_its_workers_are_gone(limit, end):
     """Some time after, or at once where one is known to have failed: msrun has killed it, and does not ask."""
-    guard = f"msrun.GONE = {limit}; msrun.guard(int(sys.argv[1]))"
-    serve = "import subprocess, sys; command = [sys.executable, '-c', 'import sys; from pet.launching import msrun; "
-    serve += f"{guard}', sys.argv[1]]; subprocess.Popen(command).wait()"
     code = f"""
-scheduler = start("MS_SCHED", {serve!r})
+scheduler = start("MS_SCHED", {guarded(f"msrun.GONE = {limit}")!r})
 workers = [start("MS_WORKER", "{WAIT}", number) for number in (0, 1)]
-try:
-    scheduler.wait(3)
-except subprocess.TimeoutExpired:
-    print("serves")
+looked(scheduler)
 for worker in workers:
     {end}
 print(scheduler.wait())
@@ -72,16 +95,10 @@ print(scheduler.wait())
 @pytest.mark.parametrize(("local", "ends"), [(2, True), (1, False)])
 def test_a_guard_ends_the_scheduler_of_workers_that_were_gone_before_it_looked(tmp_path, local, ends):
     """Of a job whose workers are all of this msrun; those of other machines may come later."""
-    guard = "msrun.STARTED = 0.2; msrun.guard(int(sys.argv[1]))"
-    serve = "import subprocess, sys; command = [sys.executable, '-c', 'import sys; from pet.launching import msrun; "
-    serve += f"{guard}', sys.argv[1]]; subprocess.Popen(command).wait()"
     code = f"""
-scheduler = start("MS_SCHED", {serve!r})
+scheduler = start("MS_SCHED", {guarded("msrun.STARTED = 0.2")!r})
 start("MS_WORKER", "{WAIT}", 1)
-try:
-    print(scheduler.wait({300 if ends else 4}))
-except subprocess.TimeoutExpired:
-    print("serves")
+{"print(scheduler.wait())" if ends else "looked(scheduler, 12)"}
 for process in psutil.Process().children(recursive=True):
     process.kill()
 """
@@ -124,15 +141,11 @@ other.kill()
 
 
 def test_the_guard_names_the_worker_that_ended_first():
-    guard = "import sys; from pet.launching import msrun; sys.stderr = sys.stdout; msrun.guard(int(sys.argv[1]))"
-    serve = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {guard!r}, sys.argv[1]]).wait()"
     code = f"""
-scheduler = start("MS_SCHED", {serve!r})
+scheduler = start("MS_SCHED", {guarded("sys.stderr = sys.stdout")!r})
 workers = [start("MS_WORKER", "{WAIT}", number) for number in (0, 1)]
-try:
-    scheduler.wait(3)
-except subprocess.TimeoutExpired:
-    workers[1].kill(), workers[1].wait(), workers[0].kill()
+looked(scheduler)
+workers[1].kill(), workers[1].wait(), workers[0].kill()
 scheduler.wait()
 print(workers[1].pid)
 """
