@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import doors
-from door_counts import Case, mindformers_documents, runs
+from door_counts import Case, mindformers_calls, mindformers_documents, mindformers_lines, runs
 
 
 def test_a_section_counts_each_reason():
@@ -35,6 +36,50 @@ def test_documents_blocks_are_python_on_files_of_the_base(tmp_path):
     first, second = source.splitlines()
     assert first == f'model = AutoModel.from_pretrained("{tmp_path / "llama_tiny"}")'
     assert second == f'model.load("{tmp_path / "gpt_tiny/model.ckpt"}", f"rank_{{0}}")'
+
+
+def test_a_line_goes_on_behind_a_backslash_and_within_quotes():
+    block = '# one\n$ python a.py --x 1 \\\n  --y 2\nls\nbash scripts/b.sh "a.py\n--z 3" 8\n'
+    assert list(mindformers_lines.commands(block)) == [
+        (block.index("$"), "python a.py --x 1 --y 2"),
+        (block.index("bash"), 'bash scripts/b.sh "a.py --z 3" 8'),
+    ]
+    asked = "bash run_distribute.sh {RANK_TABLE_FILE path of the first device} CONFIG_PATH DEVICE_RANGE RUN_MODE"
+    assert mindformers_lines.filled(asked) == "bash run_distribute.sh hccl.json config.yaml [0,2] finetune"
+
+
+def test_what_a_reader_fills_in_is_of_the_base_and_of_two_processes(tmp_path):
+    place = tmp_path / "models/llama_tiny"
+    place.mkdir(parents=True)
+    (tmp_path / "configs").mkdir()
+    job = tmp_path / "configs/run_llama.yaml"
+    job.write_text("run_mode: train\nmodel:\n  model_config:\n    type: LlamaConfig\n")
+    started = "run.py --config x/run_llama.yaml --load_checkpoint /a/b.ckpt"
+    line = f'bash scripts/msrun_launcher.sh "{started}" 16 8 10.0.0.1 8118'
+    words = mindformers_lines.meant(shlex.split(line), tmp_path, "llama_tiny", place, line)
+    inner = f"run.py --config {job} --load_checkpoint {place}/model.ckpt"
+    assert words == ["bash", "scripts/msrun_launcher.sh", inner, "2", "2", "127.0.0.1", "8118"]
+    job.write_text("model:\n  model_config:\n    type: VitConfig\n")
+    mindformers_lines.kind.cache_clear()
+    assert mindformers_lines.meant(shlex.split(line), tmp_path, "llama_tiny", place, line) is None
+    said = shlex.split("a.py --data_parallel 4 --model_parallel 2 --pipeline_parallel 2")
+    found = shlex.join(mindformers_lines.divided(said))
+    assert found == "a.py --data_parallel 1 --model_parallel 2 --pipeline_parallel 1"
+
+
+def test_what_a_wrapper_calls_is_noted(tmp_path):
+    """By its ranks once, and msrun's with its number of processes."""
+    (tmp_path / "wrap.sh").write_text(
+        'for i in 0 1; do export RANK_ID=$i RANK_SIZE=2; python run.py --x "a b" & done\n'
+        "unset RANK_ID RANK_SIZE\nmsrun --worker_num=8 --bind_core=True job.py -y\n"
+    )
+    calls, _ = mindformers_calls.called(["bash", "wrap.sh"], tmp_path, "gpt_tiny", tmp_path)
+    assert sorted((call["words"], call["cards"], call["base"]) for call in calls) == [
+        (["job.py", "-y"], 2, "gpt_tiny"),
+        (["run.py", "--x", "a b"], 2, "gpt_tiny"),
+    ]
+    (tmp_path / "wrap.sh").write_text("echo no; exit 1")
+    assert mindformers_calls.called(["bash", "wrap.sh"], tmp_path, "gpt_tiny", tmp_path) == ([], "no")
 
 
 def test_releases_of_one_file_are_counted():

@@ -3,7 +3,8 @@
 Counted are the files below ``configs/`` of every release from 0.6 on, equal contents once, whose model is one of this
 library's and whose run_mode is train, finetune, eval or predict. All are translated; files that come to the same recipe
 but for names and paths, and of answers to the same model_config, are run once, on a bundled tiny base with one layer,
-on one process (``--use_parallel False``). `mindformers_documents` counts documents and scripts.
+on one process (``--use_parallel False``). `mindformers_documents` counts blocks of documents and scripts, and
+`mindformers_lines` their shell lines.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import Case, attempt, mindformers_documents, write_base
+from . import Case, attempt, mindformers_documents, mindformers_lines, write_base
 from .runs import name_of, problems
 
 BASES = {"GPT2Config": "gpt_tiny", "LlamaConfig": "llama_tiny", "GLMConfig": "glm_tiny", "ChatGLM2Config": "glm4_tiny"}
 """The bundled base in the place of each of MindFormers' architectures."""
 FIRST = (0, 6)
 WHAT = (
-    "files of GPT-2, LLaMA and GLM below configs/, Python blocks of documents about them that import mindformers, and "
-    "scripts that do: examples of generation, preparation of data, conversion of weights"
+    "files of GPT-2, LLaMA and GLM below configs/, Python blocks of documents about them that import mindformers, "
+    "scripts that do (examples of generation, preparation of data, conversion of weights), and the shell lines of the "
+    "documents that call these scripts or run_mindformer.py, by the launchers of their release or without. A line's "
+    "paths, names and numbers are those of a tiny base, rows and two processes on a CPU; not counted are lines about "
+    "other models, Lite, evaluation harnesses, web pages and Ascend's own tools, and scripts that import no mindformers"
 )
 CALLS = {"train": "train", "finetune": "finetune", "eval": "evaluate", "predict": "predict"}
 """run_mode -> the trainer's method."""
@@ -61,7 +65,9 @@ def count(clone: Path, work: Path, seconds: float | None = None) -> list[Case]:
         groups.setdefault(same, []).append((name, PARTS[mode]))
     for same, problem in problems(__name__, jobs, work, seconds).items():
         cases += [Case(name, *(problem or ("runs",)), part=part) for name, part in groups[same]]
-    return [*cases, *mindformers_documents.count(clone, work, releases(clone, (0, 2)), git, data, seconds)]
+    for others in (mindformers_documents, mindformers_lines):
+        cases += others.count(clone, work, releases(clone, (0, 2)), git, data, seconds)
+    return cases
 
 
 def run(arguments: dict[str, Any]) -> None:

@@ -53,6 +53,7 @@ PARTS = re.compile(
 FAMILIES = {
     "chatglm4_tiny": r"glm4|glm_4|GLM4",
     "glm_tiny": r"glm_6b|\bGLMConfig|GLMForPreTraining|/glm/|ChatGLMTokenizer",
+    "chatglm3_tiny": r"glm3|glm32k",
     "glm2_tiny": r"glm|codegeex",
     "gpt_tiny": r"gpt",
     "llama_tiny": "",
@@ -60,7 +61,8 @@ FAMILIES = {
 """The base in the place of a text's models: the first whose words it has."""
 JOBS = {
     "glm_tiny": r"configs/glm/\w+\.yaml",
-    "glm2_tiny": r"configs/glm[23]/(predict|run)_\w+\.yaml",
+    "chatglm3_tiny": r"configs/glm3/(predict|run)_\w+\.yaml",
+    "glm2_tiny": r"configs/glm2/(predict|run)_\w+\.yaml",
     "chatglm4_tiny": r"configs/glm4/(predict|run)_\w+\.yaml",
     "gpt_tiny": r"configs/gpt2/(predict|run)_\w+\.yaml",
     "llama_tiny": r"configs/llama2?/(predict|run)_\w+\.yaml",
@@ -68,7 +70,8 @@ JOBS = {
 """The job file in the place of one that a text does not name."""
 NAMES = {
     "glm_tiny": "glm_6b glm_6b_chat glm_6b_lora_chat",
-    "glm2_tiny": "glm2_6b glm3_6b glm3_6b_32k glm32k codegeex2_6b",
+    "chatglm3_tiny": "glm3_6b glm3_6b_32k glm32k",
+    "glm2_tiny": "glm2_6b codegeex2_6b",
     "chatglm4_tiny": "glm4_9b",
     "gpt_tiny": "gpt2 gpt2_xl gpt2_13b gpt2_52b gpt2_xlarge",
     "llama_tiny": "llama_7b llama_13b llama_65b llama2_7b llama2_13b llama2_70b llama3_8b llama3_70b codellama_34b",
@@ -161,10 +164,15 @@ def runs_of(clone: Path, work: Path, releases: dict[str, str], git: Git) -> dict
         base = next(base for base, words in FAMILIES.items() if re.search(words, told))
         listed = git(clone, "ls-tree", "-r", "--name-only", releases[release], "configs/").splitlines()
         usual = next((file for file in listed if re.match(JOBS[base], file)), "")
+        for near in git(clone, "ls-tree", "--name-only", releases[release], f"{Path(path).parent}/").splitlines():
+            if re.match(r"research/.*\.ya?ml", near):  # what a document calls /path/NAME.yaml
+                source = re.sub(rf"(['\"])[\w/.]+/{re.escape(Path(near).name)}\1", rf"\1{near}\1", source)
         for file in {usual, *re.findall(r"(?:configs|research)/[\w/.]+\.ya?ml", source)} - {""}:
             with contextlib.suppress(subprocess.CalledProcessError):
                 text = git(clone, "show", f"{releases[release]}:{file}")
                 text = re.sub(r"(?m)^use_parallel: *True", "use_parallel: False", text)  # one process
+                filled = given("TOKENIZER", work / "models" / base)
+                text = re.sub(r"(?m)^( +vocab_file:) *(\"\"|''|null)", rf"\1 {filled}", text)
                 (work / release / file).parent.mkdir(parents=True, exist_ok=True)
                 (work / release / file).write_text(text)
                 source = source.replace(file, f"{work}/{release}/{file}")
@@ -223,18 +231,13 @@ def plain(block: str) -> str:
 def run(arguments: dict[str, Any]) -> None:
     """Runs a text as a script of its name."""
     from model_zoo.errors import InputError
-    from pet.names import bundled_models
 
     work, base = Path(arguments["work"]), arguments["base"]
     place = work / "models" / base
     own = Path(tempfile.mkdtemp(dir=work))
     os.chdir(own)
     (own / "out").mkdir()
-    for name, module in [item for item in sys.modules.items() if item[0].startswith("pet.compat.mindformers")]:
-        sys.modules[name.replace("pet.compat.mindformers", "mindformers")] = module
-    for tiny, names in NAMES.items():
-        bundled_models().update(dict.fromkeys((*names.split(), tiny), work / "models" / tiny))
-    shrink(work)
+    prepare(work)
     source = with_paths(arguments["source"], place, arguments["yaml"])
     stem = Path(arguments["name"]).stem
     sys.path.insert(0, str(work / "beside"))
@@ -259,6 +262,17 @@ def run(arguments: dict[str, Any]) -> None:
             raise RuntimeError(f"ended with {end.code}") from None
 
 
+def prepare(work: Path) -> None:
+    """Puts `pet.compat.mindformers` in the place of ``mindformers``, and tiny models in that of names and sizes."""
+    from pet.names import bundled_models
+
+    for name, module in [item for item in sys.modules.items() if item[0].startswith("pet.compat.mindformers")]:
+        sys.modules[name.replace("pet.compat.mindformers", "mindformers")] = module
+    for tiny, names in NAMES.items():
+        bundled_models().update(dict.fromkeys((*names.split(), tiny), work / "models" / tiny))
+    shrink(work)
+
+
 def left_out() -> dict[str, Any]:
     """What documents leave to the reader; and, in MindSpore and other packages, what later versions lack."""
     from types import ModuleType
@@ -266,10 +280,11 @@ def left_out() -> dict[str, Any]:
     from mindspore.mindrecord import FileWriter
 
     from pet.compat import mindformers
+    from pet.compat.mindformers.preparing import get_default_conv_template
 
     FileWriter.open_and_set_header = lambda self: None
     module = ModuleType("fastchat.conversation")
-    module.get_conv_template = lambda name: None
+    module.get_conv_template = get_default_conv_template
     sys.modules.update({"fastchat": ModuleType("fastchat"), "fastchat.conversation": module})
     return {"context_init": lambda *given, **named: None, "inputs": "a red shirt", "AutoConfig": mindformers.AutoConfig}
 
@@ -292,7 +307,17 @@ def with_paths(source: str, place: Path, yaml: str) -> str:
         return found[0]
 
     source = re.sub(r"\bmax_length=(10|20)\b", "max_length=60", source.replace("Ascend", "CPU"))
+    source = answered(source)
     return re.sub(r"(['\"])([^'\"\n]+)\1", put, source)
+
+
+def answered(source: str) -> str:
+    """The text for random weights, which end no answer, and do not begin one as ChatGLM3's do."""
+    asked = r"([\"']?)max_length\1([:=]) ?(?:model_)?config\.seq_length(?=,[\s\"']*(?:do_sample|num_beams))"
+    source = re.sub(asked, r"\1max_new_tokens\1\2 32", source)
+    if "def process_response" in source:
+        source = re.sub(r"= (tokenizer\.decode\(outputs\b.*\))\n", r"= '\\n' + \1\n", source)
+    return source
 
 
 def given(word: str, place: Path) -> str:
@@ -338,10 +363,13 @@ def write_files(base: str, directory: Path, data: dict[str, Path]) -> None:
 
     if (directory / "lora.ckpt").is_file():
         return
-    source = bundled_models()[{"glm2_tiny": "llama_tiny", "chatglm4_tiny": "glm4_tiny"}.get(base, base)]
+    same = {"glm2_tiny": "llama_tiny", "chatglm3_tiny": "llama_tiny", "chatglm4_tiny": "glm4_tiny"}
+    source = bundled_models()[same.get(base, base)]
     shutil.copytree(source, directory, dirs_exist_ok=True)
     config = json.loads((source / "config.json").read_text())
-    if base in ("glm2_tiny", "chatglm4_tiny"):
+    if base == "chatglm3_tiny":
+        (directory / "tokenizer_config.json").write_text(json.dumps({"prompt_style": "chatglm3"}))
+    if base in same:
         config = dict(CHATGLM2)
     config |= dict.fromkeys({*LAYERS} & {*config}, 1) | dict.fromkeys({*CONTEXTS} & {*config}, 4096)
     model = pet.AutoModel.from_config(config)
@@ -356,10 +384,15 @@ def write_files(base: str, directory: Path, data: dict[str, Path]) -> None:
     named = {"type": TYPES[base], "checkpoint_name_or_path": str(directory)}
     texts = {
         "squad.json": {"data": [{"paragraphs": [{"context": "grey", "qas": [asked]}]}]},
+        "conversation.json": [
+            {"id": "1", "conversations": [{"from": "human", "value": "what?"}, {"from": "gpt", "value": "grey"}]}
+        ],
         "job.yaml": {**JOB, "model": {"model_config": named}},
     }
     for name, values in texts.items():
         (directory / name).write_text(json.dumps(values) + "\n")
+    sold = [{"content": "a red shirt", "summary": "grey", "text": "a red shirt"}] * 6
+    (directory / "advertise.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sold))
     for name in ("lines.txt", "wiki.txt"):
         lines = [" = A title = ", *["a red cotton shirt , and a grey scarf . " * 20] * 8]
         (directory / name).write_text("\n\n".join(lines))
@@ -385,6 +418,7 @@ CHATGLM2 = {
 }
 TYPES = {
     "glm_tiny": "GLMConfig",
+    "chatglm3_tiny": "ChatGLM2Config",
     "glm2_tiny": "ChatGLM2Config",
     "chatglm4_tiny": "ChatGLM2Config",
     "gpt_tiny": "GPT2Config",

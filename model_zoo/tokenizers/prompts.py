@@ -7,11 +7,13 @@ the messages before the last answer: the model is trained on the very ids it lat
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, check_one_of, nearest
 
 ROLES = ("system", "user", "assistant")
 TRAIN_ON = ("answers", "last", "all")
@@ -202,6 +204,25 @@ def _chatglm3(talk: Conversation) -> Iterator[Part]:
             yield text(answer, number)
     if answer is not None:
         yield Part("eos", answer=number)
+
+
+def joined(messages: Iterable[Mapping[str, Any]]) -> Iterator[Part]:
+    """A prompt of ChatGLM3 as its own tokenizer makes it: messages in any order, each with its metadata and its tools.
+
+    Raises:
+        InputError: an unknown role.
+    """
+    yield token("[gMASK]")
+    yield token("sop")
+    for message in messages:
+        check_one_of("role", message["role"], [name.strip("<|>") for name in _ROLE_TOKENS])
+        tools = message["role"] == "system" and "tools" in message
+        yield token(f"<|{message['role']}|>")
+        yield text(f"{message.get('metadata', '')}\n")
+        yield text(
+            message["content"] + ("\n" + json.dumps(message["tools"], indent=4, ensure_ascii=False) if tools else "")
+        )
+    yield token("<|assistant|>")
 
 
 _HEADER = "<|start_header_id|>{}<|end_header_id|>\n\n"

@@ -94,12 +94,13 @@ def make_feed(data, recipe, model, tokenizer, distributed, objects: Objects, tra
         return as_feed([_labelled(one, settings) for one in data], accumulation, model)
     rows = recipe.train.batch_size if train else recipe.eval.batch_size or recipe.train.batch_size
     collate_fn = None
-    if is_mindspore_dataset(data):
+    records = _records(data) if tokenizer is None else None
+    if records is not None or is_mindspore_dataset(data):
         limit = settings.max_length if "max_length" in recipe.data.model_fields_set else _room(model)
-        dataset = from_mindspore(data, limit, settings.padding, settings.padding_ends)
+        dataset = from_mindspore(records or data, limit, settings.padding, settings.padding_ends)
         longest = max(len(dataset[index][0]) for index in range(len(dataset)))
         settings = dataclasses.replace(settings, max_length=max(2, longest))
-        if "batch_size" not in recipe.train.model_fields_set and train:
+        if records is None and "batch_size" not in recipe.train.model_fields_set and train:
             rows = max(data.get_batch_size(), 1) * distributed.data_size
     elif isinstance(data, (str, Path)) or (
         isinstance(data, (list, tuple)) and all(isinstance(one, (str, Path)) for one in data)
@@ -115,6 +116,21 @@ def make_feed(data, recipe, model, tokenizer, distributed, objects: Objects, tra
             "dataset was expected"
         )
     return shared_loader(dataset, rows, settings, model, tokenizer, distributed, accumulation, collate_fn)
+
+
+def _records(data: Any) -> Any:
+    """MindRecord files as a MindSpore Dataset: they hold ids, which need no tokenizer. None of anything else."""
+    from pet.data.finding import find_files, kind_of
+
+    paths = [data] if isinstance(data, (str, Path)) else data
+    if not isinstance(paths, (list, tuple)) or not all(isinstance(one, (str, Path)) for one in paths):
+        return None
+    files = find_files(paths)
+    if any(kind_of(file) != "mindrecord" for file in files):
+        return None
+    from mindspore.dataset import MindDataset
+
+    return MindDataset([str(file) for file in files], shuffle=False)
 
 
 def _ids(entry: Any) -> np.ndarray | None:
@@ -146,7 +162,7 @@ def put_weights(model, weights: str | None, adapter: str | Path | None) -> None:
     """Gives a script's model what a run has trained: its adapter, in the place of the model's own, or all weights.
 
     Args:
-        weights, adapter: a checkpoint directory or an adapter directory; the other is None.
+        weights, adapter: a checkpoint directory and an adapter directory; None for what there is not.
 
     Raises:
         InputError: they are of another model.

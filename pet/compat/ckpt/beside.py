@@ -72,7 +72,8 @@ def bring(
     alpha: float | Callable[[Mapping[str, Any], Path], float] | None = None,
     strategy: str | os.PathLike | None = None,
 ) -> tuple[str | None, Path | None]:
-    """(checkpoint directory, adapter directory) for a ``.ckpt`` file of weights or of LoRA matrices; one is None.
+    """(checkpoint directory, adapter directory) for a ``.ckpt`` file of weights, of LoRA matrices or of both; None for
+    what it has not.
 
     Args:
         source, config, form: see `to_directory`.
@@ -80,17 +81,13 @@ def bring(
         strategy: see `whole`.
 
     Raises:
-        InputError: a file with both kinds, LoRA without an alpha; see `converted`.
+        InputError: LoRA without an alpha; see `converted`.
     """
     path = whole(source, strategy)
     weights, lora = kinds_in(path)
-    if weights and lora:
-        raise InputError(
-            f"{path}: holds weights and LoRA matrices; make two directories of it by pet convert --part model and "
-            "pet convert --part adapter, and give those"
-        )
-    if weights or not lora:
-        return str(converted(path, config, form)), None
+    model = str(converted(path, config, form)) if weights or not lora else None
+    if not lora:
+        return model, None
     if alpha is None:
         raise InputError(
             f"{path}: holds LoRA matrices, but not their alpha; convert it by pet convert {path} --alpha N --output DIR"
@@ -98,7 +95,7 @@ def bring(
     values = config_for(path, config)
     alpha = alpha(values, path) if callable(alpha) else alpha
     facts = {"config": values, "alpha": alpha, "rearranged": bool(form and form.use_rearrange_rope)}
-    return None, _beside(path, "adapter", facts, lambda output: to_adapter(path, output, alpha, config, form))
+    return model, _beside(path, "adapter", facts, lambda output: to_adapter(path, output, alpha, config, form))
 
 
 def _beside(path: Path, ending: str, facts: dict[str, Any], make: Callable[[Path], Any]) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.arguments import checked
-from model_zoo.errors import InputError, first_line, nearest
+from model_zoo.errors import InputError, check_one_of, first_line, nearest
 
 log = logging.getLogger("pet")
 
@@ -56,7 +56,7 @@ class ParallelContextConfig:
 
 @checked
 def init_context(
-    use_parallel: bool = False,
+    use_parallel: bool | str = False,
     context_config: ContextConfig | dict[str, Any] | None = None,
     parallel_config: ParallelContextConfig | dict[str, Any] | None = None,
 ) -> tuple[int, int]:
@@ -66,7 +66,8 @@ def init_context(
     here, and the mode is left alone.
 
     Args:
-        use_parallel: the script is one of several processes, started by ``pet launch``, msrun or the cluster.
+        use_parallel: the script is one of several processes, started by ``pet launch``, msrun or the cluster. A text
+            is one of the words for True and False; MindFormers takes every text for True.
         context_config: device target and index.
         parallel_config: how MindFormers would divide the work.
 
@@ -78,6 +79,13 @@ def init_context(
     """
     import mindspore as ms
 
+    if isinstance(use_parallel, str):
+        from pet.compat.command_line import place_or_switch
+
+        word, use_parallel = use_parallel, place_or_switch(use_parallel)
+        check_one_of("init_context: use_parallel", use_parallel, (True, False))
+        if not use_parallel:
+            log.warning("init_context: use_parallel=%r is False here; MindFormers takes every text for True", word)
     context = ContextConfig(**context_config) if isinstance(context_config, dict) else context_config
     if isinstance(parallel_config, dict):
         parallel_config = ParallelContextConfig(**parallel_config)

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from model_zoo.errors import InputError, similar
-from model_zoo.generation_settings import FIELDS
+from model_zoo.errors import InputError, similar, warn_once
+from model_zoo.generation_settings import DRAWN, FIELDS, HINTS
+from model_zoo.settings import faults
 from pet.compat.mindformers.padding import pad_of
 from pet.text_generation import completed
 
@@ -26,9 +27,11 @@ NAMES |= {name: name for name in ("max_length", "max_new_tokens", "eos_token_id"
 UNSAID = {
     **{"max_length": 20, "num_beams": 1, "do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0},
     **{"repetition_penalty": 1.0, "renormalize_logits": False, "use_past": False},
-    **dict.fromkeys(("max_new_tokens", "pad_token_id", "bos_token_id", "eos_token_id")),
+    **dict.fromkeys(("max_new_tokens", "pad_token_id", "bos_token_id", "eos_token_id", "_from_model_config")),
 }
 """MindFormers' defaults of a `GenerationConfig`."""
+IDLE = ("bos_token_id", "use_past", "_from_model_config")
+"""Settings that change no answer: a prompt begins as it is given, and keys and values are kept in any case."""
 FIXED = {"encoder_repetition_penalty": 1.0}
 
 
@@ -108,10 +111,13 @@ def give_defaults(model, given: Mapping[str, Any], checkpoint: Any = None) -> No
         own = settings.pop("generation_config", None)
         if own is None and len(arguments) > 1 and isinstance(arguments[1], GenerationConfig):
             own, arguments = arguments[1], (arguments[0], *arguments[2:])
+        for name in IDLE:
+            if settings.pop(name, None):
+                warn_once(f"generate: {name} has no effect: it changes no answer", name)
         called = dict(signature.bind_partial(model, *arguments, **settings).arguments)
         del called["model"]
         called = {name: value for name, value in called.items() if not (value is None and name in HANDED_ON)}
-        called = completed(defaults if own is None else defaults_in(own.to_dict()), called, model.room)
+        called = _drawn(completed(defaults if own is None else defaults_in(own.to_dict()), called, model.room))
         ids, mask = called.get("input_ids"), called.get("attention_mask")
         prompts = without_padding(ids, pad(), bos) if mask is None else masked(ids, mask)
         if prompts is None:
@@ -124,6 +130,18 @@ def give_defaults(model, given: Mapping[str, Any], checkpoint: Any = None) -> No
         return [row[lacking:] for row, (lacking, _) in zip(found, rows, strict=True)]
 
     model.generate = with_defaults
+
+
+def _drawn(called: Mapping[str, Any]) -> dict[str, Any]:
+    """``do_sample`` by its truth, as there; where it is false, what counts in a draw alone may be anything."""
+    found = dict(called)
+    if "do_sample" not in found or not isinstance(found["do_sample"], (int, float)):
+        return found
+    found["do_sample"] = bool(found["do_sample"])
+    for name in () if found["do_sample"] else DRAWN:
+        if found.get(name) is not None and [*faults(name, HINTS[name], FIELDS[name].metadata, found[name])]:
+            warn_once(f"{name}={found.pop(name)!r} has no effect without do_sample=True", name)
+    return found
 
 
 HANDED_ON = ("do_sample", "temperature", "repetition_penalty", "max_length")

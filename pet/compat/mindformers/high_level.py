@@ -169,6 +169,7 @@ class Trainer(Request):
             raise InputError("Trainer.evaluate: eval_dataset is missing; there is nothing to measure on")
         model, adapter = self._weights(eval_checkpoint)
         recipe = self.recipe("evaluate", model)
+        adapter = self._in_the_file(recipe, model, adapter)
         self.put_written_metrics(recipe)
         if self.in_memory():
             from pet.compat.objects import measure
@@ -211,6 +212,10 @@ class Trainer(Request):
             task = "classification" if judges else "generation"
             report(answers, self.base_recipe.save_file or f"text_{task}_result.txt")
         return answers
+
+    def export(self, *arguments, **settings) -> None:
+        """Raises InputError: MindIR is not written here."""
+        raise InputError("run_mode: export writes MindIR in MindFormers; see pet export and pet merge")
 
     def _tuned_on_questions(self, checkpoint) -> bool:
         """Whether the rows of the run that made what is asked have questions: it was tuned in the prompt of these."""
@@ -330,6 +335,11 @@ class Trainer(Request):
         put_weights(self.model, *found)
         return None, None
 
+    def _in_the_file(self, recipe, model, adapter):
+        """The adapter of a call that says no checkpoint: the one among the weights that a MindFormers file names."""
+        says = model is None and adapter is None and self.base_recipe is not None
+        return getattr(recipe.adapter, "load", None) if says and self.job_file()[0] == "mindformers" else adapter
+
     def _model_and_tokenizer(self, checkpoint=None) -> tuple:
         from pet.auto import AutoModel, AutoTokenizer
 
@@ -341,6 +351,7 @@ class Trainer(Request):
             return self.model, tokenizer
         model, adapter = self._weights(checkpoint)
         recipe = self.recipe("predict", model)
+        adapter = self._in_the_file(recipe, model, adapter)
         key = (model or recipe.model.path, adapter)
         if self._loaded is None or self._loaded[0] != key:
             loaded = AutoModel.from_pretrained(key[0])

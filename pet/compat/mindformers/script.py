@@ -72,13 +72,18 @@ class TaskTrainer:
         return self._of(config).predict(input_data=config.input_data, batch_size=batch_size)
 
     def export(self, config: MindFormerConfig, is_full_config: bool = True) -> None:
-        """Raises InputError: MindIR is not written here."""
-        raise InputError("run_mode: export writes MindIR in MindFormers; see pet export and pet merge")
+        """Raises InputError: see `Trainer.export`."""
+        self._of(config).export()
 
 
 def build_trainer(config: Mapping[str, Any] | None = None) -> TaskTrainer:
     """The trainer of a file's section ``trainer``, which is looked at when it is used."""
     return TaskTrainer()
+
+
+def build_model(config: Mapping[str, Any]) -> None:
+    """Raises InputError: MindFormers' scripts make a model so to export it to MindIR, which is not written here."""
+    raise InputError("build_model: is for MindIR, which is not written here; see pet export, pet merge and AutoModel")
 
 
 def transform_and_load_checkpoint(config: MindFormerConfig, model, network, dataset=None, **settings) -> None:

@@ -81,12 +81,14 @@ def read_keys(file: Path) -> dict[str, Any]:
     """What stands in a MindFormers YAML file.
 
     Raises:
-        InputError: no such file, or no YAML with keys in it.
+        InputError: no such file, no YAML with keys in it, or one of a release before 0.6.
     """
     source = read(file, str(file), old_scalar)
     InputError.raise_any(source.problems)
     if not isinstance(source.value, Mapping):
         raise InputError(f"{file}: has no keys; a MindFormers YAML file was expected")
+    if "base_config" in source.value:
+        raise InputError(f"{file}: base_config: files of releases before 0.6, which other files complete, are not read")
     return dict(source.value)
 
 

@@ -36,7 +36,7 @@ NUMBERS = {"rms_norm_eps": "rms_norm_eps", "layernorm_epsilon": "layernorm_epsil
 """Further numbers of model_config, and what a config.json calls them."""
 # of model_config, but nothing of the architecture
 BESIDE = ("type", "pet_config", "checkpoint_name_or_path", "qkv_concat", "mlp_concat", "use_rearrange_rope")
-BESIDE += ("hidden_size_per_attention_head",)
+BESIDE += ("hidden_size_per_attention_head", "num_labels")  # a head's, which stands over the model
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -164,8 +164,9 @@ def form_of(values: Mapping[str, Any]) -> Form:
 
 
 def alpha_of(values: Mapping[str, Any]) -> float | None:
-    """``lora_alpha`` of the file's pet_config; None where it has none."""
-    alpha = (model_section(values).get("pet_config") or {}).get("lora_alpha")
+    """``lora_alpha`` of the file's pet_config, which files of release 0.6 have in ``arch.pet``; None without one."""
+    old = ((values.get("model") or {}).get("arch") or {}).get("pet") or {}
+    alpha = (model_section(values).get("pet_config") or old.get("pet_config") or {}).get("lora_alpha")
     return None if alpha is None else float(alpha)
 
 

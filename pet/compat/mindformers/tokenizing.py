@@ -12,11 +12,9 @@ import numpy as np
 from model_zoo.errors import InputError, check_one_of
 from model_zoo.tokenizers import Tokenizer
 from model_zoo.tokenizers.base import padded
-from model_zoo.tokenizers.prompts import STYLES, check_messages
+from model_zoo.tokenizers.prompts import STYLES, check_messages, joined
 
 Texts = Sequence[str]
-
-
 UNLIMITED = int(1e30)
 """``model_max_length`` of a tokenizer whose files say none, as there."""
 
@@ -138,6 +136,9 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
         found = {name: value[0] for name, value in found.items()} if single else found
         return found if return_tensors is None else {name: _as(return_tensors, one) for name, one in found.items()}
 
+    def _pad(self, encoded_inputs, max_length=None, padding_strategy="do_not_pad", **settings) -> dict[str, Any]:
+        return self.pad(encoded_inputs, padding_strategy, max_length, **settings)
+
     def prepare_for_model(
         self,
         ids: Sequence[int],
@@ -215,13 +216,11 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
         """The text of each row of ids."""
         return [self.decode(row, *arguments, **settings) for row in rows]
 
-    def encode_plus(self, text: str, **settings) -> dict[str, Any]:
+    def encode_plus(self, text: str | Texts, **settings) -> dict[str, Any]:
         """The tokenizer called."""
-        return self(text, **settings)
+        return self(text if isinstance(text, str) else list(text), **settings)
 
-    def batch_encode_plus(self, texts: Texts, **settings) -> dict[str, Any]:
-        """The tokenizer called."""
-        return self(list(texts), **settings)
+    batch_encode_plus = encode_plus
 
     @functools.cached_property
     def _ids(self) -> dict[str, int]:
@@ -336,10 +335,14 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
             counts = f"{len(queries)} queries, {len(before)} histories, {len(roles)} roles"
             raise InputError(f"build_batch_input: {counts}; one for each was expected")
         asked = zip(queries, before, roles, strict=True)
-        rows = [self.prompt(_messages(query, list(history or ()), role)) for query, history, role in asked]
+        ask = self._joined if self.prompt_style == "chatglm3" else self.prompt
+        rows = [ask(_messages(query, list(history or ()), role)) for query, history, role in asked]
         found = {"input_ids": rows, "attention_mask": [[1] * len(row) for row in rows]}
         found["position_ids"] = [list(range(len(row))) for row in rows]
         return self.pad(found, padding if len(rows) > 1 else False, return_tensors=return_tensors)
+
+    def _joined(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        return [number for part in joined(messages) for number, _ in self._part_ids(part)]
 
 
 def _turns(history: Iterable[tuple[str, str]] | None) -> list[dict[str, str]]:

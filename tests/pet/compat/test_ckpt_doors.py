@@ -70,6 +70,47 @@ def test_a_job_file_with_ckpt_files(base, tmp_path, capsys, lora_file):
     job.write_text(text.replace("{type: GPT2Config", f"{{checkpoint_name_or_path: {base}, type: GPT2Config"))
     recipe = load_any("job.yaml")
     assert (recipe.model.path, recipe.adapter.load) == (str(base), str(tmp_path / "lora.adapter"))
+    # release 0.6 has the method's settings, and so alpha, in another place
+    old = f"arch: {{type: GPT2LMHeadModel, pet: {{pet_type: lora, {tuning}}}}}, model_config:"
+    job.write_text(job.read_text().replace(f", {tuning}", "").replace("model_config:", old))
+    assert load_any("job.yaml").adapter.alpha == 8
+
+
+def test_a_file_of_weights_and_lora_is_both(base, tmp_path, lora_file):
+    """As MindFormers saves it while it tunes: measured, and gone on from, it is the base with the adapter."""
+    from pet.compat.mindformers import Trainer
+
+    to_file(base, tmp_path / "gpt.ckpt")
+    lora_file(tmp_path / "lora.ckpt", {"backbone.blocks.0.attention.dense1": (32, 32)}, 4)
+    both = {}
+    for name in ("gpt.ckpt", "lora.ckpt"):
+        with CkptFile(tmp_path / name) as file:
+            both |= {key: file.read(key) for key in file.tensors}
+    write_ckpt("both.ckpt", {key: ("float32", value.shape) for key, value in both.items()}, both.__getitem__)
+    sizes = "hidden_size: 32, num_layers: 2, num_heads: 2, seq_length: 128, vocab_size: 1216"
+    tuning = "pet_config: {pet_type: lora, lora_rank: 4, lora_alpha: 8}"
+    data = f"{{data_loader: {{dataset_dir: {base}/data.jsonl}}}}"
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        f"run_mode: finetune\nload_checkpoint: both.ckpt\nrunner_config: {{epochs: 1, batch_size: 4}}\n"
+        f"model: {{model_config: {{type: GPT2Config, {sizes}, {tuning}}}}}\n"
+        f"train_dataset: {data}\neval_dataset: {data}\n"
+    )
+    recipe = load_any("job.yaml")
+    assert (recipe.model.path, recipe.adapter.load) == (str(tmp_path / "both.hf"), str(tmp_path / "both.adapter"))
+    how = {"recipe": job, "tokenizer": str(base)}
+    named = {"model.model_config.checkpoint_name_or_path": str(base)}
+    alone = Trainer(load_checkpoint="gpt.ckpt", **how).evaluate()["loss"]
+    tuned = Trainer(load_checkpoint="lora.ckpt", options=named, **how).evaluate()["loss"]
+    assert Trainer(**how).evaluate()["loss"] == tuned != alone
+    assert Trainer(load_checkpoint="both.ckpt", **how).evaluate()["loss"] == tuned
+    asked = {"input_data": "a red", "max_new_tokens": 8, "do_sample": False}
+    trainer = Trainer(**how)
+    assert trainer.predict(**asked) == Trainer(load_checkpoint="both.ckpt", **how).predict(**asked)
+    assert len(pet.list_adapters(trainer._loaded[1])) == 1
+    model = pet.AutoModel.from_pretrained(str(base))
+    trainer = Trainer(model=model, pet_method="lora", eval_dataset=f"{base}/data.jsonl", load_checkpoint="both.ckpt")
+    assert (trainer._weights(), len(pet.list_adapters(model))) == ((None, None), 1)
 
 
 def test_the_command(base, tmp_path, capsys, lora_file):

@@ -83,6 +83,22 @@ def test_arguments_of_the_model_and_of_files(tmp_path):
         pipeline("translation", model="llama_tiny")
 
 
+def test_what_counts_in_a_draw_alone_may_be_anything_without_one(caplog):
+    """``do_sample`` is taken by its truth, as there."""
+    model, tokenizer = AutoModel.from_pretrained("llama_tiny"), AutoTokenizer.from_pretrained("llama_tiny")
+    ids = tokenizer("a red")["input_ids"]
+    expected = model.generate(ids, max_new_tokens=6, do_sample=False).tolist()
+    assert model.generate(ids, max_new_tokens=6, do_sample=False, top_p=3, top_k=0.7).tolist() == expected
+    assert model.generate(ids, max_new_tokens=6, do_sample=0).tolist() == expected
+    assert "top_k=0.7 has no effect without do_sample=True" in caplog.text
+    drawn = model.generate(ids, max_new_tokens=6, do_sample=True, seed=3).tolist()
+    assert model.generate(ids, max_new_tokens=6, do_sample=20, seed=3).tolist() == drawn
+    with pytest.raises(InputError, match=r"top_k is 0\.7"):
+        model.generate(ids, max_new_tokens=6, do_sample=True, top_k=0.7)
+    with pytest.raises(InputError, match="do_sample is 'yes'"):
+        model.generate(ids, max_new_tokens=6, do_sample="yes")
+
+
 def test_settings_of_generation_as_an_object():
     model, tokenizer = AutoModel.from_pretrained("llama_tiny"), AutoTokenizer.from_pretrained("llama_tiny")
     ids = tokenizer("a red")["input_ids"]
@@ -94,6 +110,11 @@ def test_settings_of_generation_as_an_object():
     assert model.generate(ids, config, max_length=8).tolist() == [expected[0][:8]]
     assert config.update(max_length=8, other=1) == {"other": 1}
     assert GenerationConfig.from_dict(config.to_dict()).max_length == 8
+    idle = {"bos_token_id": 1, "use_past": True, "_from_model_config": True}
+    assert model.generate(ids, generation_config=GenerationConfig(max_length=12, **idle)).tolist() == expected
+    assert model.generate(ids, max_length=12, do_sample=False, **idle).tolist() == expected
+    found = pipeline(model=model, tokenizer=tokenizer)("a red", max_length=12, do_sample=False, **idle)
+    assert found[0]["text_generation_text"] == [tokenizer.decode(expected[0])]
     said = AutoConfig.from_pretrained("llama_tiny")
     said.max_decode_length, said.top_k = 30, 3
     found = GenerationConfig.from_model_config(said)

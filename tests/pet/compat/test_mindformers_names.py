@@ -68,6 +68,10 @@ from mindformers.models.glm2.convert_weight import convert_weight
 from mindformers import build_context, TrainingDataLoader, SFTDataLoader
 from mindformers.dataset.dataloader.training_dataloader import TrainingDataset
 from mindformers.tools.utils import FILE_PERMISSION
+from mindformers.models import build_model
+from mindformers.dataset.dataloader.datareaders import wikitext_clean
+from mindformers.tools.dataset_preprocess.llama.conversation import get_default_conv_template
+from mindformers.tools.transform_ckpt import get_strategy
 from mindformers.utils.load_checkpoint_utils import get_load_path_after_hf_convert
 """
 
@@ -343,3 +347,22 @@ def test_the_job_of_trainings_arguments(monkeypatch):
     assert (arguments.rank_id, arguments.device_num) == (0, 1)
     with pytest.raises(InputError, match="single process"):
         build_context(TrainingArguments(use_parallel=True))
+
+
+def test_use_parallel_as_a_text_of_the_command_line(caplog):
+    """A script's ``--use_parallel`` without a type."""
+    from pet.compat.mindformers import init_context
+
+    assert init_context(use_parallel="False") == (0, 1)
+    assert "use_parallel='False' is False here; MindFormers takes every text for True" in caplog.text
+    with pytest.raises(InputError, match="single process"):
+        init_context(use_parallel="True")
+    with pytest.raises(InputError, match="init_context: use_parallel: unknown value 'perhaps'"):
+        init_context(use_parallel="perhaps")
+
+
+def test_export_to_mindir_is_refused_by_name():
+    from pet.compat.mindformers.models import build_model
+
+    with pytest.raises(InputError, match="MindIR, which is not written here"):
+        build_model({"model_config": {"type": "LlamaConfig"}})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -62,6 +64,19 @@ def test_padding_is_masked_as_the_family_does(name, how, rows, numpy_loss):
     trainer = Trainer(model=name if how is in_a_file else model, eval_dataset=how(given), args={"batch_size": 2})
     expected = numpy_loss(model, learnt(given, pad, gpt2))
     assert trainer.evaluate()["loss"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_records_of_ids_need_no_tokenizer(rows, numpy_loss):
+    """They are read beside a model that is an object, whose padding its configuration says."""
+    model = AutoModel.from_config(
+        LlamaConfig(hidden_size=32, num_layers=1, num_heads=2, vocab_size=2000, pad_token_id=7)
+    )
+    given = rows(7)
+    trainer = Trainer(model=model, eval_dataset=in_a_file(given), args={"batch_size": 2})
+    assert trainer.evaluate()["loss"] == pytest.approx(numpy_loss(model, learnt(given, 7, False)), rel=1e-4)
+    with pytest.raises(InputError, match="files are tokenised; give tokenizer="):
+        Path("rows.txt").write_text("a red shirt")
+        Trainer(model=model, eval_dataset="rows.txt", args={"batch_size": 2}).evaluate()
 
 
 def test_the_configuration_says_what_padding_is(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 import pet
 from model_zoo.errors import InputError
-from pet.compat.mindformers import AutoModel, AutoTokenizer, ChatGLM2Tokenizer, LlamaTokenizer
+from pet.compat.mindformers import AutoModel, AutoTokenizer, ChatGLM2Tokenizer, ChatGLM3Tokenizer, LlamaTokenizer
 
 TEXT = "hello, 世界 red"
 ASKED = [{"role": "user", "content": "a red"}]
@@ -236,6 +236,43 @@ def test_settings_of_a_tokenizer_that_is_made_by_its_file():
         LlamaTokenizer(str(file), use_default_system_prompt=True)
     with pytest.raises(TypeError, match="bos_tokens"):
         LlamaTokenizer(str(file), bos_tokens="<s>")
+
+
+def test_chatglm3_joins_messages_in_any_order(fixtures):
+    """Token by token as its own tokenizer does; each content is encoded by itself."""
+    tokenizer = ChatGLM3Tokenizer.from_pretrained(fixtures / "tok_chatglm2")
+
+    def text(value):
+        return tokenizer.encode(value, add_special_tokens=False)
+
+    def number(token):
+        return tokenizer.special_tokens[token]
+
+    before = [number("[gMASK]"), number("sop")]
+    asked = [number("<|system|>"), *text("\n"), *text("a red")]
+    found = tokenizer.build_chat_input("a red", history=[], role="system")
+    assert found["input_ids"].tolist() == [[*before, *asked, number("<|assistant|>")]]
+    history = [
+        {"role": "system", "content": "a red", "tools": [{"name": "shirt"}]},
+        {"role": "assistant", "metadata": "shirt", "content": "b"},
+    ]
+    with_tools = [number("<|system|>"), *text("\n"), *text('a red\n[\n    {\n        "name": "shirt"\n    }\n]')]
+    called = [number("<|assistant|>"), *text("shirt\n"), *text("b")]
+    answer = [number("<|observation|>"), *text("\n"), *text("c")]
+    found = tokenizer.build_chat_input("c", history, role="observation")["input_ids"].tolist()
+    assert found == [[*before, *with_tools, *called, *answer, number("<|assistant|>")]]
+    with pytest.raises(InputError, match="role: unknown value 'bot'"):
+        tokenizer.build_chat_input("c", role="bot")
+
+
+def test_a_scripts_own_padding(tokenizer):
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "right"
+    row = {"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1]}
+    found = tokenizer._pad(dict(row), max_length=5, padding_strategy="max_length")
+    assert found == {"input_ids": [5, 6, 7, *[tokenizer.pad_token_id] * 2], "attention_mask": [1, 1, 1, 0, 0]}
+    assert tokenizer._pad(dict(row), max_length=2, padding_strategy="max_length") == row
 
 
 def test_several_questions_in_one_length(tokenizer):
