@@ -12,6 +12,7 @@ class TrainSettings(TypedDict, total=False):
     optimizer: Literal["adamw", "adam", "sgd", "momentum", "lamb", "lion", "adafactor"]
     betas: list[float]
     eps: float
+    bias_correction: bool
     weight_decay: float
     decay_vectors: bool
     momentum: float
@@ -65,11 +66,11 @@ class TrainSettings(TypedDict, total=False):
     data_collator: Any
     do_eval: Any
     load_checkpoint: Any
+    optimizers: Any
     options: Any
     model_name: Any
     save_config: Any
     eval_callbacks: Any
-    optimizers: Any
     wrapper: Any
     compute_metrics: Any
     image_processor: Any
@@ -89,11 +90,11 @@ class RequestSettings(TypedDict, total=False):
     do_eval: Any
     load_checkpoint: Any
     forward_step: Any
+    optimizers: Any
     options: Any
     model_name: Any
     save_config: Any
     eval_callbacks: Any
-    optimizers: Any
     wrapper: Any
     compute_metrics: Any
     image_processor: Any

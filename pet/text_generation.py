@@ -84,7 +84,7 @@ class TextGeneration:
 
     def written(self, text: str, prompt: list[int], answer: list[int]) -> str:
         """What is given for a text with its prompt: the answer, behind the text where this was no question."""
-        return ("" if self.chat else text) + self.tokenizer.decode(answer)
+        return ("" if self.chat else text) + self.tokenizer.decode(answer, skip_special_tokens=True)
 
     def continued(self, prompts: list[list[int]], options: dict[str, Any]) -> list[list[int]]:
         """The answers to one batch of prompts."""

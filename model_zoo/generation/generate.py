@@ -151,7 +151,7 @@ def generate(
 
     def stopped(answer: np.ndarray) -> bool:
         """Whether an answer holds a stop string."""
-        text = tokenizer.decode(answer.tolist())
+        text = tokenizer.decode(answer.tolist(), skip_special_tokens=True)
         return any(stop in text for stop in stops)
 
     common = {"new_tokens": new_tokens, "eos": eos, "pad": pad, "stopped": stopped if stops else None}

@@ -40,7 +40,7 @@ class TextStreamer:
         if self.at_prompt:
             self.at_prompt = False
             if not self.skip_prompt:
-                self.on_text(self.tokenizer.decode(ids.tolist()))
+                self.on_text(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
             return
         for token in ids:
             text = self.decoder.put(int(token))

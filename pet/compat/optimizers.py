@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from model_zoo.errors import InputError
-from pet.compat.translation import OPTIMIZERS, choice
+from pet.compat.translation import optimizer as optimizer_of
 from pet.recipe.translation import Translation
 
 # a recipe's key → what MindSpore or torch calls it
@@ -31,7 +31,7 @@ def put_optimizer(t: Translation, optimizer: Any) -> Callable[[int], float] | No
     kind = type(optimizer).__name__
     if kind == "SGD" and number(known.get("momentum", 0)):
         kind = "Momentum"
-    choice("train.optimizer", OPTIMIZERS)(t, "optimizer", kind)
+    optimizer_of(t, "optimizer", kind)
     for switch in ("is_group_lr", "amsgrad", "nesterov", "use_amsgrad", "use_nesterov"):
         if known.get(switch) is True:
             t.refuse("optimizer", f"{switch}: is not here (groups of learning rates are train.groups of a recipe)")

@@ -47,11 +47,14 @@ SCHEDULES = _words(
         "inverse_sqrt": "",
     }
 )
+WITHOUT_CORRECTION = (
+    "adamweightdecay fusedadamweightdecay fp32adamweightdecay fp32stateadamweightdecay fused_adamw fp32_adamw"
+)
+"""MindSpore's AdamWeightDecay, and what MindFormers makes of it: their moments, which begin at 0, are not corrected."""
 OPTIMIZERS = _words(
     {
         "adamw": "adamw_torch adamw_torch_fused adamw_torch_4bit adamw_torch_8bit adamw_apex_fused adamw_hf adamw_8bit "
-        "adamw_bnb_8bit paged_adamw_8bit paged_adamw_32bit adamweightdecay fusedadamweightdecay fp32adamweightdecay "
-        "fp32_adamw adamweightdecayx fp32stateadamweightdecay pmaadamw",
+        f"adamw_bnb_8bit paged_adamw_8bit paged_adamw_32bit adamweightdecayx pmaadamw {WITHOUT_CORRECTION}",
         "lion": "lion_32bit lion_8bit paged_lion_32bit paged_lion_8bit lion_pytorch",
         **dict.fromkeys(("adam", "adafactor", "lamb", "sgd", "momentum"), ""),
     }
@@ -80,6 +83,13 @@ def choice(key: str, known: Mapping[str, str]) -> Callable[[Translation, str, An
         translation.put(key, known[word])
 
     return rule
+
+
+def optimizer(translation: Translation, name: str, value: Any) -> None:
+    """The optimizer by its name, and its kind of moments."""
+    choice("train.optimizer", OPTIMIZERS)(translation, name, value)
+    if str(getattr(value, "value", value)).lower() in WITHOUT_CORRECTION.split():
+        translation.put("train.bias_correction", False)
 
 
 def number(key: str, kind: type = float) -> Callable[[Translation, str, Any], None]:

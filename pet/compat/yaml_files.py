@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
-from pet.compat.mindformers.script_config import MindFormerConfig
+from pet.compat.mindformers.script_config import MindFormerConfig, read_keys
 from pet.compat.results import base_of, bring_checkpoint, find_weights
 from pet.compat.translation import path_in
 from pet.names import find_recipe, preset_names
@@ -59,6 +59,8 @@ def values_of(path: JobFile, changes: Mapping[str, Any] | None = None) -> tuple[
         return "mindformers", path._file, _changed(path.to_dict(), changes or {})
     file = find_recipe(path)
     source = read(file, str(path))
+    if isinstance(source.value, Mapping) and source.value.get("base_config"):
+        return "mindformers", file, _changed(read_keys(file), changes or {})
     kind = kind_of(source.value)
     if kind != "recipe":
         source = read(file, str(path), old_scalar)

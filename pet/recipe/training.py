@@ -62,6 +62,10 @@ class Train(Section):
         description="Decay rates of the moments, for adamw, adam, lamb and lion, whose paper has 0.9, 0.99.",
     )
     eps: float = Field(1e-8, gt=0, description="Added to the denominator, for adamw, adam and lamb.")
+    bias_correction: bool = Field(
+        True,
+        description="Divide adamw's moments by what they lack at first; false is MindSpore's AdamWeightDecay.",
+    )
     weight_decay: float = Field(
         0.0, ge=0, description="Added to the gradient in adam, sgd and momentum, decoupled in all others."
     )

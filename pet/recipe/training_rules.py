@@ -70,6 +70,7 @@ USERS = {
     "momentum": (("momentum",), "optimizer"),
     "betas": (("adamw", "adam", "lamb", "lion"), "optimizer"),
     "eps": (("adamw", "adam", "lamb"), "optimizer"),
+    "bias_correction": (("adamw",), "optimizer"),
     "cycles": (("cosine_restarts",), "schedule"),
     "power": (("polynomial",), "schedule"),
     "decay": (("wsd",), "schedule"),

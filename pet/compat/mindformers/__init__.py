@@ -7,6 +7,7 @@ _CLASSES, _CONFIG, _CONTEXT, _HIGH_LEVEL, _ARGUMENTS, _PET, _CALLBACKS = (
     f"{__name__}.{name}"
     for name in ("classes", "config", "context", "high_level", "training_arguments", "pet_config", "callbacks")
 )
+_RATES, _OPTIMIZERS = f"{__name__}.learning_rates", f"{__name__}.optimizers"
 _SCRIPT, _SCRIPT_CONFIG = f"{__name__}.script", f"{__name__}.script_config"
 _STREAMERS = {"model_zoo.generation.streamers": ("TextIteratorStreamer", "TextStreamer")}
 _GENERATION = {f"{__name__}.generation_defaults": ("GenerationConfig",)}
@@ -23,6 +24,7 @@ _TUNING = {
     )
 }
 _AUTO = {_CLASSES: ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoProcessor", "AutoTokenizer")}
+_OF_AUTO = ("configuration", "modeling", "processing", "tokenization")
 _LOGGER = {f"{__name__}.logs": ("logger",)}
 _REGISTER = {_SCRIPT_CONFIG: ("ActionDict", "DictConfig", "MindFormerConfig")}
 _PLACES = ("get_output_root_path", "set_output_path")
@@ -40,7 +42,16 @@ _UTILS = {
         "str2bool_or_str",
     ),
 }
+_LR = {
+    _RATES: (
+        *("ConstantWarmUpLR", "ConstantWithCoolDownLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts"),
+        *("CosineWithRestartsAndWarmUpLR", "CosineWithWarmUpLR", "LinearWithWarmUpLR"),
+        *("PolynomialWithWarmUpLR", "WarmUpStableDecayLR"),
+    )
+}
+_OPTIM = {_OPTIMIZERS: ("AdamW", "FP32StateAdamWeightDecay", "FusedAdamWeightDecay")}
 _MONITORS = {_CALLBACKS: ("CheckpointMonitor", "MFLossMonitor", "ObsMonitor", "SummaryMonitor")}
+_WATCHERS = {_CALLBACKS: (*_MONITORS[_CALLBACKS], "CheckpointMointor", "EvalCallBack", "ProfileMonitor")}
 # package below models -> model classes, configuration, tokenizer, processor
 _FAMILIES = {
     "gpt2": (("GPT2LMHeadModel",), "GPT2Config", "GPT2Tokenizer", "GPT2Processor"),
@@ -84,15 +95,17 @@ __modules__ = modules_of(
         "models": {**_MODELS["models"], _SCRIPT: ("build_model",)},
         "models.build_model": {_SCRIPT: ("build_model",)},
         "auto_class": _AUTO,
-        "models.auto": _AUTO,
+        **dict.fromkeys(("models.auto", *(f"models.auto.{kind}_auto" for kind in _OF_AUTO)), _AUTO),
         **dict.fromkeys(("modules", "modules.transformer", "modules.transformer.transformer"), _PARALLEL),
         "models.glm.glm_processor": {_CLASSES: ("GLMProcessor", "process_response")},
         "models.glm2.glm4_tokenizer": {_CLASSES: ("ChatGLM4Tokenizer",)},
         "models.glm.chatglm_6b_tokenizer": {_CLASSES: ("ChatGLMTokenizer",)},
         **dict.fromkeys(("common.context", "core.context.build_context"), _BUILD),
         **{f"{room}.parallel_config": {_SCRIPT: ("build_parallel_config",)} for room in ("common", "core")},
-        "core": {**_BUILD, **_MONITORS},
-        "core.callback": {_CALLBACKS: (*_MONITORS[_CALLBACKS], "CheckpointMointor", "EvalCallBack", "ProfileMonitor")},
+        "core": {**_BUILD, **_MONITORS, **_LR, **_OPTIM},
+        **dict.fromkeys(("core.lr", "core.lr.lr_schedule"), _LR),
+        **dict.fromkeys(("core.optim", "core.optim.optim", "core.optim.adamw"), _OPTIM),
+        **dict.fromkeys(("core.callback", "core.callback.callback"), _WATCHERS),
         "core.context": _BUILD,
         "generation": {**_STREAMERS, **_GENERATION},
         "generation.generation_config": _GENERATION,
@@ -102,11 +115,11 @@ __modules__ = modules_of(
         "pet.pet_model": _TUNING,
         "pet.tuners": _TUNERS,
         **{f"pet.tuners.{name}_adapter": _TUNERS for name in ("lora", "pet", "prefix_tuning", "ptuning2")},
-        "pipeline": _PIPELINE,
         "dataset.dataloader.datareaders": {f"{__name__}.preparing": ("wikitext_clean",)},
+        **dict.fromkeys(("pipeline", "pipeline.pipeline", "pipeline.text_generation_pipeline"), _PIPELINE),
         "dataset.dataloader.training_dataloader": {_SCRIPT: ("TrainingDataLoader", "TrainingDataset")},
         "mindformer_book": {_SCRIPT: ("MindFormerBook",)},
-        "tools": {**_LOGGER, **_REGISTER, **_UTILS},
+        "tools": {**_LOGGER, **_UTILS, _SCRIPT_CONFIG: (*_REGISTER[_SCRIPT_CONFIG], *_UTILS[_SCRIPT_CONFIG])},
         "tools.cloud_adapter": {_SCRIPT: ("cloud_monitor",)},
         "tools.dataset_preprocess.llama.conversation": {f"{__name__}.preparing": ("get_default_conv_template",)},
         "tools.logger": _LOGGER,
@@ -116,6 +129,7 @@ __modules__ = modules_of(
         "tools.transform_ckpt": {f"{__name__}.preparing": ("get_strategy",)},
         "tools.utils": _UTILS,
         "trainer": {**_TRAINER, **_INIT, _SCRIPT: ("build_trainer",)},
+        "trainer.optimizer_grouped_parameters": {_OPTIMIZERS: ("get_optimizer_grouped_parameters",)},
         "trainer.build_trainer": {_SCRIPT: ("build_trainer",)},
         "trainer.config_args": _INIT,
         "utils": {_SCRIPT: _PLACES},

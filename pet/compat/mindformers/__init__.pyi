@@ -55,8 +55,24 @@ from pet.compat.mindformers.generation_defaults import (
 from pet.compat.mindformers.high_level import (
     Trainer as Trainer,
 )
+from pet.compat.mindformers.learning_rates import (
+    ConstantWarmUpLR as ConstantWarmUpLR,
+    ConstantWithCoolDownLR as ConstantWithCoolDownLR,
+    CosineAnnealingLR as CosineAnnealingLR,
+    CosineAnnealingWarmRestarts as CosineAnnealingWarmRestarts,
+    CosineWithRestartsAndWarmUpLR as CosineWithRestartsAndWarmUpLR,
+    CosineWithWarmUpLR as CosineWithWarmUpLR,
+    LinearWithWarmUpLR as LinearWithWarmUpLR,
+    PolynomialWithWarmUpLR as PolynomialWithWarmUpLR,
+    WarmUpStableDecayLR as WarmUpStableDecayLR,
+)
 from pet.compat.mindformers.logs import (
     logger as logger,
+)
+from pet.compat.mindformers.optimizers import (
+    AdamW as AdamW,
+    FP32StateAdamWeightDecay as FP32StateAdamWeightDecay,
+    FusedAdamWeightDecay as FusedAdamWeightDecay,
 )
 from pet.compat.mindformers.pet_config import (
     LoraAdapter as LoraAdapter,
@@ -67,6 +83,7 @@ from pet.compat.mindformers.pet_config import (
     get_pet_model as get_pet_model,
 )
 from pet.compat.mindformers.script import (
+    MindFormerBook as MindFormerBook,
     SFTDataLoader as SFTDataLoader,
     TrainingDataLoader as TrainingDataLoader,
     build_context as build_context,

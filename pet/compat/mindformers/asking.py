@@ -109,7 +109,7 @@ class TextGenerationPipeline(Listed, TextGeneration):
 
     def written(self, text: str, prompt: list[int], answer: list[int]) -> str:
         """Prompt and answer, decoded together."""
-        return super().written(text, prompt, answer) if self.chat else self.tokenizer.decode([*prompt, *answer])
+        return super().written(text, prompt, answer) if self.chat else self.tokenizer.decode([*prompt, *answer], True)
 
 
 class TextClassificationPipeline(Listed, TextClassification):

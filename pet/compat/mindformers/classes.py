@@ -97,8 +97,11 @@ class AutoModel(Listed, auto.AutoModel):
             return with_adapter(auto.AutoModel.from_config(name, **settings), lora)
         if settings:
             raise InputError(f"AutoModel.from_config: {', '.join(settings)}: set it on the configuration")
-        pet = getattr(name, "pet_config", None)
-        return get_pet_model(built(name, loads), pet) if pet else built(name, loads)
+        pet, model = getattr(name, "pet_config", None), built(name, loads)
+        if pet:
+            model = get_pet_model(model, pet)
+            model.made_with = pet
+        return model
 
 
 AutoModelForCausalLM = AutoModel
@@ -269,7 +272,7 @@ class Processor(Listed):
 
     def decode(self, ids) -> list[str]:
         """The texts of a batch of ids."""
-        return [self.tokenizer.decode(row.tolist()) for row in np.atleast_2d(np.asarray(ids))]
+        return [self.tokenizer.decode(row.tolist(), skip_special_tokens=True) for row in np.atleast_2d(np.asarray(ids))]
 
 
 GPT2Processor = GLMProcessor = LlamaProcessor = AutoProcessor = Processor

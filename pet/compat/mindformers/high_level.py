@@ -53,7 +53,6 @@ THEIRS = {
     "model_name": Ignored("the model says itself what it is"),
     "save_config": Ignored("the run directory holds the settings"),
     "eval_callbacks": _eval_callbacks,
-    "optimizers": _refused("optimizers are chosen by args: optim, learning_rate, weight_decay, adam_beta1 …"),
     "wrapper": _refused("the step is this library's own; args has what changes it: max_grad_norm …"),
     "compute_metrics": _refused("loss and perplexity are measured; eval.metrics of a recipe asks for more"),
     **same(_refused("only text generation is supported"), "image_processor audio_processor"),
@@ -105,6 +104,8 @@ class Trainer(Request):
         do_eval: False measures nothing while training; True wants an eval_dataset. Default: where there is one.
         load_checkpoint: a checkpoint, adapter or run directory to start from; or a MindFormers ``.ckpt`` file.
         forward_step: see `pet.train.trainer.Trainer`.
+        optimizers: an optimizer of MindSpore's kind over the parameters of a model that is an object. This library's
+            own runs, with its settings and its learning rates.
         options: dotted keys of a MindFormers file with the values to take instead of the file's.
 
     Raises:

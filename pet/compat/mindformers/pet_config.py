@@ -90,6 +90,8 @@ def get_pet_model(base_model: Model, config: Mapping[str, Any]) -> Model:
     Raises:
         InputError: a method or setting that there is not; the base may not have the targets.
     """
+    if getattr(base_model, "made_with", None) == config:
+        return base_model  # its configuration has named it already
     t = Translation("pet_config")
     put_method(t, config, None, base_model.config.to_dict())
     t.finish()

@@ -21,7 +21,7 @@ from pet.compat.mindformers.training_arguments import TrainingArguments, transla
 from pet.compat.modelarts import output_directory
 from pet.compat.translation import EVALUATIONS, method_of
 from pet.recipe.callback_names import is_named, translate_callbacks
-from pet.recipe.translation import Translation
+from pet.recipe.translation import Translation, is_off
 
 log = logging.getLogger("pet")
 
@@ -67,6 +67,7 @@ class Request:
         do_eval: bool | None = None,
         load_checkpoint: str | os.PathLike | None = None,
         forward_step=None,
+        optimizers=None,
         options: Mapping[str, Any] | None = None,
     ):
         if str(task).replace("-", "_") not in TASKS:
@@ -87,12 +88,22 @@ class Request:
         self.named_callbacks = [one for one in given if is_named(one)]  # by MindFormers' names: settings of the recipe
         self.callbacks = [one for one in given if not is_named(one)]
         self.data_collator, self.forward_step = data_collator, forward_step
+        self.optimizer, self.rates = optimizers, None
+        if optimizers is not None and (is_path(optimizers) or is_path(self.model) or self.model is None):
+            raise InputError(
+                "Trainer: optimizers= is an optimizer over the parameters of a model that is an object; else args say "
+                "optim, learning_rate, weight_decay, adam_beta1 …"
+            )
         self.do_eval = do_eval if do_eval is not None else self.arguments.get("do_eval")
         self.load_checkpoint = load_checkpoint or self.arguments.get("load_checkpoint")
         self.options = dict(options or {})
         layout = {name: self.arguments.pop(name) for name in LAYOUT if name in self.arguments}
         self.layout: dict[str, Any] = layout if self.arguments.get("use_parallel") else {}
         self.recompute: bool | None = None
+        self._config = MindFormerConfig(
+            {"runner_config": {}, "runner_wrapper": {"scale_sense": {}}, "optimizer": {}, "lr_schedule": {}},
+            **{"trainer": {}, "recompute_config": {}, "callbacks": []},
+        )
         if model is None and recipe is None:
             raise InputError("Trainer: model is missing; give a bundled base's name, a checkpoint directory or a cell")
 
@@ -125,6 +136,27 @@ class Request:
         if any(more.values()):
             log.warning("recompute_config: %s: layers are recomputed as a whole or not at all", ", ".join(more))
 
+    @property
+    def config(self) -> MindFormerConfig:
+        """What a script changes before a call, by a file's keys: ``trainer.config.runner_config.epochs = 1``.
+        Only what is said there is in it."""
+        if isinstance(self.base_recipe, MindFormerConfig):
+            return self.base_recipe
+        if self.base_recipe is not None:
+            raise InputError("Trainer.config: the settings stand in a file; change them by args= or options=")
+        return self._config
+
+    def _put_config(self, translation: Translation) -> None:
+        from pet.compat.mindformers.yaml_file import SECTIONS, TOP
+
+        for name, table in SECTIONS.items():
+            translation.apply(
+                {key: one for key, one in self._config[name].items() if not is_off(one)}, table, f"{name}."
+            )
+        top = {key: one for key, one in self._config.items() if key not in SECTIONS and one not in (None, [], -1)}
+        self.do_eval = top.pop("do_eval", self.do_eval)
+        translation.apply(top, TOP)
+
     # The recipe -------------------------------------------------------------------------------------------------------
 
     def recipe(self, mode: str = "finetune", model: str | None = None):
@@ -147,6 +179,15 @@ class Request:
         if self.layout:  # what a file says, its own translation reports
             translation.ignored.update(layout.ignored)
         translation.problems += layout.problems
+        self._put_config(translation)
+        if self.optimizer is not None:
+            from pet.compat.optimizers import put_optimizer
+
+            translation.drop("train.final_ratio")
+            translation.put("train.warmup", 0)  # its rates say all
+            self.rates = put_optimizer(translation, self.optimizer)
+            if self.rates is None:
+                translation.put("train.schedule", "constant")
         if self.recompute is not None:
             translation.put("train.recompute", self.recompute)
         if "output.dir" not in translation.settings and self.base_recipe is None:
@@ -336,4 +377,5 @@ class Request:
             self.eval_dataset,
             self.data_collator,
             self.forward_step,
+            self.rates,
         )

@@ -77,19 +77,33 @@ DictConfig = MindFormerConfig
 """What MindFormers calls a section."""
 
 
-def read_keys(file: Path) -> dict[str, Any]:
-    """What stands in a MindFormers YAML file.
+def read_keys(file: Path, within: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """What stands in a MindFormers YAML file, over the files that its ``base_config`` names, which lie beside it. Of
+    these a later one's top-level keys count; sections of the file itself change theirs.
 
     Raises:
-        InputError: no such file, no YAML with keys in it, or one of a release before 0.6.
+        InputError: no such file, no YAML with keys in it, or one that names itself.
     """
-    source = read(file, str(file), old_scalar)
+    source, within = read(file, str(file), old_scalar), (*within, file.resolve())
     InputError.raise_any(source.problems)
     if not isinstance(source.value, Mapping):
         raise InputError(f"{file}: has no keys; a MindFormers YAML file was expected")
-    if "base_config" in source.value:
-        raise InputError(f"{file}: base_config: files of releases before 0.6, which other files complete, are not read")
-    return dict(source.value)
+    own = dict(source.value)
+    named, found = own.pop("base_config", None) or (), {}
+    for name in [named] if isinstance(named, str) else named:
+        if (base := (file.parent / name).resolve()) in within:
+            raise InputError(f"{file}: base_config: {name} goes in a circle")
+        found.update(read_keys(base, within))
+    return _over(own, found)
+
+
+def _over(above: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
+    both = {name: _over(value, below[name]) for name, value in above.items() if _sections(value, below.get(name))}
+    return {**below, **above, **both}
+
+
+def _sections(*values: Any) -> bool:
+    return all(isinstance(value, Mapping) for value in values)
 
 
 def _with_attributes(value: Any) -> Any:

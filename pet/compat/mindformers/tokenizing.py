@@ -13,6 +13,7 @@ from model_zoo.errors import InputError, check_one_of
 from model_zoo.tokenizers import Tokenizer
 from model_zoo.tokenizers.base import padded
 from model_zoo.tokenizers.prompts import STYLES, check_messages, joined
+from pet.compat.mindformers.encodings import Encoding, as_arrays, rows_of
 
 Texts = Sequence[str]
 UNLIMITED = int(1e30)
@@ -64,14 +65,15 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
         padding: bool | str = False,
         padding_side: str | None = None,
         max_length: int | None = None,
-        truncation: bool = False,
+        truncation: bool | None = None,
         return_tensors: str | None = None,
         add_bos_token: bool | None = None,
         add_eos_token: bool | None = None,
-    ) -> dict[str, Any]:
+    ) -> Encoding:
         """See `Tokenizer`; with the tokenizer's own side and length.
 
         Args:
+            truncation: None cuts where ``max_length`` is said and no padding, as there.
             add_bos_token, add_eos_token: of GPT-2's tokenizer: False leaves one of the ``<|endoftext|>`` out.
         """
         given = {"add_bos_token": add_bos_token, "add_eos_token": add_eos_token}
@@ -85,9 +87,12 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
         if max_length is None and (truncation or padding == "max_length") and self.model_max_length < UNLIMITED:
             max_length = int(self.model_max_length)
         side = self.padding_side if padding_side is None else padding_side
-        how = {"padding_side": side, "max_length": max_length, "truncation": truncation}
-        return super(Spoken, tokenizer).__call__(
-            text, add_special_tokens, padding=padding, return_tensors=return_tensors, **how
+        cuts = max_length is not None and padding is False if truncation is None else truncation
+        how = {"padding_side": side, "max_length": max_length, "truncation": cuts}
+        return Encoding(
+            super(Spoken, tokenizer).__call__(
+                text, add_special_tokens, padding=padding, return_tensors=return_tensors, **how
+            )
         )
 
     def pad(
@@ -99,7 +104,7 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
         return_attention_mask: bool | None = None,
         return_tensors: str | None = None,
         verbose: bool = True,
-    ) -> dict[str, Any]:
+    ) -> Encoding:
         """Rows of ids, as calls of the tokenizer give them, in one length.
 
         Args:
@@ -116,7 +121,7 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
             encoded_inputs = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
         if "input_ids" not in encoded_inputs:
             raise InputError(f"pad: no input_ids, found {', '.join(encoded_inputs) or 'nothing'}")
-        found = {name: _rows(value) for name, value in encoded_inputs.items()}
+        found = {name: rows_of(value) for name, value in encoded_inputs.items()}
         single = bool(found["input_ids"]) and np.ndim(found["input_ids"][0]) == 0
         found = {name: [value] for name, value in found.items()} if single else found
         if return_attention_mask is not False:
@@ -134,7 +139,9 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
                 for name, value in found.items()
             }
         found = {name: value[0] for name, value in found.items()} if single else found
-        return found if return_tensors is None else {name: _as(return_tensors, one) for name, one in found.items()}
+        return Encoding(
+            found if return_tensors is None else {name: as_arrays(return_tensors, one) for name, one in found.items()}
+        )
 
     def _pad(self, encoded_inputs, max_length=None, padding_strategy="do_not_pad", **settings) -> dict[str, Any]:
         return self.pad(encoded_inputs, padding_strategy, max_length, **settings)
@@ -205,12 +212,15 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
                 setattr(self, name, str(value))
         return 0
 
-    def decode(self, ids, *arguments, **settings) -> str | list[str]:
-        """The text of ids; of several rows a list."""
+    def decode(self, ids, skip_special_tokens: bool | None = None, **settings) -> str | list[str]:
+        """The text of ids, with control tokens unless they are skipped; ChatGLM2 has no text for them. Of several rows
+        a list."""
+        if skip_special_tokens is None:
+            skip_special_tokens = type(self).__name__ == "ChatGLM2Tokenizer"
         rows = ids.asnumpy() if hasattr(ids, "asnumpy") else ids
         if not isinstance(rows, int) and len(rows) and np.ndim(rows[0]) == 1:
-            return [super(Spoken, self).decode(row, *arguments, **settings) for row in rows]
-        return super().decode(ids, *arguments, **settings)
+            return [super(Spoken, self).decode(row, skip_special_tokens, **settings) for row in rows]
+        return super().decode(ids, skip_special_tokens, **settings)
 
     def batch_decode(self, rows: Iterable, *arguments, **settings) -> list[str]:
         """The text of each row of ids."""
@@ -279,7 +289,7 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
             ids = speaking.example(conversation, tools=tools)[0]
         else:
             raise InputError("apply_chat_template: the last message is no answer; give add_generation_prompt=True")
-        return _as(return_tensors, [ids]) if return_tensors else ids if tokenize else self.decode(ids, False)
+        return as_arrays(return_tensors, [ids]) if return_tensors else ids if tokenize else self.decode(ids, False)
 
     def build_prompt(self, query: str, history: Sequence[tuple[str, str]] | None = None) -> str:
         """A question in the text that ChatGLM2's prompt is, for a call of the tokenizer.
@@ -354,28 +364,8 @@ def _messages(query: str, history: list, role: str = "user") -> list:
     return [*history, {"role": role, "content": query}]
 
 
-def _rows(value: Any) -> list:
-    """Arrays as lists."""
-    value = value.asnumpy() if hasattr(value, "asnumpy") else value
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return [_rows(one) if hasattr(one, "__len__") else int(one) for one in value]
-
-
 def _texts(value: Any) -> list:
     return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _as(kind: str, rows: list) -> Any:
-    check_one_of("return_tensors", kind, ("np", "ms"))
-    if len({len(row) for row in rows if np.ndim(row)}) > 1:
-        raise InputError("return_tensors: the rows have different lengths; add padding=True")
-    array = np.asarray(rows, np.int32)
-    if kind == "np":
-        return array
-    from mindspore import Tensor
-
-    return Tensor(array)
 
 
 @functools.cache

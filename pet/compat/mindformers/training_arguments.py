@@ -9,7 +9,6 @@ from model_zoo.errors import InputError, similar
 from pet.compat.mindformers.parallel import TABLE as PARALLEL
 from pet.compat.translation import (
     ANY_LAYOUT,
-    OPTIMIZERS,
     OWN_STEP,
     SCHEDULES,
     both_betas,
@@ -21,6 +20,7 @@ from pet.compat.translation import (
     first_of,
     flag,
     number,
+    optimizer,
     per_process,
     positive,
     same,
@@ -120,7 +120,7 @@ TABLE = {
     "warmup_epochs": Refused("give warmup_steps or warmup_ratio"),
     **same(choice("train.schedule", SCHEDULES), "lr_scheduler_type lr_scheduler"),
     "lr_end": final_rate,
-    **same(choice("train.optimizer", OPTIMIZERS), "optim optimizer"),
+    **same(optimizer, "optim optimizer"),
     **same(Refused("there are no such schedules"), "layer_scale lr_scale warmup_lr_init"),
     "total_steps": Refused("the schedule ends with the run", harmless=(0, -1)),
     "repeat": Refused("give num_train_epochs", harmless=(0, 1)),

@@ -95,10 +95,11 @@ SECTIONS = {
 # what MindFormers does where a section that is there says nothing
 DEFAULTS = {
     "runner_wrapper": {"use_clip_grad": False},
-    "optimizer": {"eps": 1e-6},
     "lr_schedule": {"warmup_steps": 0},
 }
 POLYNOMIAL = {"lr_end": 1e-7}
+OF_1E8 = ("AdamW", "PmaAdamW", "Adam")
+"""Optimizers whose ``eps`` is 1e-8; that of the others is 1e-6."""
 
 
 def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ()) -> Translation:
@@ -111,6 +112,10 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
     t.apply(values, TOP)
     for name, table in SECTIONS.items():
         section = {key: value for key, value in _section(t, values, name).items() if value not in NOT_GIVEN}
+        if name == "optimizer" and section:
+            kind = section.get("type")
+            kind = "AdamWeightDecay" if kind == "adamw" else kind  # as MindFormers registers it
+            section = {"eps": 1e-8 if kind in OF_1E8 else 1e-6, **section, "type": kind}
         if name == "lr_schedule":
             section = {key: value for key, value in section.items() if value != -1}
             polynomial = SCHEDULES.get(str(section.get("type")).lower()) == "polynomial"

@@ -90,10 +90,11 @@ FLAGS: dict[str, tuple[Callable, Any, Rule]] = {
     **dict.fromkeys(("master_ip", "master_port"), (str, None, INTERNAL)),
 }
 SWITCHES = ("do_train", "do_eval", "do_predict", "fp16", "distribute")
+MINDSPORES_ADAM = {"eps": 1e-6, "bias_correction": False}
 # task.optimizer_name → recipe, as MindsporeTrainer makes them
 OPTIMIZER_NAMES = {
     "Lamb": {"optimizer": "lamb", "schedule": "polynomial", "power": 2.0},
-    "AdamWeightDecay": {"optimizer": "adamw", "schedule": "polynomial", "power": 5.0, "eps": 1e-6},
+    "AdamWeightDecay": {"optimizer": "adamw", "schedule": "polynomial", "power": 5.0, **MINDSPORES_ADAM},
     "Momentum": {"optimizer": "momentum", "schedule": "constant", "warmup": 0.0, "weight_decay": 0.0},
 }
 

@@ -49,5 +49,5 @@ def segments_of(train, parameters: Sequence[Parameter], alone: bool) -> list[Seg
 def make_optimizer(train, segments: Sequence[Segment], compiled: bool = True) -> Optimizer:
     """The optimizer that a recipe's ``train`` section names; see `optimizer_class`."""
     chosen = optimizer_class(train.optimizer)
-    own = (name for name in ("betas", "eps", "momentum") if train.optimizer in USERS[name][0])
+    own = (name for name in ("betas", "eps", "momentum", "bias_correction") if train.optimizer in USERS[name][0])
     return chosen(segments, **{name: getattr(train, name) for name in own}, compiled=compiled)

@@ -17,16 +17,19 @@ class AdamW(Optimizer):
     Args:
         betas: decay of the first and the second moment.
         eps: added to the root of the corrected second moment.
+        bias_correction: False takes the moments as they are, which begin at 0, as MindSpore's AdamWeightDecay does.
     """
 
     slots = ("exp_avg", "exp_avg_sq")
 
-    def __init__(self, segments, betas=(0.9, 0.999), eps: float = 1e-8, compiled: bool = True):
-        self.betas, self.eps = tuple(betas), eps
+    def __init__(
+        self, segments, betas=(0.9, 0.999), eps: float = 1e-8, compiled: bool = True, bias_correction: bool = True
+    ):
+        self.betas, self.eps, self.bias_correction = tuple(betas), eps, bias_correction
         super().__init__(segments, compiled)
 
     def scalars(self, learning_rate, weight_decay, step):
-        first, second = (1.0 - beta**step for beta in self.betas)
+        first, second = (1.0 - beta**step if self.bias_correction else 1.0 for beta in self.betas)
         return learning_rate / first, second**0.5, 1.0 - learning_rate * weight_decay
 
     @classmethod

@@ -25,7 +25,8 @@ def asked(request):
     model, tokenizer = AutoModel.from_pretrained(request.param), AutoTokenizer.from_pretrained(request.param)
 
     def whole(text, length=16):
-        return tokenizer.decode(model.generate(tokenizer(text)["input_ids"], max_length=length, do_sample=False))[0]
+        ids = model.generate(tokenizer(text)["input_ids"], max_length=length, do_sample=False)
+        return tokenizer.decode(ids, skip_special_tokens=True)[0]
 
     return request.param, model, tokenizer, whole
 
@@ -70,7 +71,7 @@ def test_control_tokens_around_a_text_can_be_left_out():
     pipe = pipeline(model=model, tokenizer=tokenizer)
     assert pipe.prompt("a red") == tokenizer.encode("a red")
     ids = tokenizer.encode("a red", add_special_tokens=False)
-    expected = tokenizer.decode(model.generate(ids, max_new_tokens=4, do_sample=False))[0]
+    expected = tokenizer.decode(model.generate(ids, max_new_tokens=4, do_sample=False), True)[0]
     assert pipe("a red", add_special_tokens=False, max_new_tokens=4) == [{NAME: [expected]}]
     assert pipe.prompt("a red") == tokenizer.encode("a red")
     question = pipeline(model=model, tokenizer=tokenizer, model_name="glm32k").prompt("a red")

@@ -13,7 +13,7 @@ import yaml
 
 from model_zoo.errors import InputError
 from pet.cli.main import main
-from pet.compat.mindformers import Trainer
+from pet.compat.mindformers import MindFormerConfig, Trainer
 from pet.compat.mindformers.sizes import config_of, contradictions
 from pet.compat.yaml_files import load_any
 
@@ -81,6 +81,38 @@ def test_a_published_file_starts_from_random_weights_as_it_is(job):
     assert (recipe.train.eps, recipe.train.warmup, recipe.train.power) == (1e-6, 0, 1.0)
     assert recipe.train.warmup_like == "mindformers"
     assert recipe.train.final_ratio == pytest.approx(1e-7 / 1e-4)
+
+
+def test_a_file_changes_those_that_its_base_config_names(job, tmp_path):
+    job(runner_config__epochs=7)
+    first, second, file = tmp_path / "first.yaml", tmp_path / "bases/second.yaml", tmp_path / "own.yaml"
+    (tmp_path / "bases").mkdir()
+    second.write_text("seed: 5\nbase_config: ../run_llama2_7b.yaml\n")
+    first.write_text("seed: 4\noutput_dir: here\n")
+    file.write_text("base_config: [first.yaml, bases/second.yaml]\nrunner_config: {batch_size: 3}\n")
+    recipe = load_any(file, check_files=False)
+    assert (recipe.train.epochs, recipe.train.batch_size, recipe.train.seed) == (7, 3, 5)
+    assert Path(recipe.output.dir).name == "here" and recipe.model.config["hidden_size"] == 4096
+    assert MindFormerConfig(str(file)).runner_config == {**MindFormerConfig(str(second)).runner_config, "batch_size": 3}
+    second.write_text("base_config: ../own.yaml\n")
+    with pytest.raises(InputError, match=r"second.yaml: base_config: ../own.yaml goes in a circle"):
+        load_any(file, check_files=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "eps", "corrects"),
+    [
+        ("AdamW", 1e-8, True),
+        ("adamw", 1e-6, False),  # its alias for MindSpore's AdamWeightDecay
+        ("FusedAdamWeightDecay", 1e-6, False),
+        ("FP32StateAdamWeightDecay", 1e-6, False),
+        ("AdamWeightDecayX", 1e-6, True),
+        ("Adam", 1e-8, True),
+    ],
+)
+def test_an_optimizer_is_that_of_its_name(job, kind, eps, corrects):
+    train = load_any(job(optimizer={"type": kind}), check_files=False).train
+    assert (train.eps, train.bias_correction) == (eps, corrects)
 
 
 def test_what_changes_no_result_is_noted(job, caplog):

@@ -126,8 +126,8 @@ def test_a_configuration_that_a_script_has_changed(tmp_path):
     for answer in pipeline(task="text_generation", model=network, tokenizer=tokenizer)(["a red", "a"]):
         assert 2 < len(tokenizer.encode(answer["text_generation_text"][0])) <= 16
     outputs = network.generate(tokenizer("a red")["input_ids"], max_length=8)
-    texts = tokenizer.decode(outputs)
-    assert texts == [tokenizer.decode(outputs[0])] and texts[0].startswith("a red")
+    texts = tokenizer.decode(outputs, skip_special_tokens=True)
+    assert texts == [tokenizer.decode(outputs[0], skip_special_tokens=True)] and texts[0].startswith("a red")
 
 
 def test_a_file_gives_configuration_model_tokenizer_and_processor(tmp_path, fixtures):
@@ -291,7 +291,11 @@ def test_arguments_of_mindformers_trainer(tmp_path, caplog):
     assert Trainer(**given, callbacks="csv").callbacks == ["csv"]
     network = nn.Dense(2, 2)
     for name, value, why in (
-        ("optimizers", nn.SGD(network.trainable_params()), "optimizers: optimizers are chosen by args"),
+        (
+            "optimizers",
+            nn.SGD(network.trainable_params()),
+            "optimizers= is an optimizer over the parameters of a model that is an object",
+        ),
         ("compute_metrics", {"PerplexityMetric"}, "compute_metrics: loss and perplexity are measured"),
         ("wrapper", network, "wrapper: the step is this library's own"),
         ("eval_callbacks", [object()], "eval_callbacks: an evaluation has no callbacks of its own"),

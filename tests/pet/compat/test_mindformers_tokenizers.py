@@ -44,8 +44,29 @@ def test_several_rows(tokenizer):
     assert tokenizer.batch_encode_plus(texts) == tokenizer(texts)
     assert tokenizer.encode_plus("a red", max_length=2, truncation=False) == tokenizer("a red")
     rows = tokenizer(texts, padding=True, return_tensors="np")["input_ids"]
-    assert tokenizer.decode(rows) == tokenizer.batch_decode(rows) == texts
-    assert tokenizer.decode(rows[0]) == "a red" and tokenizer.decode([]) == ""
+    assert tokenizer.decode(rows, skip_special_tokens=True) == tokenizer.batch_decode(rows, True) == texts
+    assert tokenizer.decode(rows[0], True) == "a red" and tokenizer.decode([]) == ""
+
+
+def test_control_tokens_are_in_a_text_unless_they_are_skipped(tokenizer):
+    name, number = next(iter(tokenizer.special_tokens.items()))
+    ids = [*tokenizer.encode("a red", add_special_tokens=False), number]
+    assert tokenizer.decode(ids) == tokenizer.decode(ids, skip_special_tokens=False) != "a red"
+    assert name in tokenizer.decode(ids) and tokenizer.decode(ids, skip_special_tokens=True) == "a red"
+
+
+def test_what_a_call_gives_has_attributes_and_is_cut_at_a_length_that_is_said(tokenizer):
+    whole = tokenizer("a red cotton shirt")
+    assert whole.input_ids == whole["input_ids"] and whole.attention_mask == whole["attention_mask"]
+    with pytest.raises(AttributeError, match="gives no 'labels', but input_ids"):
+        _ = whole.labels
+    short = len(whole.input_ids) - 1
+    assert tokenizer("a red cotton shirt", max_length=short) == tokenizer(
+        "a red cotton shirt", max_length=short, truncation=True
+    )
+    assert len(tokenizer("a red cotton shirt", max_length=short).input_ids) == short
+    assert tokenizer("a red cotton shirt", max_length=short, truncation=False) == whole
+    assert tokenizer.pad(whole, padding=False).input_ids == whole.input_ids
 
 
 def test_padding_is_on_the_tokenizers_own_side(tokenizer):
@@ -142,7 +163,7 @@ def test_it_can_be_copied_and_sent_to_a_process(tokenizer):
     for other in (copy.copy(tokenizer), pickle.loads(pickle.dumps(tokenizer))):
         assert type(other) is type(tokenizer) and other.tokenize(TEXT) == tokenizer.tokenize(TEXT)
     own = LlamaTokenizer.from_pretrained("llama_tiny")
-    assert pickle.loads(pickle.dumps(own)).decode([own.encode("a")]) == ["a"]
+    assert pickle.loads(pickle.dumps(own)).decode([own.encode("a")], True) == ["a"]
 
 
 def test_prompts(tokenizer):

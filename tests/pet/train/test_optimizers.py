@@ -6,7 +6,7 @@ import types
 
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor
+from mindspore import Parameter, Tensor, nn
 
 from model_zoo.errors import InputError
 from pet.train import segments as segments_module
@@ -162,6 +162,22 @@ def test_equal_to_torch(kind, theirs, settings, torch_settings):
             if mine is not None and not (slot == "exp_avg_sq_row" and value.shape[-2] == 1):  # which nothing reads
                 mine = mine.reshape(vector.shape)
                 np.testing.assert_allclose(mine, vector.numpy(), rtol=1e-6, atol=3e-7 * float(vector.abs().max()))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_without_correction_it_is_mindspores_adam_weight_decay(compiled):
+    settings = {"betas": (0.8, 0.95), "eps": 1e-6}
+    theirs = parameters()
+    groups = [{"params": [value], "weight_decay": decay_of(value.name)} for value in theirs]
+    rates = [0.01 * (1 + step) for step in range(20)]
+    update = nn.AdamWeightDecay(groups, rates, *settings["betas"], settings["eps"])
+    for step in range(20):
+        update(tuple(Tensor(gradients(step)[value.name] * np.float32(0.5)) for value in update.parameters))
+    ours, _ = run(AdamW, steps=20, compiled=compiled, bias_correction=False, **settings)
+    corrected, _ = run(AdamW, steps=20, compiled=compiled, **settings)
+    for value in theirs:
+        np.testing.assert_allclose(ours[value.name], value.asnumpy(), rtol=2e-6, atol=2e-6, err_msg=value.name)
+    assert np.abs(corrected["a.weight"] - ours["a.weight"]).max() > 0.01
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])

@@ -1,0 +1,160 @@
+"""MindFormers' objects that scripts make beside a model: learning rates, optimizers, a trainer's configuration."""
+
+from __future__ import annotations
+
+import json
+
+import mindspore as ms
+import numpy as np
+import pytest
+from pet.compat.mindformers.core import lr, optim
+from pet.compat.mindformers.trainer.optimizer_grouped_parameters import get_optimizer_grouped_parameters
+
+from model_zoo.errors import InputError
+from pet.compat.mindformers import LlamaConfig, LlamaForCausalLM, LoraConfig, Trainer, TrainingArguments, get_pet_model
+
+STEPS = {"learning_rate": 0.005, "warmup_steps": 10}
+ENDS = {**STEPS, "total_steps": 20}
+
+
+@pytest.mark.parametrize("mode", [ms.PYNATIVE_MODE, ms.GRAPH_MODE])
+@pytest.mark.parametrize(
+    ("name", "settings", "expected"),
+    [  # what MindFormers' own tests expect, and the first and the last step
+        ("ConstantWarmUpLR", STEPS, {0: 0.0, 1: 0.0005, 10: 0.005, 19: 0.005, 100: 0.005}),
+        ("LinearWithWarmUpLR", ENDS, {0: 0.0, 1: 0.0005, 10: 0.005, 19: 0.0005, 20: 0.0, 30: 0.0}),
+        ("CosineWithWarmUpLR", ENDS, {1: 0.0005, 10: 0.005, 19: 0.00012236, 30: 0.0}),
+        (
+            "CosineWithWarmUpLR",
+            {**ENDS, "warmup_steps": None, "warmup_ratio": 0.5, "lr_end": 1e-3},
+            {1: 0.0005, 20: 1e-3},
+        ),
+        ("CosineWithRestartsAndWarmUpLR", ENDS, {1: 0.0005, 10: 0.005, 19: 0.00012236}),
+        ("CosineWithRestartsAndWarmUpLR", {**ENDS, "num_cycles": 0.5}, {19: 0.00289109}),  # up to release 1.0
+        ("PolynomialWithWarmUpLR", {**ENDS, "lr_end": 1e-7}, {1: 0.0005, 10: 0.005, 19: 0.00050009, 30: 1e-7}),
+        ("WarmUpStableDecayLR", {**ENDS, "decay_start_steps": 15}, {1: 0.0005, 10: 0.005, 19: 0.00100008, 30: 1e-7}),
+        (
+            "ConstantWithCoolDownLR",
+            {**STEPS, "keep_steps": 10, "decay_steps": 10, "final_steps": 10, "lr_end1": 2e-7, "lr_end2": 1e-7},
+            {1: 0.0005, 15: 0.005, 29: 0.00012255, 35: 2e-7, 45: 1e-7},
+        ),
+        (
+            "CosineAnnealingLR",
+            {"base_lr": 0.005, "t_max": 10, "eta_min": 1e-7},
+            {1: 0.00487764, 10: 1e-7, 19: 0.00487764},
+        ),
+        (
+            "CosineAnnealingWarmRestarts",
+            {"base_lr": 0.005, "t_0": 10, "t_mult": 2, "eta_min": 1e-7},
+            {1: 0.00487764, 10: 0.005, 19: 0.00289113},
+        ),
+    ],
+)
+def test_learning_rates(mode, name, settings, expected):
+    before = ms.get_context("mode")
+    ms.set_context(mode=mode)
+    try:
+        schedule = getattr(lr, name)(**settings)
+        found = {step: float(schedule(ms.Tensor(step, ms.int32))) for step in expected}
+    finally:
+        ms.set_context(mode=before)
+    assert found == pytest.approx(expected, abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("name", "placed", "settings", "message"),
+    [
+        ("LinearWithWarmUpLR", (0.005, 10, 20), {}, "give what follows the rate by name"),
+        ("CosineWithWarmUpLR", (0.005,), {}, "total_steps is None"),
+        ("ConstantWarmUpLR", (0.005,), {"warmup_step": 1}, "has no 'warmup_step' (did you mean 'warmup_steps'"),
+        (
+            "PolynomialWithWarmUpLR",
+            (1e-3,),
+            {"total_steps": 9, "warmup_steps": 0, "lr_end": 1e-2},
+            "less than the rate",
+        ),
+        ("CosineWithWarmUpLR", (0.005,), {"total_steps": 9, "decay_steps": 5}, "has no 'decay_steps'"),
+    ],
+)
+def test_a_learning_rate_that_cannot_be_had_says_why(name, placed, settings, message):
+    with pytest.raises(InputError) as error:
+        getattr(lr, name)(*placed, **settings)
+    assert message in str(error.value) and name in str(error.value)
+
+
+def rows(length=9, count=8):
+    random = np.random.default_rng(0)
+
+    def generate():
+        for _ in range(count):
+            yield (random.integers(0, 15, length).astype(np.int32),)
+
+    return ms.dataset.GeneratorDataset(generate, column_names=["input_ids"]).batch(2)
+
+
+def tiny(**settings):
+    return LlamaForCausalLM(
+        LlamaConfig(num_layers=1, hidden_size=32, num_heads=2, vocab_size=20, seq_length=8, **settings)
+    )
+
+
+def trainer_of(model, tmp_path, **given):
+    arguments = TrainingArguments(output_dir=str(tmp_path / "run"), batch_size=2, num_train_epochs=1)
+    return Trainer(model=model, args=arguments, train_dataset=rows(), **given)
+
+
+def logged(tmp_path, name):
+    return [json.loads(line)[name] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+
+
+def test_an_optimizer_gives_its_settings_and_its_rates(tmp_path):
+    model = tiny()
+    groups = get_optimizer_grouped_parameters(model, weight_decay=0.1)
+    assert [len(group["params"]) for group in groups] and {group["weight_decay"] for group in groups} == {0.1, 0.0}
+    rates = lr.CosineWithWarmUpLR(learning_rate=1e-3, warmup_steps=2, total_steps=4)
+    made = optim.FusedAdamWeightDecay(groups, rates, beta2=0.95, eps=1e-7, weight_decay=0.1)
+    trainer = trainer_of(model, tmp_path, optimizers=made)
+    train = trainer.recipe("train").train
+    assert (train.optimizer, train.bias_correction, train.betas, train.eps) == (
+        "adamw",
+        False,
+        pytest.approx([0.9, 0.95]),
+        pytest.approx(1e-7),
+    )
+    assert (train.weight_decay, train.decay_vectors) == (pytest.approx(0.1), False)
+    trainer.train()
+    assert logged(tmp_path, "learning_rate") == pytest.approx([0.0, 5e-4, 1e-3, 5e-4], abs=1e-9)
+    train = trainer_of(model, tmp_path, optimizers=optim.AdamW(model.trainable_params(), 2e-3)).recipe("train").train
+    assert (train.bias_correction, train.eps, train.learning_rate) == (True, 1e-8, pytest.approx(2e-3))
+    assert (train.schedule, train.warmup) == ("constant", 0.0)
+
+
+def test_an_optimizer_needs_a_model_that_is_an_object(base):
+    with pytest.raises(InputError, match="optimizers= is an optimizer over the parameters"):
+        Trainer(model=str(base), optimizers=optim.AdamW(tiny().trainable_params()))
+
+
+def test_what_a_script_sets_on_a_trainers_config_counts(tmp_path):
+    trainer = trainer_of(tiny(), tmp_path)
+    trainer.config.runner_config.epochs = 3
+    trainer.config.runner_config.sink_mode = False
+    trainer.config.runner_wrapper.scale_sense.loss_scale_value = 1024
+    trainer.config.callbacks = trainer.config.callbacks[:1]
+    trainer.config.optimizer.type = "FP32StateAdamWeightDecay"
+    trainer.config.lr_schedule.learning_rate = 1e-2
+    train = trainer.recipe("train").train
+    assert (train.epochs, train.bias_correction, train.learning_rate) == (3, False, 1e-2)
+    trainer.config.runner_config.epoch = 1
+    with pytest.raises(InputError, match=r"runner_config\.epoch: is not known"):
+        trainer.recipe("train")
+
+
+def test_a_model_whose_configuration_has_named_the_adapter_gets_it_once():
+    config = LlamaConfig(num_layers=1, hidden_size=32, num_heads=2, vocab_size=20, seq_length=8)
+    config.pet_config = LoraConfig(lora_rank=4, lora_alpha=8, target_modules=".*wq")
+    model = LlamaForCausalLM(config)
+    names = [one.name for one in model.trainable_params()]
+    assert get_pet_model(model, config.pet_config) is model
+    assert [one.name for one in model.trainable_params()] == names
+    with pytest.raises(InputError, match="there is an adapter"):
+        get_pet_model(model, LoraConfig(lora_rank=2, lora_alpha=8))
