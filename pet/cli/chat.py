@@ -11,7 +11,7 @@ from pathlib import Path
 from model_zoo.errors import InputError, nearest, similar
 from model_zoo.generation_settings import own_limit, settled
 from pet import interrupts
-from pet.cli.chat_session import ChatSession, add_chat_session, make_chat_session, not_text
+from pet.cli.chat_session import ChatSession, add_chat_session, changed, make_chat_session, not_text
 from pet.cli.parser import Parser, wrapped
 
 EXAMPLES = [
@@ -168,9 +168,7 @@ class Conversation:
             self.messages = []
             print("(new conversation)")
         elif word == "/system":
-            import dataclasses
-
-            self.session.settings = dataclasses.replace(self.session.settings, system=rest.strip() or None)
+            self.session.settings = changed(self.session.settings, system=rest.strip() or None)
             self.messages = []
             print("(system message set; new conversation)" if rest.strip() else "(no system message; new conversation)")
         elif word == "/base":

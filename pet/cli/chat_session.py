@@ -137,6 +137,18 @@ def _generation(options: argparse.Namespace, section: Any) -> Any:
         ) from None
 
 
+def changed(settings: Any, **changes: Any) -> Any:
+    """A `DataSettings` with options of the command line. Raises InputError: the template has no place for them."""
+    from pet.recipe.rules import prompts
+
+    settings = dataclasses.replace(settings, **changes)
+    options = {"enable_thinking": "thinking"}
+    asked = dataclasses.replace(settings, format="auto")  # whatever rows the model has learnt
+    wrong = ((options.get(name, name), why) for name, _, why in prompts(asked) if name in changes)
+    InputError.raise_any(f"--{name}: {why}" for name, why in wrong)
+    return settings
+
+
 def make_chat_session(options: argparse.Namespace) -> ChatSession:
     """Load what the options ask for. Raises InputError: neither model, adapter nor run; or one that cannot be used."""
     recipe = _run_recipe(options.run) if options.run else None
@@ -159,7 +171,7 @@ def make_chat_session(options: argparse.Namespace) -> ChatSession:
     changes = {key: value for key in ("system", "template") if (value := getattr(options, key)) is not None}
     if options.thinking is not None:
         changes["enable_thinking"] = options.thinking
-    settings = dataclasses.replace(settings, **changes)
+    settings = changed(settings, **changes)
     model, tokenizer = _of_run(recipe, options) if recipe is not None else _of_checkpoint(name, adapter)
     if adapter is not None:
         load_adapter(model, adapter, strict=not options.no_strict)

@@ -74,7 +74,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.read(arguments)
     with sole_writer(options.output):
         output = free_output(options)
-        print(_from_ckpt(options, output) if _reads_ckpt(options.source) else _to_ckpt(options, output))
+        convert = _from_ckpt if _reads_ckpt(options.source) else _to_ckpt
+        print(convert(parser, options, output))
     return 0
 
 
@@ -86,17 +87,21 @@ def _reads_ckpt(source: str) -> bool:
     return is_ckpt(source)
 
 
-def _from_ckpt(options, output: Path):
+def _from_ckpt(parser: Parser, options, output: Path):
     from pet.compat.ckpt.beside import kinds_in
     from pet.compat.ckpt.doors import find_ckpt, to_directory
 
     if output.suffix == ".ckpt":
         raise InputError(f"--output {output}: SOURCE is a .ckpt file, so a directory was expected")
+    parser.idle(options, "on a .ckpt file: its names tell it", "qkv_concat", "mlp_concat", "old_names")
     path = find_ckpt(options.source)
     weights, lora = kinds_in(path)
     if weights and lora and options.part is None:
         raise InputError(f"{path}: holds weights and LoRA matrices: say --part model, or --part adapter")
+    if lora and not weights and options.part == "model":
+        raise InputError(f"{path}: --part model: holds LoRA matrices, and no weights of a model")
     if options.part == "adapter" or not weights:
+        parser.idle(options, "on LoRA matrices", "dtype", "max_shard_size")
         from pet.compat.ckpt.lora import to_adapter
         from pet.compat.mindformers.sizes import alpha_of, read_file
 
@@ -106,17 +111,20 @@ def _from_ckpt(options, output: Path):
         if alpha is None:
             raise InputError(f"{path}: the file does not say lora_alpha; give --alpha N, as in the job's pet_config")
         return to_adapter(path, output, alpha, options.config, _form(options))
+    parser.idle(options, "on weights of a model", "alpha")
     return to_directory(path, output, options.config, _form(options), options.dtype, options.max_shard_size)
 
 
-def _to_ckpt(options, output: Path):
+def _to_ckpt(parser: Parser, options, output: Path):
     if output.suffix != ".ckpt":
         raise InputError(f"--output {output}: SOURCE is a directory, so a file ending in .ckpt was expected")
+    parser.idle(options, "in writing a .ckpt file", "part", "alpha", "max_shard_size")
     if (Path(options.source) / "adapter_config.json").is_file():
         from pet.compat.ckpt.lora import to_lora_file
 
         if not options.config:
             raise InputError(f"{options.source}: is an adapter; --config says of which base")
+        parser.idle(options, "on LoRA matrices", "dtype")
         return to_lora_file(options.source, output, options.config, _form(options))
     from pet.compat.ckpt.doors import to_file
 

@@ -76,8 +76,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--output", metavar="FILE", help="also write the metrics to this file, as JSON")
     options = parser.read(arguments)
     check_output_file(options.output)
-    if options.base and options.adapter:
-        raise InputError("--base and --adapter: give one of them")
+    if options.base and (options.adapter or options.model):
+        raise InputError(f"--base and --{'adapter' if options.adapter else 'model'}: give one of them")
     from pet.launching.environment import read_job
     from pet.parallel.together import shared_errors
 

@@ -222,14 +222,17 @@ def main(arguments: Sequence[str]) -> int:
         raise InputError(f"--format {options.format!r} is not known{nearest(options.format, FORMATS)}")
     if options.best and options.step is not None:
         raise InputError("--best and --step: give one of them")
-    for name in ("dtype", "dequantize"):
-        if getattr(options, name) and options.format not in MERGED:
-            raise InputError(f"--{name}: has no effect without --merged or --format gguf")
+    if options.format not in MERGED:
+        parser.idle(options, "without --merged or --format gguf", "dtype", "dequantize")
     with sole_writer(options.output):
         output = Path(options.output)
         if output.exists() and (not output.is_dir() or any(output.iterdir()) or options.format.startswith("gguf")):
             raise InputError(f"--output {output}: is there already; give another place")
         source = find_source(options)
+        if source.base is None:
+            parser.idle(options, "on a model: there is no adapter to merge", "base")
+        if not source.adapter:
+            parser.idle(options, "where every weight was trained, or on a model", "dequantize")
         check_beside(source.result)
         print(FORMATS[options.format](source, options, output))
     return 0

@@ -196,5 +196,8 @@ def main(arguments: Sequence[str]) -> int:
     work_options(parser)
     options = parser.read(arguments)
     facts, text = look_at(options)
+    if facts["kind"] != "model":
+        work = {action.dest for action in parser._actions} - {"name", "json", "debug", "help"}
+        parser.idle(options, "on a run or an adapter, which is as it was trained", *work)
     print(json.dumps(facts, indent=2, ensure_ascii=False) if options.json else text)
     return 0

@@ -132,6 +132,13 @@ class Parser(argparse.ArgumentParser):
         kind = "option" if word.startswith("-") else "argument"
         raise InputError(f"there is no {kind} {word!r}{nearest(word, options)}")
 
+    def idle(self, options: argparse.Namespace, why: str, *names: str) -> None:
+        """Raises InputError where one of these was given in vain; ``why``: where it has no effect."""
+        for action in self._actions:
+            if action.dest in names and getattr(options, action.dest) != action.default:
+                shown = action.option_strings[0] if action.option_strings else action.metavar
+                raise InputError(f"{shown}: has no effect {why}")
+
     @property
     def takes_settings(self) -> bool:
         """Whether words of the form ``key.sub=value`` are read."""

@@ -45,6 +45,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--top", type=int, default=5, metavar="N", help="print the N fastest layouts (default 5)")
     parser.add_argument("--all", action="store_true", help="print every layout")
     options = parser.read(arguments)
+    if options.all or options.json:
+        parser.idle(options, "with --all or --json, which give every layout", "top")
     from pet.planning.cluster import Cluster, parse_bytes
 
     cluster = Cluster(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
-from pet.cli.chat_session import ChatSession, add_chat_session, make_chat_session, not_text
+from pet.cli.chat_session import GENERATION, ChatSession, add_chat_session, make_chat_session, not_text
 from pet.cli.output import check_output_file
 from pet.cli.parser import Parser
 
@@ -107,6 +107,9 @@ def main(arguments: Sequence[str]) -> int:
         raise InputError(f"--batch-size {options.batch_size}: expected 1 or more")
     check_output_file(options.output)
     session = make_chat_session(options)
+    if session.model.scoring:
+        written = ("system", "template", "thinking", "sample", "stop", *GENERATION)
+        parser.idle(options, "with a model that judges texts and writes no answers", *written)
     found = list((_labels if session.model.scoring else _answers)(options, session))
     if not found:
         raise InputError("nothing is asked: give --input TEXT, or --file with questions in it")

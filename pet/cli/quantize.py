@@ -32,6 +32,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_shard_size()
     parser.add_argument("--force", action="store_true", help="write into a directory that is not empty")
     options = parser.read(arguments)
+    if options.type == "int8":
+        parser.idle(options, "with int8, whose scales go by row", "block")
     with sole_writer(options.output):
         output = free_output(options)
         skip = None if options.skip is None else tuple(filter(None, options.skip.split(",")))

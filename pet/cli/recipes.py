@@ -21,7 +21,16 @@ EXAMPLES = [
     ("pet recipes copy glm_lora mine.yaml", "a copy to change, with the data it names beside it"),
     ("pet recipes schema > pet.schema.json", "for editors that complete and check YAML"),
 ]
-ACTIONS = ("list", "show", "copy", "schema", "convert")
+ACTIONS = {
+    "list": (0, 0, ""),
+    "show": (1, 1000, " NAME [key.sub=value ...]"),
+    "copy": (1, 2, " NAME [DEST]"),
+    "schema": (0, 0, ""),
+    "convert": (1, 1, " FILE"),
+}
+"""How many words each takes, at least and at most, and which."""
+FLAGS = {"plain": "show", "force": "copy"}
+"""The option of an action."""
 
 
 def _summary(path: Path) -> tuple[str, str, str]:
@@ -129,12 +138,10 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.read(arguments)
     if options.action not in ACTIONS:
         raise InputError(f"pet recipes has no action {options.action!r}{nearest(options.action, ACTIONS)}")
-    wanted = {"list": (0, 0), "show": (1, 1000), "copy": (1, 2), "schema": (0, 0), "convert": (1, 1)}[options.action]
-    if not wanted[0] <= len(options.words) <= wanted[1]:
-        usage = {"show": "show NAME [key.sub=value ...]", "copy": "copy NAME [DEST]", "convert": "convert FILE"}.get(
-            options.action, options.action
-        )
-        raise InputError(f"expected pet recipes {usage}")
+    least, most, words = ACTIONS[options.action]
+    if not least <= len(options.words) <= most:
+        raise InputError(f"expected pet recipes {options.action}{words}")
+    parser.idle(options, f"on {options.action}", *(name for name in FLAGS if FLAGS[name] != options.action))
     if options.action == "list":
         _list()
     elif options.action == "copy":

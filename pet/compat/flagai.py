@@ -166,19 +166,19 @@ class Trainer:
         share = noam if self.bmtrain else annealed
         return lambda step: train.learning_rate * share((step + 1) * batches - 1, objects.steps * batches, warm_up)
 
-    def _asked(self) -> tuple[int, int]:
-        """Machines, and processes on each; a machine for every line of the hostfile where their number is not given."""
+    def _asked(self) -> tuple[int, int | None]:
+        """Machines, and processes on each, None where nothing says that; a machine for every line of the hostfile where
+        their number is not given."""
         if self.env_type == "standalone":
-            return 1, 1
+            return 1, None
         numbers = {"num_nodes": self.settings.get("num_nodes"), "num_gpus": self.settings.get("num_gpus")}
         if hosts := self._hosts():
             slots = re.search(r"slots\s*=\s*(\d+)", hosts[0])
             found = {"num_nodes": len(hosts), "num_gpus": int(slots[1]) if slots else None}
             numbers = {name: found[name] if value is None else value for name, value in numbers.items()}
         for name, value in numbers.items():
-            numbers[name] = 1 if value is None else value
-            require("flagai.Trainer", name, numbers[name], int, ge=1)
-        return numbers["num_nodes"], numbers["num_gpus"]
+            require("flagai.Trainer", name, 1 if value is None else value, int, ge=1)
+        return numbers["num_nodes"] or 1, numbers["num_gpus"]
 
     def _hosts(self) -> list[str]:
         """The lines of the hostfile, ``address slots=N``."""
@@ -190,11 +190,13 @@ class Trainer:
         """Whether several processes are asked for and nobody has started them."""
         from pet.launching.environment import read_job
 
-        return read_job().launcher == "none" and self._asked() != (1, 1)
+        nodes, gpus = self._asked()
+        return read_job().launcher == "none" and nodes * (gpus or 1) > 1
 
     def _start(self) -> int:
         """Runs this program again in as many processes as are asked for; their exit code."""
         nodes, gpus = self._asked()
+        gpus = gpus or 1
         if nodes > 1 or self.settings.get("not_call_launch") or hasattr(sys, "ps1") or "ipykernel" in sys.modules:
             first = (*self._hosts(), "HOST")[0].split()[0]
             master = f"{self.settings.get('master_ip') or first}:{self.settings.get('master_port') or 'PORT'}"
@@ -214,8 +216,8 @@ class Trainer:
         t.put("train.schedule", "constant")  # where `_rates` has none
         (nodes, gpus), size = self._asked(), read_job().size
         if self._must_start():
-            size = nodes * gpus
-        elif self.env_type != "standalone" and "num_gpus" in self.settings and nodes * gpus != size:
+            size = nodes * (gpus or 1)
+        elif gpus is not None and nodes * gpus != size:
             t.refuse("num_gpus", f"{nodes} machines x {gpus} are {nodes * gpus} processes, but the job has {size}")
         tensor = int(self.settings.get("model_parallel_size") or 1)
         if tensor > 1 and self.env_type != "hybrid":

@@ -11,7 +11,8 @@ from model_zoo.errors import InputError
 
 from .packing import bucket_edges, packed_order
 
-# Samples packed at a time. More gains nothing in rows filled; fewer lets the company a sample keeps change each epoch.
+# Samples packed at a time; data.stream_window is no larger. More gains nothing in rows filled; fewer lets the company
+# a sample keeps change each epoch.
 PACKED_TOGETHER = 16384
 # Lengths of "longest" are rounded up to this, so that there are few of them: each costs a compilation.
 LENGTH_STEP = 64

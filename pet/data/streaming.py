@@ -34,7 +34,7 @@ from .encode import Encoder, encode_rows, shown, start_workers, tell
 from .formats import read_file
 from .loader import Batch, Loader
 from .packing import LayoutFunction
-from .plan import PACKED_TOGETHER, Plan
+from .plan import Plan
 from .records import BEGINNING, Place, Problems
 from .row import Row
 from .settings import DataSettings
@@ -67,8 +67,6 @@ class StreamDataset:
         settings = encoder.settings
         if settings.packing == "buckets" and not settings.buckets:
             raise InputError("data.buckets: streaming cannot choose the lengths by the data; expected a list of them")
-        if settings.stream_window > PACKED_TOGETHER:
-            raise InputError(f"data.stream_window: expected at most {PACKED_TOGETHER}, found {settings.stream_window}")
         self.files = [str(path) for path in files]
         self.encoder, self.settings, self._told = encoder, settings, False
         self.documents = settings.documents

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from model_zoo.errors import nearest
@@ -29,33 +29,27 @@ def _profile(t: Translation, given: dict[str, Any]) -> None:
     t.add_callback({"name": "profiler"})
 
 
-def _nothing(t: Translation, given: dict[str, Any]) -> None:
-    """What a run does anyway."""
-
-
-def _absent(t: Translation, given: dict[str, Any]) -> None:
-    """What watches a run and changes no weight, and is not here: said, also without arguments."""
-
-
-NAMES = {
+ABSENT = {
+    "TrainingStateMonitor": "metrics.jsonl has the loss and the norm of all gradients, and no others",
+    "StressDetectCallBack": "devices are not tested while they train",
+    "ColdHotExpertMonitor": "experts are not moved",
+    "MoEDropRateCallback": "no token is dropped",
+    "OnRequestExit": "a run that is sent SIGTERM ends after its step, with everything saved",
+}
+"""What watches a run and changes no weight, and is not here: said, also without arguments."""
+NAMES: dict[str, tuple[Callable | None, str]] = {
     "MFLossMonitor": (_loss, "the progress line and metrics.jsonl"),
     "LossMonitor": (_loss, "the progress line and metrics.jsonl"),
-    "TimeMonitor": (_nothing, "metrics.jsonl has each step's seconds"),
-    "SummaryMonitor": (
-        _nothing,
-        "metrics.jsonl has the same numbers; callbacks: [tensorboard] draws them",
-    ),
+    "TimeMonitor": (None, "metrics.jsonl has each step's seconds"),
+    "SummaryMonitor": (None, "metrics.jsonl has the same numbers; callbacks: [tensorboard] draws them"),
     "CheckpointMonitor": (_checkpoint, "checkpoints are whole, and written at once"),
     "CheckpointMointor": (_checkpoint, "checkpoints are whole, and written at once"),  # as MindFormers spells it
     "ProfileMonitor": (_profile, "the profiler callback has steps of its own"),
-    "EvalCallBack": (_nothing, "do_eval says it"),
-    "ObsMonitor": (_nothing, "the upload follows remote_save_url"),
-    "TrainingStateMonitor": (_absent, "metrics.jsonl has the loss and the norm of all gradients, and no others"),
-    "StressDetectCallBack": (_absent, "devices are not tested while they train"),
-    "ColdHotExpertMonitor": (_absent, "experts are not moved"),
-    "MoEDropRateCallback": (_absent, "no token is dropped"),
-    "OnRequestExit": (_absent, "a run that is sent SIGTERM ends after its step, with everything saved"),
+    "EvalCallBack": (None, "do_eval says it"),
+    "ObsMonitor": (None, "the upload follows remote_save_url"),
+    **{name: (None, why) for name, why in ABSENT.items()},
 }
+"""What each does here beside what a run does anyway, and what is said of arguments that reach nothing."""
 
 
 def translate_callbacks(t: Translation, entries: list, values: Mapping[str, Any]) -> None:
@@ -72,9 +66,10 @@ def translate_callbacks(t: Translation, entries: list, values: Mapping[str, Any]
             keys = ("upload_sequence", "step_upload_frequence", "upload_frequence")
             every = next((given.pop(key) for key in keys if given.get(key)), None)
             upload = {**(upload or {}), **({"every": every} if every and every > 0 else {})}
-        act(t, given)
+        if act is not None:
+            act(t, given)
         left = [key for key, value in given.items() if value is not None]
-        if left or act is _absent:
+        if left or name in ABSENT:
             t.ignore(f"callbacks.{name}", f"{', '.join(sorted(left)) or 'left out'}: {why}")
     url = values.get("remote_save_url")
     if url:

@@ -57,8 +57,9 @@ def is_jinja(template: str | None) -> bool:
     return template is not None and (is_template_file(template) or "{%" in template)
 
 
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
+def alone(*kinds: type) -> BeforeValidator:
+    """A value of one of these kinds is a list of itself; true and false are no numbers."""
+    return BeforeValidator(lambda value: [value] if isinstance(value, kinds) and not isinstance(value, bool) else value)
 
 
 def _one_or_many(item: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +80,7 @@ REFERENCES = PRECOMPUTE, ADAPTERS_OFF = ("precompute", "adapters_off")
 ReferencePath = Annotated[str, PathKind("reference"), Field(min_length=1)]
 ModelPath = Annotated[str, PathKind("model"), Field(min_length=1)]
 # "q_proj" means ["q_proj"]
-Names = Annotated[list[str], BeforeValidator(_as_list), WithJsonSchema(_one_or_many({"type": "string"}))]
+Names = Annotated[list[str], alone(str), WithJsonSchema(_one_or_many({"type": "string"}))]
 
 
 def _check_parts(value: list[str]) -> list[str]:
@@ -92,7 +93,7 @@ def _check_parts(value: list[str]) -> list[str]:
 # ":5%" means [":5%"]
 Parts = Annotated[
     list[str],
-    BeforeValidator(_as_list),
+    alone(str),
     AfterValidator(_check_parts),
     Field(min_length=1),
     WithJsonSchema(_one_or_many({"type": "string"})),
@@ -113,14 +114,10 @@ def _check_layers(value: list[int | str]) -> list[int | str]:
     return value
 
 
-def _layer_list(value: Any) -> Any:
-    return [value] if isinstance(value, (str, int)) and not isinstance(value, bool) else value
-
-
 _LAYER_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^\d+(-\d*)?$"}]}
 Layers = Annotated[
     list[Any],
-    BeforeValidator(_layer_list),
+    alone(str, int),
     AfterValidator(_check_layers),
     WithJsonSchema(_one_or_many(_LAYER_SCHEMA)),
 ]

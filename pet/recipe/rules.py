@@ -189,7 +189,7 @@ def data(recipe: Recipe) -> Iterator[Finding]:
     paths = {name: getattr(settings, name) or [] for name in ("train", "eval", "test")}
     every = {f"data.{name}.{index}": path for name in paths for index, path in enumerate(paths[name])}
     for at, reading in {"data": settings, **every}.items():
-        for name, other, message in _prompts(reading) if isinstance(reading, Reading) else ():
+        for name, other, message in prompts(reading) if isinstance(reading, Reading) else ():
             yield f"{at}.{name}", f"{at}.{other}", message
     asked = settings.eval_format or settings.format
     measured = settings.eval or settings.eval_fraction or settings.test
@@ -198,7 +198,7 @@ def data(recipe: Recipe) -> Iterator[Finding]:
         yield "eval.metrics", key, f"{', '.join(written)} compare answers to questions, and {asked} rows hold none"
 
 
-def _prompts(settings: Reading) -> Iterator[tuple[str, str, str]]:
+def prompts(settings: Reading) -> Iterator[tuple[str, str, str]]:
     """(setting, the other one, what is wrong) of how rows become prompts."""
     written = settings.template is not None and not is_jinja(settings.template)
     for name in ("template", "template_without_input"):

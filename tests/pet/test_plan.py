@@ -305,6 +305,8 @@ def test_prints_a_table_and_json(capsys, tmp_path, fixtures):
     text = capsys.readouterr().out
     for part in ("ZeRO", "activ ", "buffer", "bubble", "in a recipe: parallel.data=", "more layouts fit"):
         assert part in text, text
+    assert main([*line, "--top", "2", "--all"]) == 2
+    assert "--top: has no effect with --all" in capsys.readouterr().err
     assert main([*line, "--json", "targets=all-linear"]) == 0
     values = json.loads(capsys.readouterr().out)
     first = values["feasible"][0]

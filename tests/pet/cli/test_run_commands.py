@@ -483,6 +483,13 @@ def test_chat_keeps_turns_and_switches(here, capsys, monkeypatch):
     assert "(there is no question yet)" in captured.err
 
 
+def test_chat_refuses_a_system_message_that_the_template_has_no_place_for(here, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("/system Be brief.\n/quit\n"))
+    assert main(["chat", "--model", "base", "--template", "Q: {prompt} A:"]) == 0
+    captured = capsys.readouterr()
+    assert "the text has no {system}" in captured.err and "system message set" not in captured.out
+
+
 def test_chat_forgets_the_oldest_turns_when_the_context_is_full(here, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("word " * 20 + "\n" + "word " * 20 + "\n" + "long " * 80 + "\n"))
     assert main(["chat", "--model", "base", "--max-new-tokens", "4"]) == 0
@@ -527,6 +534,21 @@ def test_chat_forgets_the_oldest_turns_when_the_context_is_full(here, capsys, mo
         (["info", "output"], "is no model"),
         (["export", "base", "--output", "m2"], "a run or adapter directory was expected"),
         (["export", "output/job", "--output", "m2", "--dtype", "float16"], "no effect without --merged"),
+        (
+            ["predict", "--model", "base", "--input", "x", "--template", "Q: {prompt}", "--thinking"],
+            "has no such switch",
+        ),
+        (["predict", "--model", "base", "--input", "x", "--template", "Q: {prompt}", "--system", "S"], "no {system}"),
+        (["evaluate", "output/job", "--base", "--model", "base"], "--base and --model: give one of them"),
+        (
+            ["quantize", "base", "--type", "int8", "--block", "128", "--output", "m2"],
+            "--block: has no effect with int8",
+        ),
+        (["export", "base", "--format", "gguf", "--dequantize", "--output", "m2"], "--dequantize: has no effect where"),
+        (["export", "base", "--format", "gguf", "--base", "base", "--output", "m2"], "--base: has no effect on a"),
+        (["info", "output/job/adapter", "rank=4"], "KEY=VALUE: has no effect on a run or an adapter"),
+        (["info", "output/job", "--length", "64"], "--length: has no effect on a run or an adapter"),
+        (["recipes", "show", "job.yaml", "--force"], "--force: has no effect on show"),
         (["data", "job.yaml", "--split", "tset"], "did you mean 'test'"),
         (["data", "job.yaml", "--split", "test"], "this command needs it"),
     ],

@@ -141,6 +141,16 @@ def test_the_command(base, tmp_path, capsys, lora_file):
         tmp_path / "b/adapter_model.safetensors"
     ).read_bytes()
     assert "a file ending in .ckpt was expected" in pet_convert(base, "--output", "e")[1]
+    for words, wrong in (
+        (("a.ckpt", "--output", "e", "--config", base, "--alpha", 4), "--alpha: has no effect on weights of a model"),
+        (("a.ckpt", "--output", "e", "--config", base, "--qkv-concat", True), "--qkv-concat: has no effect on a .ckpt"),
+        (("l.ckpt", "--output", "e", "--config", base, "--dtype", "float16"), "--dtype: has no effect on LoRA"),
+        (("l.ckpt", "--output", "e", "--config", base, "--part", "model"), "and no weights of a model"),
+        ((base, "--output", "e.ckpt", "--part", "adapter"), "--part: has no effect in writing a .ckpt file"),
+        (("b", "--output", "e.ckpt", "--config", base, "--dtype", "float16"), "--dtype: has no effect on LoRA"),
+    ):
+        assert wrong in pet_convert(*words)[1]
+        assert not any((tmp_path / name).exists() for name in ("e", "e.ckpt"))
     assert pet_convert("absent.ckpt", "--output", "e") == (2, "pet convert: absent.ckpt: no such file\n")
 
 

@@ -120,6 +120,10 @@ def test_processes_that_cannot_be_started_are_refused(monkeypatch, tmp_path):
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match="2 machines x 1 are 2 processes, but the job has 4"):
         Trainer(env_type="pytorchDDP", num_nodes=2, num_gpus=1)
+    (tmp_path / "hosts").write_text("10.0.0.1 slots=3\n")
+    with pytest.raises(InputError, match="1 machines x 3 are 3 processes, but the job has 4"):
+        Trainer(env_type="pytorchDDP", hostfile=str(tmp_path / "hosts"))
+    Trainer(env_type="pytorchDDP", num_gpus=None)  # as many as there are
 
 
 class Documented(Trainer):

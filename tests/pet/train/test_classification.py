@@ -321,6 +321,8 @@ def test_texts_are_asked_by_a_pipeline_and_by_the_command_line(trained, base, jo
     with pytest.raises(InputError, match="no head that judges texts"):
         pet.pipeline("text_classification", str(base))
     capsys.readouterr()
+    assert main(["predict", "--run", str(trained), "--input", "a", "--temperature", "0.5"]) == 2
+    assert "--temperature: has no effect with a model that judges texts" in capsys.readouterr().err
     assert main(["predict", "--run", str(trained), *(word for text in asked for word in ("--input", text))]) == 0
     assert capsys.readouterr().out.split() == ["good", "plain", "bad"]
     assert main(["predict", "--model", str(trained / "merged"), "--file", str(job.home / "rows.jsonl"), "--json"]) == 0
