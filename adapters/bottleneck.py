@@ -14,11 +14,11 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from adapters.cells import Site
 from adapters.dropout import Dropout
 from adapters.factors import generator_for, kaiming_uniform
 from adapters.method import AdapterModule, MethodConfig
 from adapters.settings import Bottleneck as Settings
-from adapters.sites import Site
 from model_zoo.activations import GeluTanh, tanh
 from model_zoo.layers import Linear
 from model_zoo.norms import LayerNorm
@@ -27,11 +27,6 @@ from model_zoo.norms import LayerNorm
 class BottleneckConfig(Settings, MethodConfig):
     """Bottleneck adapters. With `targets` given, ``parallel`` reads the input of each named cell, and the other
     placements its output."""
-
-    def family_targets(self, family):
-        if family is None:
-            return None
-        return family.row if self.placement == "houlsby" else family.row[1:]
 
     def relocated(self, model, chosen) -> list[Site]:
         """Beside a sublayer stands a module on its whole cell, which sees the sublayer's input."""

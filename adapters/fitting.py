@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from adapters.matching import chosen_sites, matches
-from adapters.method import MethodConfig
+from adapters.cells import Site, own_parameters, plain_cells
+from adapters.matching import chosen_sites, matches, saved_in_full, sites
 from adapters.patterns import as_list, in_linear_time, pattern_matches, within
-from adapters.replacement import own_parameters
-from adapters.sites import Site, plain_cells, sites
+from adapters.schema import Settings
 from model_zoo.errors import InputError
 
 PATTERNS = ("rank_pattern", "alpha_pattern")
 
 
-def fit(model, config: MethodConfig, tensors: Collection[str]) -> list[str]:
+def fit(model, config: Settings, tensors: Collection[str]) -> list[str]:
     """Takes out of a configuration, in place, what means nothing on this model.
 
     Args:
@@ -81,7 +80,7 @@ def fit(model, config: MethodConfig, tensors: Collection[str]) -> list[str]:
     return dropped
 
 
-def name_in_full(config: MethodConfig, everything: Collection[Site], family) -> None:
+def name_in_full(config: Settings, everything: Collection[Site], family) -> None:
     """Names every cell where the file's layers do not hold for all targets: PEFT adapts a target that is a whole path
     in whichever layer it is, and outside of the layers."""
     entries, numbers, paths = as_list(config.targets), as_list(config.layers), {site.path for site in everything}
@@ -95,7 +94,7 @@ def name_in_full(config: MethodConfig, everything: Collection[Site], family) -> 
     config.layers = None
 
 
-def saved_as_peft_reads_it(config: MethodConfig, paths: list[str], tensors: Collection[str]) -> None:
+def saved_as_peft_reads_it(config: Settings, paths: list[str], tensors: Collection[str]) -> None:
     """Names in full what PEFT's looser reading of modules_to_save (paths that end so) meant, as the tensors show."""
     entries, in_file = list(config.modules_to_save or []), {name.rpartition(".")[0] for name in tensors}
     for path in in_file.intersection(paths):
@@ -103,7 +102,7 @@ def saved_as_peft_reads_it(config: MethodConfig, paths: list[str], tensors: Coll
             config.modules_to_save = [*config.modules_to_save, path]
 
 
-def add_whole(config: MethodConfig, model, arrays: Collection[str]) -> None:
+def add_whole(config: Settings, model, arrays: Collection[str]) -> None:
     """Names in modules_to_save what a file brings whole without saying so: PEFT's ``save_embedding_layers``, which is
     on where the vocabulary was extended."""
     cells = {path for path, cell in plain_cells(model) if "weight" in own_parameters(cell)}
@@ -123,8 +122,3 @@ def check_apart(model, tensors: Collection[str]) -> None:
             f"ensure_weight_tying: {head[:-1]} and the embedding share what is trained of them, which is not supported "
             "in a model; pet merge takes it"
         )
-
-
-def saved_in_full(config: MethodConfig, path: str) -> bool:
-    """Whether modules_to_save names a cell."""
-    return any(within(path, entry) for entry in config.modules_to_save or [])

@@ -18,8 +18,10 @@ import numpy as np
 from mindspore import Parameter, nn
 
 from adapters.adapter import Adapter
-from adapters.fitting import add_whole, check_apart, fit, saved_in_full
+from adapters.cells import weight_of
+from adapters.fitting import add_whole, check_apart, fit
 from adapters.initial import START
+from adapters.matching import saved_in_full
 from adapters.method import MethodConfig
 from adapters.methods import BY_PEFT_TYPE
 from adapters.peft_config import (
@@ -44,7 +46,6 @@ from adapters.peft_config import (
 )
 from adapters.registry import registry
 from adapters.score import prepare_for
-from adapters.sites import weight_of
 from model_zoo.arguments import checked
 from model_zoo.atomic import atomic_write, explained
 from model_zoo.checkpoint.dtypes import convert, typed

@@ -89,6 +89,12 @@ class LoRA(Settings):
     summary = "lora: W + alpha/rank · B·A. dora: the same direction with a magnitude per output of its own."
     peft_type = "LORA"
     kinds = ("linear", "embedding", "conv")
+    marks = ("lora_A.weight", "lora_embedding_A")
+
+    def check_site(self, site) -> None:
+        fitting = ("linear",) if self.init == "loftq" else ("linear", "embedding")
+        if self.init in FROM_WEIGHTS and site.kind not in fitting:
+            raise InputError(f"lora: init {self.init!r} fits linear cells; {site.path} is of kind {site.kind}")
 
 
 HIDDEN = "Width of that network's hidden layer. Left out: the model's hidden size."
@@ -246,6 +252,11 @@ class Bottleneck(Settings):
     kinds = ("linear", "sublayer")
     unmergeable = NO_MATRIX
 
+    def family_targets(self, family):
+        if family is None:
+            return None
+        return family.row if self.placement == "houlsby" else family.row[1:]
+
 
 @dataclasses.dataclass(kw_only=True)
 class LowRankAdapter(Settings):
@@ -267,6 +278,17 @@ class LowRankAdapter(Settings):
     own_format = True
     unmergeable = NO_MATRIX
 
+    def family_targets(self, family):
+        return family.row if family is not None else None
+
+    def width_at(self, site) -> int:
+        """H/k at this cell."""
+        return max(1, site.out_features // self.reduction_factor)
+
+    def check_site(self, site) -> None:
+        if self.rank > (width := self.width_at(site)):
+            raise InputError(f"{self.method}: rank {self.rank} is above the bottleneck's width {width} at {site.path}")
+
 
 @dataclasses.dataclass(kw_only=True)
 class IA3(Settings):
@@ -280,6 +302,10 @@ class IA3(Settings):
     config = "adapters.ia3.IA3Config"
     summary = "One learned factor per channel of the chosen cells."
     peft_type = "IA3"
+    marks = ("ia3_l",)
+
+    def family_targets(self, family):
+        return family.ia3_targets if family is not None else None
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -295,6 +321,33 @@ class BitFit(Settings):
     summary = "Train the biases alone."
     peft_type = "BITFIT"
     own_format = True
+    shifts = ("bias", "beta")
+    """MindSpore's norms say beta."""
+
+    @property
+    def bias(self) -> str:
+        """Which biases are trained: all of the model, or where cells are named, theirs."""
+        return "lora_only" if self.targets or self.exclude or self.layers is not None else "all"
+
+    def family_targets(self, family):
+        return ("all-linear",)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Tokens(Settings):
+    """Trained rows of embeddings alone: PEFT's TRAINABLE_TOKENS. `LoRA.trainable_tokens` trains them beside LoRA."""
+
+    trainable_tokens: list[int] = setting(
+        dataclasses.MISSING, "The ids, for every embedding that targets mean.", check=token_ids
+    )
+
+    method = "trainable_tokens"
+    config = "adapters.tokens.TrainableTokensConfig"
+    peft_type = "TRAINABLE_TOKENS"
+    kinds = ("embedding", "linear")
+
+    def fixed_sites(self, model) -> list:
+        return []
 
 
 SETTINGS: tuple[type[Settings], ...] = (
