@@ -12,7 +12,7 @@ from mindspore import Parameter, Tensor
 
 from adapters.cells import own_parameters
 from adapters.method import AdapterModule, MethodConfig
-from adapters.settings import BitFit
+from adapters.settings import NO_BIAS, BitFit
 
 
 class BitFitConfig(BitFit, MethodConfig):
@@ -43,7 +43,7 @@ class AddedBias(AdapterModule):
         self.shift = Parameter(Tensor(np.zeros(site.out_features, np.float32)), name="bias")
 
     def why_unmergeable(self) -> str:
-        return "the base has no bias at this cell to add it to; BitFit with add_missing=False merges"
+        return NO_BIAS
 
     def construct(self, x, y):
         return y + self.shift.astype(y.dtype)

@@ -34,8 +34,7 @@ class BottleneckConfig(Settings, MethodConfig):
             return chosen
         cells, hidden = dict(model.cells_and_names()), model.config.dims.hidden
         paths = [(site.path.rpartition(".")[0], site.layer) for site in chosen]
-        # a meta model, which plans are made from, has linear cells alone
-        return [Site(path, cells.get(path), "sublayer", hidden, hidden, layer=layer) for path, layer in paths]
+        return [Site(path, cells[path], "sublayer", hidden, hidden, layer=layer) for path, layer in paths]
 
     def parameters_at(self, site) -> int:
         into = site.in_features if self.placement == "parallel" else site.out_features

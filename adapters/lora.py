@@ -20,8 +20,7 @@ from adapters.dropout import Dropout
 from adapters.factors import Factor, first_a, generator_for
 from adapters.initial import START, loftq, starting_weight
 from adapters.method import AdapterModule, MethodConfig
-from adapters.patterns import pattern_value
-from adapters.peft_config import LORA_KEYS, lora_scale, lora_settings
+from adapters.peft_config import LORA_KEYS, lora_settings
 from adapters.settings import LoRA
 from model_zoo.checkpoint.parameters import write_parameter
 from model_zoo.engine import uses_kernel
@@ -36,15 +35,6 @@ class LoRAConfig(LoRA, MethodConfig):
     peft_keys = LORA_KEYS
     first: ClassVar[dict[str, tuple[np.ndarray, np.ndarray]]] = {}
     """{cell: B₀, A₀} where the first factors of PiSSA and OLoRA are known out of a file; emptied by `build`."""
-
-    def rank_at(self, path: str) -> int:
-        """r of this cell."""
-        return pattern_value(self.rank_pattern, path, self.rank)
-
-    def scale_at(self, path: str) -> float:
-        """The factor in front of B·A at this cell."""
-        alpha, rank = pattern_value(self.alpha_pattern, path, self.alpha), self.rank_at(path)
-        return lora_scale(alpha, rank, self.use_rslora)
 
     def parameters_at(self, site) -> int:
         rank = self.rank_at(site.path)

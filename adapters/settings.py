@@ -8,9 +8,11 @@ the fields, and rules ask the class attributes what a method can do. Without Min
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from adapters.patterns import pattern_value
 from adapters.schema import LARGEST, Settings, token_ids
 from model_zoo.errors import InputError, nearest
 from model_zoo.settings import setting
@@ -18,6 +20,7 @@ from model_zoo.settings import setting
 SEED = "Of what starts random."
 IN_FRONT = "it puts keys and values in front of the attention's own, which no weight can do"
 NO_HEAD = "has no modules_to_save in PEFT's format, where a head that judges texts is kept"
+NO_BIAS = "the base has no bias at this cell to add it to; BitFit with add_missing=False merges"
 NO_MATRIX = "there is a non-linear function between its projections, so it is no matrix"
 FROM_WEIGHTS = ("pissa", "olora", "loftq")
 """Starts of LoRA that are computed out of the weights (`adapters.initial`)."""
@@ -90,6 +93,18 @@ class LoRA(Settings):
     peft_type = "LORA"
     kinds = ("linear", "embedding", "conv")
     marks = ("lora_A.weight", "lora_embedding_A")
+
+    def rank_at(self, path: str) -> int:
+        """r of this cell."""
+        return pattern_value(self.rank_pattern, path, self.rank)
+
+    def scale_at(self, path: str) -> float:
+        """The factor in front of B·A at this cell."""
+        return self.scale_of(pattern_value(self.alpha_pattern, path, self.alpha), self.rank_at(path))
+
+    def scale_of(self, alpha: float, rank: int) -> float:
+        """alpha / r, or alpha / √r for rsLoRA."""
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def check_site(self, site) -> None:
         fitting = ("linear",) if self.init == "loftq" else ("linear", "embedding")
@@ -342,7 +357,6 @@ class Tokens(Settings):
     )
 
     method = "trainable_tokens"
-    config = "adapters.tokens.TrainableTokensConfig"
     peft_type = "TRAINABLE_TOKENS"
     kinds = ("embedding", "linear")
 
@@ -350,17 +364,8 @@ class Tokens(Settings):
         return []
 
 
-SETTINGS: tuple[type[Settings], ...] = (
-    LoRA,
-    Prefix,
-    PTuning2,
-    Prompt,
-    PTuning,
-    Bottleneck,
-    LowRankAdapter,
-    IA3,
-    BitFit,
-)
+SETTINGS: tuple[type[Settings], ...] = (LoRA, Prefix, PTuning2, Prompt, PTuning)
+SETTINGS += (Bottleneck, LowRankAdapter, IA3, BitFit)
 """The methods, in the order in which they are listed."""
 
 

@@ -7,6 +7,7 @@ on the real model, for 65 billion parameters in milliseconds. Without MindSpore.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from math import prod
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +49,14 @@ class MetaModel:
 
     def cells_and_names(self) -> list[tuple[str, SimpleNamespace]]:
         """As `nn.Cell` gives them: those with weights, and what holds them."""
+        return self._named
+
+    def adapter_sites(self) -> list[Site]:
+        """What `adapters.matching.sites` finds in the real model."""
+        return self._sites
+
+    @cached_property
+    def _named(self) -> list[tuple[str, SimpleNamespace]]:
         found: dict[str, SimpleNamespace] = {}
         for path, cell in self.cells.items():
             parts = path.split(".")
@@ -56,8 +65,8 @@ class MetaModel:
             found[path] = cell
         return list(found.items())
 
-    def adapter_sites(self) -> list[Site]:
-        """What `adapters.sites.sites` finds in the real model."""
+    @cached_property
+    def _sites(self) -> list[Site]:
         found = []
         for path, spec in self.specs.items():
             if len(spec.weight) != 2:
