@@ -9,9 +9,9 @@ from typing import Any
 from mindspore import Parameter
 
 from adapters import replacement
+from adapters.cells import Site
 from adapters.method import AdapterModule, MethodConfig
 from adapters.naming import trained_in
-from adapters.sites import Site
 from model_zoo.errors import InputError
 from model_zoo.labels import SCORE, Labels
 

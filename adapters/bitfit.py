@@ -10,14 +10,9 @@ from __future__ import annotations
 import numpy as np
 from mindspore import Parameter, Tensor
 
+from adapters.cells import own_parameters
 from adapters.method import AdapterModule, MethodConfig
-from adapters.replacement import own_parameters
-from adapters.settings import BitFit
-from adapters.sites import plain_cells
-from model_zoo.errors import InputError
-
-SHIFTS = ("bias", "beta")
-"""What additive parameters are called; MindSpore's norms say beta."""
+from adapters.settings import NO_BIAS, BitFit
 
 
 class BitFitConfig(BitFit, MethodConfig):
@@ -28,30 +23,8 @@ class BitFitConfig(BitFit, MethodConfig):
     the base's checkpoint has no place for it.
     """
 
-    def family_targets(self, family):
-        return ("all-linear",)
-
-    @property
-    def everywhere(self) -> bool:
-        """Whether no cells were named."""
-        return not (self.targets or self.exclude or self.layers is not None)
-
-    def replaces(self, model, chosen):
-        """The biases that are there: (path, cell, attribute)."""
-        if not self.everywhere:
-            for site in chosen:
-                if own_parameters(site.cell).get("bias") is not None:
-                    yield site.path, site.cell, "bias"
-            return
-        for path, cell in plain_cells(model):
-            for attribute in SHIFTS:
-                if own_parameters(cell).get(attribute) is not None:
-                    yield path, cell, attribute
-
     def build_all(self, model, chosen) -> dict[str, AdapterModule]:
         if not self.add_missing:
-            if not any(True for _ in self.replaces(model, chosen)):
-                raise InputError(f"{self.method}: there is no bias to train; add_missing=True gives each Dense one")
             return {}
         return {site.path: AddedBias(site) for site in chosen if own_parameters(site.cell).get("bias") is None}
 
@@ -70,7 +43,7 @@ class AddedBias(AdapterModule):
         self.shift = Parameter(Tensor(np.zeros(site.out_features, np.float32)), name="bias")
 
     def why_unmergeable(self) -> str:
-        return "the base has no bias at this cell to add it to; BitFit with add_missing=False merges"
+        return NO_BIAS
 
     def construct(self, x, y):
         return y + self.shift.astype(y.dtype)

@@ -14,11 +14,11 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from adapters.cells import Site
 from adapters.dropout import Dropout
 from adapters.factors import generator_for, kaiming_uniform
 from adapters.method import AdapterModule, MethodConfig
 from adapters.settings import Bottleneck as Settings
-from adapters.sites import Site
 from model_zoo.activations import GeluTanh, tanh
 from model_zoo.layers import Linear
 from model_zoo.norms import LayerNorm
@@ -28,19 +28,13 @@ class BottleneckConfig(Settings, MethodConfig):
     """Bottleneck adapters. With `targets` given, ``parallel`` reads the input of each named cell, and the other
     placements its output."""
 
-    def family_targets(self, family):
-        if family is None:
-            return None
-        return family.row if self.placement == "houlsby" else family.row[1:]
-
     def relocated(self, model, chosen) -> list[Site]:
         """Beside a sublayer stands a module on its whole cell, which sees the sublayer's input."""
         if self.placement != "parallel" or self.targets or getattr(model, "family", None) is None:
             return chosen
         cells, hidden = dict(model.cells_and_names()), model.config.dims.hidden
         paths = [(site.path.rpartition(".")[0], site.layer) for site in chosen]
-        # a meta model, which plans are made from, has linear cells alone
-        return [Site(path, cells.get(path), "sublayer", hidden, hidden, layer=layer) for path, layer in paths]
+        return [Site(path, cells[path], "sublayer", hidden, hidden, layer=layer) for path, layer in paths]
 
     def parameters_at(self, site) -> int:
         into = site.in_features if self.placement == "parallel" else site.out_features

@@ -21,6 +21,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, mint, nn, ops
 
+from adapters.cells import WEIGHTS, weight_of
 from model_zoo.checkpoint.dtypes import as_storage, convert
 from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from model_zoo.layers import AttentionCore, Conv1D, Embedding, Linear
@@ -38,8 +39,6 @@ WEIGHTED = {
 }
 OURS = (Linear, Conv1D, Embedding)
 """Whose sub-classes (packed, noisy, divided) are this library's own."""
-WEIGHTS = ("weight", "embedding_table", "embedding_weight")
-"""What cells call it: nearly all, MindSpore's embedding, MindFormers' embedding."""
 FORMATS = ("NCHW", "NCL")
 CLOSE = 0.02
 """Largest difference of a tried cell's output, relative to the largest number: it may compute in float16."""
@@ -58,16 +57,6 @@ class Form:
     kind: str
     transposed: bool = False
     misfit: str = ""
-
-
-def weight_of(cell: nn.Cell):
-    """The weight Parameter of a linear, convolution or embedding cell; None when it has none."""
-    return getattr(cell, weight_attribute(cell), None)
-
-
-def weight_attribute(cell: nn.Cell) -> str:
-    """What a cell calls its weight."""
-    return next((name for name in WEIGHTS if getattr(cell, name, None) is not None), WEIGHTS[0])
 
 
 def plain_class(cell: nn.Cell) -> type:

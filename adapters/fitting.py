@@ -1,24 +1,25 @@
-"""The configuration of an adapter file on the model that it is loaded into.
+"""The configuration of an adapter file on the model that it is loaded into, or on the shapes of the base that it is
+merged into on disk; without MindSpore.
 
 A file's tensors say what was adapted. PEFT passes over entries of the configuration that mean nothing on the model at
-hand, and so does loading here, with one warning. What a user asks for stays strict (`adapters.matching.chosen_sites`).
+hand, and so it is here, with one warning. What a user asks for stays strict (`adapters.matching.chosen_sites`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
-from adapters.matching import chosen_sites, matches
-from adapters.method import MethodConfig
-from adapters.patterns import as_list, in_linear_time, pattern_matches, within
-from adapters.replacement import own_parameters
-from adapters.sites import Site, plain_cells, sites
-from model_zoo.errors import InputError
+from adapters.cells import Site, own_parameters, plain_cells
+from adapters.matching import chosen_sites, matches, means, saved_in_full, sites
+from adapters.patterns import GROUPS, as_list, in_linear_time, is_glob, pattern_matches, within
+from adapters.schema import Settings
+from model_zoo.errors import InputError, nearest
 
 PATTERNS = ("rank_pattern", "alpha_pattern")
 
 
-def fit(model, config: MethodConfig, tensors: Collection[str]) -> list[str]:
+def fit(model, config: Settings, tensors: Collection[str]) -> list[str]:
     """Takes out of a configuration, in place, what means nothing on this model.
 
     Args:
@@ -35,9 +36,9 @@ def fit(model, config: MethodConfig, tensors: Collection[str]) -> list[str]:
     fitting = [site for site in everything if site.kind in config.kinds]
     dropped: list[str] = []
 
-    def keep(setting: str, means: Callable[[object], bool]) -> None:
+    def keep(setting: str, fits: Callable[[object], bool]) -> None:
         entries = getattr(config, setting, None)
-        left = [entry for entry in as_list(entries) if means(entry)]
+        left = [entry for entry in as_list(entries) if fits(entry)]
         lost = [entry for entry in as_list(entries) if entry not in left]
         if lost and (left or setting not in ("targets", "layers")):  # else the error names them
             dropped.extend(f"{setting}: {entry!r} matches nothing here" for entry in lost)
@@ -50,12 +51,18 @@ def fit(model, config: MethodConfig, tensors: Collection[str]) -> list[str]:
 
     entries = as_list(config.targets) + as_list(config.exclude)
     expressions = [entry[3:] for entry in entries if isinstance(entry, str) and entry.startswith("re:")]
+    holds = [site.path for site in fitting if any(f"{site.path}.{mark}" in tensors for mark in config.marks)]
+    swept = [entry for entry in as_list(config.targets) if entry in GROUPS or (is_glob(entry) and entry[:3] != "re:")]
+    meant = {site.path for site in fitting if means(config.targets, site, family)} if swept else set()
     if config.marks and any(in_linear_time(expression) is None for expression in expressions):
-        dropped.append("targets: no bounded match for an expression; the tensors name the cells")
-        config.exclude, config.layers = None, None
-        config.targets = [
-            site.path for site in fitting if any(f"{site.path}.{mark}" in tensors for mark in config.marks)
-        ]
+        said = "no bounded match for an expression"
+    elif holds and meant != set(holds) and swept:
+        said = f"{swept[0]!r} means other cells here"
+    else:
+        said = ""
+    if said:
+        dropped.append(f"targets: {said}; the tensors name the cells")
+        config.targets, config.exclude, config.layers = holds, None, None
     numbers = {site.layer for site in everything}
     if getattr(config, "layers", None) is not None:
         name_in_full(config, everything, family)
@@ -81,7 +88,7 @@ def fit(model, config: MethodConfig, tensors: Collection[str]) -> list[str]:
     return dropped
 
 
-def name_in_full(config: MethodConfig, everything: Collection[Site], family) -> None:
+def name_in_full(config: Settings, everything: Collection[Site], family) -> None:
     """Names every cell where the file's layers do not hold for all targets: PEFT adapts a target that is a whole path
     in whichever layer it is, and outside of the layers."""
     entries, numbers, paths = as_list(config.targets), as_list(config.layers), {site.path for site in everything}
@@ -90,12 +97,12 @@ def name_in_full(config: MethodConfig, everything: Collection[Site], family) -> 
     config.targets = [
         site.path
         for site in everything
-        if site.path in entries or (site.layer in numbers and any(matches(entry, site, family) for entry in entries))
+        if site.path in entries or (site.layer in numbers and means(entries, site, family))
     ]
     config.layers = None
 
 
-def saved_as_peft_reads_it(config: MethodConfig, paths: list[str], tensors: Collection[str]) -> None:
+def saved_as_peft_reads_it(config: Settings, paths: list[str], tensors: Collection[str]) -> None:
     """Names in full what PEFT's looser reading of modules_to_save (paths that end so) meant, as the tensors show."""
     entries, in_file = list(config.modules_to_save or []), {name.rpartition(".")[0] for name in tensors}
     for path in in_file.intersection(paths):
@@ -103,7 +110,7 @@ def saved_as_peft_reads_it(config: MethodConfig, paths: list[str], tensors: Coll
             config.modules_to_save = [*config.modules_to_save, path]
 
 
-def add_whole(config: MethodConfig, model, arrays: Collection[str]) -> None:
+def add_whole(config: Settings, model, arrays: Collection[str]) -> None:
     """Names in modules_to_save what a file brings whole without saying so: PEFT's ``save_embedding_layers``, which is
     on where the vocabulary was extended."""
     cells = {path for path, cell in plain_cells(model) if "weight" in own_parameters(cell)}
@@ -125,6 +132,17 @@ def check_apart(model, tensors: Collection[str]) -> None:
         )
 
 
-def saved_in_full(config: MethodConfig, path: str) -> bool:
-    """Whether modules_to_save names a cell."""
-    return any(within(path, entry) for entry in config.modules_to_save or [])
+def shapes_of(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """{name: shape} of parameters or arrays."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def misfits(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """What of an adapter's tensors is missing, extra or misshapen, by their shapes."""
+    problems = [f"{key} is missing" for key in expected if key not in found]
+    for key, shape in found.items():
+        if key not in expected:
+            problems.append(f"{key} belongs to no cell of this model's adapter{nearest(key, expected)}")
+        elif (needed := expected[key]) != shape:
+            problems.append(f"{key} has shape {shape}, expected {needed}")
+    return problems

@@ -13,11 +13,12 @@ import numpy as np
 from mindspore import nn
 
 from adapters.adapter import Adapter
+from adapters.fitting import misfits, shapes_of
 from adapters.initial import START
 from adapters.lora import LoRAConfig
 from adapters.matching import chosen_sites
 from adapters.registry import registry
-from adapters.saving import adapter_config, fill, misfits, read_arrays
+from adapters.saving import adapter_config, fill, read_arrays
 from model_zoo.arguments import checked
 from model_zoo.errors import InputError, located
 from model_zoo.turns import turn
@@ -56,7 +57,7 @@ def hotswap_adapter(model: nn.Cell, directory: str | Path, name: str = "default"
         config, arrays, stored, metadata = read_arrays(model, state, directory, values, config, True, [])
         problems = differences(model, adapter, config)
     arrays = arrays if problems else fitted(adapter, config, arrays)
-    problems += misfits(adapter.tensors(), arrays)
+    problems += misfits(shapes_of(adapter.tensors()), shapes_of(arrays))
     InputError.raise_any([f"{directory}: {problem}" for problem in problems])
     with turn.lock:
         fill(adapter, arrays)

@@ -15,7 +15,7 @@ from mindspore import Parameter, Tensor
 
 from adapters.deltas import ia3_delta
 from adapters.lora_peft import written_targets
-from adapters.matching import matches, select
+from adapters.matching import check_feedforward, means
 from adapters.method import AdapterModule, MethodConfig
 from adapters.patterns import as_list
 from adapters.peft_config import IA3_KEYS, LORA_DEFAULTS, ia3_settings
@@ -27,10 +27,6 @@ class IA3Config(Settings, MethodConfig):
     """IA3. `feedforward` takes the same forms as `targets`; without it, for models of no known family, it is empty."""
 
     peft_keys = IA3_KEYS
-    marks = ("ia3_l",)
-
-    def family_targets(self, family):
-        return family.ia3_targets if family is not None else None
 
     def resolved(self, model) -> MethodConfig:
         if self.feedforward is not None:
@@ -40,14 +36,12 @@ class IA3Config(Settings, MethodConfig):
 
     def build_all(self, model, chosen) -> dict[str, AdapterModule]:
         family = getattr(model, "family", None)
-        given = family is None or self.feedforward != [family.mlp[-1]]
-        if given:  # the family's default may name cells that are no targets
-            select(as_list(self.feedforward), chosen, family, "feedforward")
+        check_feedforward(self, chosen, family)
         return {site.path: IA3(site, self.is_feedforward(site, family)) for site in chosen}
 
     def is_feedforward(self, site, family=None) -> bool:
         """Whether this cell is scaled at its input."""
-        return any(matches(entry, site, family) for entry in as_list(self.feedforward))
+        return means(self.feedforward, site, family)
 
     def parameters_at(self, site) -> int:
         return site.in_features if self.is_feedforward(site) else site.out_features

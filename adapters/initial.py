@@ -15,6 +15,7 @@ import numpy as np
 
 from model_zoo import progress
 from model_zoo.errors import InputError
+from model_zoo.quantization.storage import is_quantized
 
 
 def pissa(weight: np.ndarray, rank: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
@@ -51,7 +52,6 @@ def starting_weight(site) -> np.ndarray:
         InputError: the cell is packed there, too.
     """
     from adapters.sites import weight_array  # merging on disk does without MindSpore
-    from model_zoo.quantization.cells import is_quantized
 
     if is_quantized(site.cell):
         return site.cell.original().astype(np.float64)
@@ -69,8 +69,6 @@ def loftq(site, rank: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         InputError: the cell is not packed, or there is no unquantised W.
     """
-    from model_zoo.quantization.cells import is_quantized  # merging on disk does without MindSpore
-
     if not is_quantized(site.cell):
         raise InputError(f"lora: init 'loftq' starts from what 8 or 4 bits leave out; {site.path} is not packed")
     return pissa(site.cell.original() - site.cell.dequantized(), rank, scale)

@@ -20,32 +20,21 @@ from adapters.dropout import Dropout
 from adapters.factors import Factor, first_a, generator_for
 from adapters.initial import START, loftq, starting_weight
 from adapters.method import AdapterModule, MethodConfig
-from adapters.patterns import pattern_value
-from adapters.peft_config import LORA_KEYS, lora_scale, lora_settings
-from adapters.settings import FROM_WEIGHTS, LoRA
+from adapters.peft_config import LORA_KEYS, lora_settings
+from adapters.settings import LoRA
 from model_zoo.checkpoint.parameters import write_parameter
 from model_zoo.engine import uses_kernel
 from model_zoo.errors import InputError
-from model_zoo.quantization.cells import is_quantized
 from model_zoo.quantization.loading import take_off
+from model_zoo.quantization.storage import is_quantized
 
 
 class LoRAConfig(LoRA, MethodConfig):
     """LoRA and its variants (Hu et al. 2021), as `apply_lora` and recipes set them."""
 
     peft_keys = LORA_KEYS
-    marks = ("lora_A.weight", "lora_embedding_A")
     first: ClassVar[dict[str, tuple[np.ndarray, np.ndarray]]] = {}
     """{cell: B₀, A₀} where the first factors of PiSSA and OLoRA are known out of a file; emptied by `build`."""
-
-    def rank_at(self, path: str) -> int:
-        """r of this cell."""
-        return pattern_value(self.rank_pattern, path, self.rank)
-
-    def scale_at(self, path: str) -> float:
-        """The factor in front of B·A at this cell."""
-        alpha, rank = pattern_value(self.alpha_pattern, path, self.alpha), self.rank_at(path)
-        return lora_scale(alpha, rank, self.use_rslora)
 
     def parameters_at(self, site) -> int:
         rank = self.rank_at(site.path)
@@ -59,9 +48,6 @@ class LoRAConfig(LoRA, MethodConfig):
         from adapters.conv_lora import DoRAConv, LoRAConv
         from adapters.embedding_lora import DoRAEmbedding, LoRAEmbedding
 
-        fitting = ("linear", "embedding") if self.init in START else ("linear",)
-        if self.init in FROM_WEIGHTS and site.kind not in fitting:
-            raise InputError(f"lora: init {self.init!r} fits linear cells; {site.path} is of kind {site.kind}")
         if site.kind == "linear":
             return DoRALinear(self, site) if self.use_dora else LoRALinear(self, site)
         if site.kind == "embedding":
@@ -69,7 +55,7 @@ class LoRAConfig(LoRA, MethodConfig):
         return DoRAConv(self, site) if self.use_dora else LoRAConv(self, site)
 
     def companions(self, model, chosen):
-        return tokens.companions(model, self.trainable_tokens, chosen)
+        return tokens.companions(model, self, chosen)
 
     # its form in files
     pack = staticmethod(lora_peft.pack)

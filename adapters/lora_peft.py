@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from adapters.cells import own_parameters, plain_cells, weight_of
 from adapters.initial import START
 from adapters.matching import chosen_sites
 from adapters.patterns import GROUPS, as_list, in_any_order, is_glob, pattern_matches, pattern_value, within
 from adapters.peft_config import LORA_DEFAULTS
-from adapters.replacement import own_parameters
-from adapters.sites import plain_cells, weight_of
 from adapters.stacked import settings
 from model_zoo.errors import InputError
-from model_zoo.quantization.cells import is_quantized
+from model_zoo.quantization.storage import is_quantized
 
 BASE_LAYER = ".base_layer."
 A, B, TABLE = ".lora_A.weight", ".lora_B.weight", ".lora_embedding_A"

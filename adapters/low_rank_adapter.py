@@ -16,21 +16,10 @@ from adapters.bottleneck import Activation
 from adapters.factors import Factor, generator_for, kaiming_uniform
 from adapters.method import AdapterModule, MethodConfig
 from adapters.settings import LowRankAdapter as Settings
-from model_zoo.errors import InputError
 
 
 class LowRankAdapterConfig(Settings, MethodConfig):
     """Low-rank adapters, after attention and after the feed-forward unless `targets` says otherwise."""
-
-    def family_targets(self, family):
-        return family.row if family is not None else None
-
-    def width_at(self, site) -> int:
-        """H/k at this cell."""
-        width = max(1, site.out_features // self.reduction_factor)
-        if self.rank > width:
-            raise InputError(f"{self.method}: rank {self.rank} is above the bottleneck's width {width} at {site.path}")
-        return width
 
     def parameters_at(self, site) -> int:
         width = self.width_at(site)

@@ -1,5 +1,8 @@
 """From target names to a plan: which cell gets what. A pure function of names, so it prints and tests without a run.
 
+It serves live models and models of shapes alone (`pet.meta_model`): what is applied, loaded, merged on disk, planned
+and validated is matched here. Without MindSpore, unless the model has it.
+
 A target is one of
 
 - a name: the whole path of a cell, or its last parts (``q_proj``, ``mlp.c_proj``);
@@ -17,16 +20,19 @@ import dataclasses
 import fnmatch
 import re
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-from mindspore import nn
-
-from adapters.method import MethodConfig, check_config
-from adapters.patterns import as_list, full_match, is_glob, named, pattern_matches
-from adapters.replacement import wanted
-from adapters.sites import Site, plain_cells, sites
+from adapters.cells import Site, own_parameters, plain_cells, weight_of
+from adapters.patterns import as_list, full_match, is_glob, named, pattern_matches, within
+from adapters.schema import Settings
+from adapters.settings import IA3, Tokens
 from model_zoo.arguments import check_argument
 from model_zoo.errors import LISTED, InputError, nearest
 from model_zoo.labels import SCORE
+from model_zoo.quantization.storage import is_quantized
+
+if TYPE_CHECKING:
+    from adapters.method import MethodConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +78,19 @@ class Plan:
         return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows)
 
 
+def sites(model) -> list[Site]:
+    """Every cell of a model that an adapter may sit on, in the model's order; the model itself comes last. Cells with a
+    weight that no adapter fits are of kind ``none``.
+
+    A model of shapes alone gives its sites itself, by ``adapter_sites()``.
+    """
+    if hasattr(model, "adapter_sites"):
+        return model.adapter_sites()
+    from adapters.sites import live_sites  # which needs MindSpore
+
+    return live_sites(model)
+
+
 def matches(entry: str, site: Site, family) -> bool:
     """Whether a target entry means this site."""
     if entry == "all-linear":
@@ -82,6 +101,11 @@ def matches(entry: str, site: Site, family) -> bool:
     if entry.startswith("re:"):
         return full_match(entry[3:], site.path)
     return fnmatch.fnmatchcase(site.path, entry) if is_glob(entry) else named(site.path, entry)
+
+
+def means(entries, site: Site, family) -> bool:
+    """Whether any of the entries means this site."""
+    return any(matches(entry, site, family) for entry in as_list(entries))
 
 
 def is_expression(entry: str, candidates: list[Site]) -> bool:
@@ -115,7 +139,7 @@ def select(entries: Iterable[str], candidates: list[Site], family, what: str, mo
             problems.append(f"{what}: {entry!r} is no valid regular expression: {error}")
             continue
         if not found:
-            if other := unfit_cell(model, entry, candidates):
+            if other := unfit_cell(model, family, entry, candidates):
                 problems.append(f"{what}: {other}")
                 continue
             names = {name for site in candidates for name in (site.path.rsplit(".", 1)[-1], site.path)}
@@ -128,14 +152,16 @@ def select(entries: Iterable[str], candidates: list[Site], family, what: str, mo
     return [site for site in candidates if site.path in chosen]
 
 
-def unfit_cell(model, name: str, candidates: list[Site]) -> str | None:
+def unfit_cell(model, family, name: str, candidates: list[Site]) -> str | None:
     """A sentence on the first cell of this name, which is no site; None where there is no such cell."""
-    cells = plain_cells(model) if isinstance(model, nn.Cell) else ()
-    for path, cell in cells:
+    for path, cell in plain_cells(model) if model is not None else ():
         if named(path, name):
-            within = [site.path for site in candidates if site.path.startswith(f"{path}.") and site.kind != "none"]
-            there = f"; name cells within it, such as {within[0]}, or 're:{path}.*'" if within else ""
-            return f"{path} is a {type(cell).__name__}, which no adapter fits{there}"
+            inner = [site.path for site in candidates if site.path.startswith(f"{path}.") and site.kind != "none"]
+            if family is not None and not inner and not own_parameters(cell):
+                continue  # an activation, say, of which shapes alone know nothing
+            there = f"; name cells within it, such as {inner[0]}, or 're:{path}.*'" if inner else ""
+            kind = f"a {type(cell).__name__}" if family is None else "no matrix and no embedding"
+            return f"{path} is {kind}, which no adapter fits{there}"
     return None
 
 
@@ -178,7 +204,7 @@ def check_patterns(name: str, patterns: dict | None, chosen: list[Site]) -> None
     InputError.raise_any(problems)
 
 
-def chosen_sites(model, config: MethodConfig) -> list[Site]:
+def chosen_sites(model, config: Settings) -> list[Site]:
     """The cells that a configuration means in this model.
 
     Raises:
@@ -206,10 +232,12 @@ def chosen_sites(model, config: MethodConfig) -> list[Site]:
         raise InputError("targets: nothing is left after exclude and layers")
     for pattern in ("rank_pattern", "alpha_pattern"):
         check_patterns(pattern, getattr(config, pattern, None), left)
+    for site in left:
+        config.check_site(site)
     return config.relocated(model, left)
 
 
-def no_default(config: MethodConfig, fitting: list[Site]) -> str:
+def no_default(config: Settings, fitting: list[Site]) -> str:
     """What is said where neither the user nor a family says which cells are meant."""
     last = [site.path.rsplit(".", 1)[-1] for site in fitting]
     names = list(
@@ -221,7 +249,7 @@ def no_default(config: MethodConfig, fitting: list[Site]) -> str:
     return f"targets: the model is of no known family; name its cells (there is: {there}), or 'all-linear'"
 
 
-def refuse_misfits(entries, chosen: list[Site], family, config: MethodConfig) -> list[Site]:
+def refuse_misfits(entries, chosen: list[Site], family, config: Settings) -> list[Site]:
     """The chosen sites of the method's kinds. A pattern may sweep over others; a name, or a pattern that finds nothing
     else, is an InputError."""
     for entry in entries:
@@ -234,8 +262,128 @@ def refuse_misfits(entries, chosen: list[Site], family, config: MethodConfig) ->
     return [site for site in chosen if site.kind in config.kinds]
 
 
+# What is trained beside the cells' modules -------------------------------------------------------------------------
+
+
+def wanted(model, config: Settings, chosen: list[Site]) -> list[tuple[str, Any, str]]:
+    """What a configuration trains whole by ``bias`` and ``modules_to_save``: (path, cell, attribute) of each parameter.
+
+    Raises:
+        InputError: an entry of modules_to_save that matches no cell with parameters, or a cell that is adapted too; no
+            bias where nothing else would be trained.
+    """
+    cells = [(path, cell) for path, cell in plain_cells(model) if own_parameters(cell)]
+    biased = {"all": cells, "lora_only": [(site.path, site.cell) for site in chosen]}
+    found_so_far: dict[tuple[int, str], tuple[str, Any, str]] = {}
+    adapted = {id(site.cell) for site in chosen}
+
+    def want(path: str, cell, attributes: Iterable[str]) -> None:
+        for attribute in own_parameters(cell):
+            if attribute in attributes:
+                found_so_far.setdefault((id(cell), attribute), (path, cell, attribute))
+
+    for path, cell in biased.get(getattr(config, "bias", "none"), ()):
+        want(path, cell, config.shifts)
+    problems = []
+    for entry in config.modules_to_save or []:
+        found = [(path, cell) for path, cell in cells if within(path, entry)]
+        if not found:
+            hint = nearest(entry, {path.rsplit(".", 1)[-1] for path, _ in cells})
+            problems.append(f"modules_to_save: {entry!r} matches no cell with parameters{hint}")
+        for path, cell in found:
+            if is_quantized(cell):
+                problems.append(
+                    f"modules_to_save: {path} is stored in {cell.storage} and cannot be trained; keep it out of the "
+                    "quantization (skip)"
+                )
+            if id(cell) in adapted:
+                problems.append(f"modules_to_save: {path} is a target too; train it whole or adapt it, not both")
+            want(path, cell, own_parameters(cell))
+    InputError.raise_any(problems)
+    if not found_so_far and not getattr(config, "add_missing", True):
+        raise InputError(f"{config.method}: there is no bias to train; add_missing=True gives each Dense one")
+    return list(found_so_far.values())
+
+
+def saved_in_full(config: Settings, path: str) -> bool:
+    """Whether modules_to_save names a cell."""
+    return any(within(path, entry) for entry in config.modules_to_save or [])
+
+
+def with_tokens(model) -> list[Site]:
+    """The sites that have a row for every token, or may have."""
+    return [site for site in sites(model) if site.kind in ("embedding", "linear")]
+
+
+def token_rows(model, config: Settings, chosen: list[Site]) -> list[tuple[Site, list[int], Site | None]]:
+    """The embeddings, and heads, of which single rows are trained: each with the ids, and for a head that is tied the
+    embedding whose rows they are.
+
+    Raises:
+        InputError: a name that matches no embedding, an id beyond the vocabulary, a cell that is a target too.
+    """
+    tokens = getattr(config, "trainable_tokens", None)
+    if not tokens:
+        return []
+    everything, family = with_tokens(model), getattr(model, "family", None)
+    if isinstance(config, Tokens) and config.targets is not None:
+        tokens = {site.path: tokens for site in select(as_list(config.targets), everything, family, "targets")}
+    elif not isinstance(tokens, dict):
+        if family is None:
+            raise InputError("trainable_tokens: the model is of no known family; give {embedding name: ids}")
+        tokens = {family.embedding: list(tokens)}
+    adapted = {site.path for site in chosen}
+    asked: dict[str, list[int]] = {}
+    for name, ids in tokens.items():
+        matching = [site for site in everything if named(site.path, name)]
+        if not matching:
+            names = {site.path.rsplit(".", 1)[-1] for site in everything if site.kind == "embedding"}
+            raise InputError(f"trainable_tokens: {name!r} matches no embedding{nearest(name, names)}")
+        for site in matching:
+            if site.transposed or (site.kind == "linear" and len(matching) > 1):
+                raise InputError(f"trainable_tokens: {site.path} is no embedding or head")
+            if site.path in adapted:
+                raise InputError(f"trainable_tokens: {site.path} is a target too; choose one of the two")
+            if max(ids) >= site.shape[0]:
+                raise InputError(f"trainable_tokens: id {max(ids)}, but {site.path} has ids 0 … {site.shape[0] - 1}")
+            asked[site.path] = list(ids)
+    covered: set[str] = set()
+    found: list[tuple[Site, list[int], Site | None]] = []
+    ordered = sorted((site for site in everything if site.path in asked), key=lambda site: site.kind != "embedding")
+    for site in ordered:
+        if site.path in covered:
+            continue
+        ids, weight = asked[site.path], weight_of(site.cell)
+        found.append((site, ids, None))
+        for other in everything if site.kind == "embedding" and weight is not None else ():
+            if other.path == site.path or weight_of(other.cell) is not weight:
+                continue
+            if asked.get(other.path, ids) != ids:
+                raise InputError(f"trainable_tokens: {other.path} shares {site.path}'s weight; same ids expected")
+            covered.add(other.path)
+            found.append((other, ids, site))
+    return found
+
+
+def check_feedforward(config: IA3, chosen: list[Site], family) -> None:
+    """Raises InputError for an entry of IA3's ``feedforward`` that names no target; the family's default may."""
+    if family is None or config.feedforward not in (None, [family.mlp[-1]]):
+        select(as_list(config.feedforward), chosen, family, "feedforward")
+
+
+def check_names(model, config: Settings) -> None:
+    """Raises InputError where a configuration names what a model does not have, as applying it does."""
+    chosen = chosen_sites(model, config)
+    wanted(model, config, chosen)
+    token_rows(model, config, chosen)
+    if isinstance(config, IA3):
+        check_feedforward(config, chosen, getattr(model, "family", None))
+
+
 def plan(model, config: MethodConfig) -> Plan:
     """What `apply` would do, without doing it: one line per cell with its shape and its new parameters."""
+    from adapters.method import check_config
+
     check_config(config)
     if not hasattr(model, "adapter_sites"):  # which a model of shapes alone has
         check_argument("model", "nn.Cell", model)
@@ -243,9 +391,8 @@ def plan(model, config: MethodConfig) -> Plan:
     chosen = chosen_sites(model, config)
     entries = [Planned(site, config.parameters_at(site)) for site in chosen]
     entries += [Planned(companion.site, companion.parameters) for companion in config.companions(model, chosen)]
-    if not hasattr(model, "adapter_sites"):  # a model of shapes alone has no parameters to copy
-        for path, cell, attribute in wanted(model, config, chosen):
-            parameter = cell._params[attribute]
-            site = Site(path, cell, "whole", 0, 0)
-            entries.append(Planned(site, int(parameter.size), attribute, tuple(parameter.shape)))
+    for path, cell, attribute in wanted(model, config, chosen):
+        parameter = cell._params[attribute]
+        site = Site(path, cell, "whole", 0, 0)
+        entries.append(Planned(site, int(parameter.size), attribute, tuple(parameter.shape)))
     return Plan(config.method, tuple(entries))

@@ -15,7 +15,7 @@ import numpy as np
 from mindspore import Parameter, nn
 
 from adapters.adapter import new_version
-from adapters.cell_forms import weight_attribute
+from adapters.cells import own_parameters, plain_cells, weight_attribute
 from adapters.merge_rules import (
     in_order,
     refuse_over_changed_base,
@@ -26,8 +26,7 @@ from adapters.merge_rules import (
 from adapters.merge_values import as_tensor, packed_in, rounded, wide
 from adapters.method import AdapterModule
 from adapters.registry import Registry, registry
-from adapters.replacement import check_compatible, own_parameters, put
-from adapters.sites import plain_cells
+from adapters.replacement import check_compatible, put
 from model_zoo import progress
 from model_zoo.arguments import checked
 from model_zoo.checkpoint.parameters import read_parameter, write_parameter

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from mindspore import nn
 
-from adapters.cell_forms import weight_attribute
+from adapters.cells import weight_attribute
 from adapters.method import AdapterModule
 from adapters.registry import Registry
 from model_zoo.errors import InputError
-from model_zoo.quantization.cells import is_quantized
+from model_zoo.quantization.storage import is_quantized
 
 
 def refuse_unmergeable(state: Registry, name: str) -> None:

@@ -43,9 +43,11 @@ class AdapterModule(nn.Cell):
         rows: ``(B,)`` 0/1 Tensor while a batch mixes adapters, else None: the rows that this module applies to.
         reads_output: whether what it adds depends on the output so far, so that the order on a cell matters.
         starts_from_base: whether its first values are taken out of the base's weights.
+        added: that it is no cell of the model's own (`adapters.cells.plain_cells`).
     """
 
     saved: ClassVar[tuple[str, ...]]
+    added: ClassVar[bool] = True
     changes_input = False
     needs_base = False
     reads_output = False
@@ -121,8 +123,6 @@ class MethodConfig(Settings):
     """What a method does with its settings: the cells that it fits, the modules there, and its form in files."""
 
     peft_keys: ClassVar[tuple[str, ...]] = ()
-    marks: ClassVar[tuple[str, ...]] = ()
-    """By which tensors a file shows that a cell is adapted."""
     prefixed: ClassVar[bool] = True
     """Whether tensor names in a file begin with PEFT's ``base_model.model.``."""
     stackable: ClassVar[bool] = True
@@ -134,21 +134,9 @@ class MethodConfig(Settings):
         own = cls.__doc__ or cls.__base__.__doc__ or ""  # python -OO keeps none
         cls.__doc__ = f"{own.rstrip()}\n\n{described(cls)}    "
 
-    def family_targets(self, family) -> tuple[str, ...] | None:
-        """The default targets for a model of this family (a table as in model_zoo); None when it has none."""
-        return family.default_targets if family is not None else None
-
     def resolved(self, model) -> MethodConfig:
         """This configuration with what it leaves open taken from the model; `self` where nothing is open."""
         return self
-
-    def fixed_sites(self, model) -> list | None:
-        """The cells of a method that goes to the same ones always; None for those that go where `targets` say."""
-        return None
-
-    def relocated(self, model, chosen) -> list:
-        """Other cells in place of the chosen ones, for a method that works beside what its targets stand for."""
-        return chosen
 
     def build_all(self, model, chosen) -> dict[str, AdapterModule]:
         """{cell path: module} for the chosen cells; methods whose modules share something override this."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from mindspore import Parameter
 
-from adapters.cell_forms import weight_of
+from adapters.cells import Site, weight_of
 from adapters.method import AdapterModule
-from adapters.sites import Site
 
 
 def trained_in(module: AdapterModule) -> list[Parameter]:

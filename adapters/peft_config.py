@@ -6,7 +6,6 @@ refuses the other refuses too.
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
 from collections.abc import Callable, Collection
@@ -377,8 +376,3 @@ def init_name(value) -> str:
     if value == "mica":
         warnings.warn("init_lora_weights 'mica': PEFT trains A alone; training goes on with A and B here", stacklevel=2)
     return value if value in ("gaussian", *START) else "default"
-
-
-def lora_scale(alpha: float, rank: int, use_rslora: bool) -> float:
-    """The factor in front of B·A: alpha / r, or alpha / √r for rsLoRA."""
-    return alpha / (math.sqrt(rank) if use_rslora else rank)

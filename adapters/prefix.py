@@ -21,10 +21,10 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from adapters.factors import generator_for, kaiming_uniform
+from adapters.matching import sites
 from adapters.method import AdapterModule, MethodConfig
 from adapters.peft_config import LORA_DEFAULTS
 from adapters.settings import Prefix
-from adapters.sites import sites
 from model_zoo.activations import tanh
 from model_zoo.errors import InputError
 

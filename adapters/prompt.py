@@ -21,11 +21,12 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from adapters.cells import weight_of
 from adapters.factors import generator_for, kaiming_uniform
+from adapters.matching import sites
 from adapters.method import AdapterModule, MethodConfig
 from adapters.prefix import PEFT_NAME, PROMPT_KEYS, InFront, check_only, fitted, model_dims, prompt_fields
 from adapters.settings import Prompt, PTuning
-from adapters.sites import sites, weight_of
 from model_zoo.engine import stored_rows
 from model_zoo.layers import int_range
 

@@ -26,7 +26,7 @@ from adapters.saving import fill
 from adapters.settings import FROM_WEIGHTS
 from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from model_zoo.errors import InputError
-from model_zoo.quantization.cells import is_quantized
+from model_zoo.quantization.storage import is_quantized
 
 
 def restarting(model: nn.Cell) -> Adapter:

@@ -10,10 +10,9 @@ import dataclasses
 
 from mindspore import Parameter, ParameterTuple, Tensor, nn
 
-from adapters.patterns import within
-from adapters.sites import plain_cells
-from model_zoo.errors import InputError, nearest
-from model_zoo.quantization.cells import is_quantized
+from adapters.cells import plain_cells
+from adapters.matching import wanted
+from model_zoo.errors import InputError
 
 STATISTICS = ("moving_mean", "moving_variance")
 """What a batch norm notes in training: saved with the cell, but no optimizer's."""
@@ -53,56 +52,6 @@ def planned(model: nn.Cell, config, chosen, adapter: str) -> list[Replacement]:
     known = getattr(model, "family", None) is not None  # another library's dtype may be a name, or of its inputs
     dtype = getattr(model, "dtype", None) if known else None
     return [own_copy(adapter, path, cell, attribute, dtype) for path, cell, attribute in wanted(model, config, chosen)]
-
-
-def wanted(model: nn.Cell, config, chosen) -> list[tuple[str, nn.Cell, str]]:
-    """What a configuration trains whole by ``bias``, ``modules_to_save`` and its own `replaces`: (path, cell,
-    attribute) of each parameter.
-
-    Raises:
-        InputError: an entry of modules_to_save that matches no cell with parameters, or a cell that is adapted too.
-    """
-    found_so_far: dict[tuple[int, str], tuple[str, nn.Cell, str]] = {}
-    adapted = {id(site.cell) for site in chosen}
-
-    def want(path, cell, attribute):
-        found_so_far.setdefault((id(cell), attribute), (path, cell, attribute))
-
-    mode = getattr(config, "bias", "none")
-    if mode == "lora_only":
-        for site in chosen:
-            if own_parameters(site.cell).get("bias") is not None:
-                want(site.path, site.cell, "bias")
-    elif mode == "all":
-        for path, cell in plain_cells(model):
-            if own_parameters(cell).get("bias") is not None:
-                want(path, cell, "bias")
-    problems = []
-    cells = [(path, cell) for path, cell in plain_cells(model) if own_parameters(cell)]
-    for entry in config.modules_to_save or []:
-        found = [(path, cell) for path, cell in cells if within(path, entry)]
-        if not found:
-            hint = nearest(entry, {path.rsplit(".", 1)[-1] for path, _ in cells})
-            problems.append(f"modules_to_save: {entry!r} matches no cell with parameters{hint}")
-        for path, cell in found:
-            if is_quantized(cell):
-                problems.append(
-                    f"modules_to_save: {path} is stored in {cell.storage} and cannot be trained; keep it out of the "
-                    "quantization (skip)"
-                )
-            if id(cell) in adapted:
-                problems.append(f"modules_to_save: {path} is a target too; train it whole or adapt it, not both")
-            for attribute in own_parameters(cell):
-                want(path, cell, attribute)
-    InputError.raise_any(problems)
-    for path, cell, attribute in getattr(config, "replaces", lambda *_: ())(model, chosen):
-        want(path, cell, attribute)
-    return list(found_so_far.values())
-
-
-def own_parameters(cell: nn.Cell) -> dict[str, Parameter]:
-    """The parameters that a cell holds itself, by attribute."""
-    return {name: value for name, value in cell._params.items() if value is not None}
 
 
 def restore(items: list[Replacement]) -> None:

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mindspore import Parameter, nn
+from mindspore import nn
 
 from adapters.adapter import Adapter
-from adapters.fitting import add_whole, check_apart, fit, saved_in_full
+from adapters.cells import weight_of
+from adapters.fitting import add_whole, check_apart, fit, misfits, shapes_of
 from adapters.initial import START
+from adapters.matching import saved_in_full
 from adapters.method import MethodConfig
 from adapters.methods import BY_PEFT_TYPE
 from adapters.peft_config import (
@@ -44,14 +46,13 @@ from adapters.peft_config import (
 )
 from adapters.registry import registry
 from adapters.score import prepare_for
-from adapters.sites import weight_of
 from model_zoo.arguments import checked
 from model_zoo.atomic import atomic_write, explained
 from model_zoo.checkpoint.dtypes import convert, typed
 from model_zoo.checkpoint.fingerprint import ROUNDINGS, fingerprint, glance, same_base
 from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
-from model_zoo.errors import InputError, located, nearest
+from model_zoo.errors import InputError, located
 from model_zoo.labels import Labels
 from model_zoo.quantization import Storage
 from model_zoo.quantization.cells import quantized_cells
@@ -359,15 +360,4 @@ def fill(adapter: Adapter, arrays: dict[str, np.ndarray]) -> list[str]:
     for key, array in arrays.items():
         if key in parameters and tuple(parameters[key].shape) == array.shape:
             write_parameter(parameters[key], array)
-    return misfits(parameters, arrays)
-
-
-def misfits(parameters: dict[str, Parameter], arrays: dict[str, np.ndarray]) -> list[str]:
-    """What of an adapter's parameters and a file's arrays is missing, extra or misshapen."""
-    problems = [f"{key} is missing" for key in parameters if key not in arrays]
-    for key, array in arrays.items():
-        if key not in parameters:
-            problems.append(f"{key} belongs to no cell of this model's adapter{nearest(key, parameters)}")
-        elif (needed := tuple(parameters[key].shape)) != array.shape:
-            problems.append(f"{key} has shape {array.shape}, the model needs {needed}")
-    return problems
+    return misfits(shapes_of(parameters), shapes_of(arrays))

@@ -81,6 +81,10 @@ class Settings:
     """Whether a user chooses the cells; otherwise the method belongs to the whole model."""
     unmergeable: ClassVar[str] = ""
     """Why it can never become part of the weights; empty where it can."""
+    marks: ClassVar[tuple[str, ...]] = ()
+    """By which tensors a file shows that a cell is adapted."""
+    shifts: ClassVar[tuple[str, ...]] = ("bias",)
+    """What the parameters are called that ``bias`` means."""
 
     def __new__(cls, **settings):
         """Raises InputError for a setting that the method does not have; `dataclasses` would raise a TypeError."""
@@ -126,6 +130,21 @@ class Settings:
     def hints(cls) -> dict[str, Any]:
         """{setting: type}."""
         return {name: hint for name, hint in typing.get_type_hints(cls).items() if name in cls.__dataclass_fields__}
+
+    def family_targets(self, family) -> tuple[str, ...] | None:
+        """The default targets for a model of this family (a table as in model_zoo); None when it has none."""
+        return family.default_targets if family is not None else None
+
+    def fixed_sites(self, model) -> list | None:
+        """The cells of a method that goes to the same ones always; None for those that go where `targets` say."""
+        return None
+
+    def relocated(self, model, chosen) -> list:
+        """Other cells in place of the chosen ones, for a method that works beside what its targets stand for."""
+        return chosen
+
+    def check_site(self, site) -> None:
+        """Raises InputError for a chosen cell (`adapters.cells.Site`) that these settings do not fit."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(setting, what is wrong with it)."""

@@ -8,9 +8,11 @@ the fields, and rules ask the class attributes what a method can do. Without Min
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from adapters.patterns import pattern_value
 from adapters.schema import LARGEST, Settings, token_ids
 from model_zoo.errors import InputError, nearest
 from model_zoo.settings import setting
@@ -18,6 +20,7 @@ from model_zoo.settings import setting
 SEED = "Of what starts random."
 IN_FRONT = "it puts keys and values in front of the attention's own, which no weight can do"
 NO_HEAD = "has no modules_to_save in PEFT's format, where a head that judges texts is kept"
+NO_BIAS = "the base has no bias at this cell to add it to; BitFit with add_missing=False merges"
 NO_MATRIX = "there is a non-linear function between its projections, so it is no matrix"
 FROM_WEIGHTS = ("pissa", "olora", "loftq")
 """Starts of LoRA that are computed out of the weights (`adapters.initial`)."""
@@ -88,6 +91,24 @@ class LoRA(Settings):
     summary = "lora: W + alpha/rank · B·A. dora: the same direction with a magnitude per output of its own."
     peft_type = "LORA"
     kinds = ("linear", "embedding", "conv")
+    marks = ("lora_A.weight", "lora_embedding_A")
+
+    def rank_at(self, path: str) -> int:
+        """r of this cell."""
+        return pattern_value(self.rank_pattern, path, self.rank)
+
+    def scale_at(self, path: str) -> float:
+        """The factor in front of B·A at this cell."""
+        return self.scale_of(pattern_value(self.alpha_pattern, path, self.alpha), self.rank_at(path))
+
+    def scale_of(self, alpha: float, rank: int) -> float:
+        """alpha / r, or alpha / √r for rsLoRA."""
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+    def check_site(self, site) -> None:
+        fitting = ("linear",) if self.init == "loftq" else ("linear", "embedding")
+        if self.init in FROM_WEIGHTS and site.kind not in fitting:
+            raise InputError(f"lora: init {self.init!r} fits linear cells; {site.path} is of kind {site.kind}")
 
 
 HIDDEN = "Width of that network's hidden layer. Left out: the model's hidden size."
@@ -245,6 +266,11 @@ class Bottleneck(Settings):
     kinds = ("linear", "sublayer")
     unmergeable = NO_MATRIX
 
+    def family_targets(self, family):
+        if family is None:
+            return None
+        return family.row if self.placement == "houlsby" else family.row[1:]
+
 
 @dataclasses.dataclass(kw_only=True)
 class LowRankAdapter(Settings):
@@ -266,6 +292,17 @@ class LowRankAdapter(Settings):
     own_format = True
     unmergeable = NO_MATRIX
 
+    def family_targets(self, family):
+        return family.row if family is not None else None
+
+    def width_at(self, site) -> int:
+        """H/k at this cell."""
+        return max(1, site.out_features // self.reduction_factor)
+
+    def check_site(self, site) -> None:
+        if self.rank > (width := self.width_at(site)):
+            raise InputError(f"{self.method}: rank {self.rank} is above the bottleneck's width {width} at {site.path}")
+
 
 @dataclasses.dataclass(kw_only=True)
 class IA3(Settings):
@@ -279,6 +316,10 @@ class IA3(Settings):
     config = "adapters.ia3.IA3Config"
     summary = "One learned factor per channel of the chosen cells."
     peft_type = "IA3"
+    marks = ("ia3_l",)
+
+    def family_targets(self, family):
+        return family.ia3_targets if family is not None else None
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -294,19 +335,36 @@ class BitFit(Settings):
     summary = "Train the biases alone."
     peft_type = "BITFIT"
     own_format = True
+    shifts = ("bias", "beta")
+    """MindSpore's norms say beta."""
+
+    @property
+    def bias(self) -> str:
+        """Which biases are trained: all of the model, or where cells are named, theirs."""
+        return "lora_only" if self.targets or self.exclude or self.layers is not None else "all"
+
+    def family_targets(self, family):
+        return ("all-linear",)
 
 
-SETTINGS: tuple[type[Settings], ...] = (
-    LoRA,
-    Prefix,
-    PTuning2,
-    Prompt,
-    PTuning,
-    Bottleneck,
-    LowRankAdapter,
-    IA3,
-    BitFit,
-)
+@dataclasses.dataclass(kw_only=True)
+class Tokens(Settings):
+    """Trained rows of embeddings alone: PEFT's TRAINABLE_TOKENS. `LoRA.trainable_tokens` trains them beside LoRA."""
+
+    trainable_tokens: list[int] = setting(
+        dataclasses.MISSING, "The ids, for every embedding that targets mean.", check=token_ids
+    )
+
+    method = "trainable_tokens"
+    peft_type = "TRAINABLE_TOKENS"
+    kinds = ("embedding", "linear")
+
+    def fixed_sites(self, model) -> list:
+        return []
+
+
+SETTINGS: tuple[type[Settings], ...] = (LoRA, Prefix, PTuning2, Prompt, PTuning)
+SETTINGS += (Bottleneck, LowRankAdapter, IA3, BitFit)
 """The methods, in the order in which they are listed."""
 
 

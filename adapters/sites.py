@@ -12,69 +12,20 @@ Taking the last adapter off swaps the class back, and the plain cell is there ag
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Iterator
 from types import FunctionType
 
 import numpy as np
 from mindspore import nn, ops
 
-from adapters.cell_forms import Form, form_of, uncalled, weight_attribute, weight_of
+from adapters.cell_forms import Form, form_of, uncalled
+from adapters.cells import Site, layer_index, plain_cells, weight_attribute, weight_of
 from adapters.method import AdapterModule
 from model_zoo.checkpoint.dtypes import as_storage, convert
 from model_zoo.checkpoint.parameters import read_parameter
 from model_zoo.errors import InputError
 from model_zoo.layers import AttentionCore
 from model_zoo.quantization.cells import QuantizedLinear
-
-
-@dataclasses.dataclass(frozen=True)
-class Site:
-    """A cell that an adapter may be attached to.
-
-    Attributes:
-        path: its dotted name in the model.
-        kind: ``linear``, ``embedding``, ``conv``, ``attention`` (an attention core), ``model`` (the whole) or ``none``.
-        in_features, out_features: widths of a linear cell; vocabulary and width of an embedding; channels of a
-            convolution; key/value heads and head width of an attention core.
-        transposed: whether the weight is stored ``(in, out)``.
-        layer: index of the decoder layer that it stands in, or None.
-        misfit: of kind ``none``, why no adapter fits.
-    """
-
-    path: str
-    cell: nn.Cell
-    kind: str
-    in_features: int
-    out_features: int
-    transposed: bool = False
-    layer: int | None = None
-    misfit: str = ""
-
-    @property
-    def output_scale(self) -> float:
-        """What an embedding's rows are multiplied by behind the weight."""
-        return getattr(self.cell, "output_scale", 1.0)
-
-    @property
-    def padding_row(self) -> int:
-        """The id whose row of an embedding no lookup trains, or -1."""
-        return getattr(self.cell, "padding_row", -1)
-
-    @property
-    def published_transposed(self) -> bool:
-        """Whether checkpoints have the weight as ``(in, out)``, which a packed one no longer is."""
-        return self.transposed or getattr(self.cell, "published_transposed", False)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The weight's shape as it is stored, of a packed one ``(out, in)``; for an attention core (key heads, head
-        width)."""
-        if isinstance(self.cell, QuantizedLinear):
-            return self.cell.shape
-        weight = weight_of(self.cell)
-        return tuple(weight.shape) if weight is not None else (self.in_features, self.out_features)
 
 
 def site_of(path: str, cell: nn.Cell, layer: int | None, form: Form) -> Site:
@@ -89,14 +40,8 @@ def site_of(path: str, cell: nn.Cell, layer: int | None, form: Form) -> Site:
     return Site(path, cell, kind, into, out, form.transposed, layer, form.misfit)
 
 
-def sites(model) -> list[Site]:
-    """Every cell of a model that an adapter may sit on, in the model's order; the model itself comes last. Cells with a
-    weight that no adapter fits are of kind ``none``.
-
-    A model of shapes alone gives its sites itself, by ``adapter_sites()``.
-    """
-    if hasattr(model, "adapter_sites"):
-        return model.adapter_sites()
+def live_sites(model: nn.Cell) -> list[Site]:
+    """`adapters.matching.sites` of a model that is there."""
     family = getattr(model, "family", None)
     layers = getattr(family, "layers", None)
     found, misfits = [], {}
@@ -108,28 +53,6 @@ def sites(model) -> list[Site]:
     if hasattr(model, "hidden_states"):
         found.append(Site("", model, "model", 0, 0))
     return found
-
-
-def plain_cells(model: nn.Cell) -> Iterator[tuple[str, nn.Cell]]:
-    """The model's own cells with their paths, without those that adapters added."""
-    added = None
-    for path, cell in model.cells_and_names():  # a cell comes right before what it holds
-        if added is not None and path.startswith(added):
-            continue
-        if isinstance(cell, AdapterModule):
-            added = path + "."
-        elif path:
-            yield path, cell
-
-
-def layer_index(path: str, layers: str | None) -> int | None:
-    """The decoder layer in a path: the number behind the family's layer list, or the first number there is."""
-    if layers is not None:
-        path = path[len(layers) + 1 :] if path.startswith(layers + ".") else ""
-    for part in path.split("."):
-        if part.isdigit():
-            return int(part)
-    return None
 
 
 # Wrapping ------------------------------------------------------------------------------------------------------------

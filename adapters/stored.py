@@ -6,19 +6,19 @@ This is how an adapter is merged on disk. `StoredAdapter` reads and checks ``ada
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from adapters.deltas import dora_delta, ia3_delta, low_rank_product, wide
+from adapters.fitting import add_whole, fit, misfits
 from adapters.initial import START
-from adapters.meant import left_out, missing, with_targets
-from adapters.patterns import named, pattern_value
+from adapters.matching import chosen_sites, means, sites, token_rows, wanted
 from adapters.peft_config import (
     CONFIG,
     FINGERPRINT,
@@ -30,7 +30,6 @@ from adapters.peft_config import (
     TOKENS_KEYS,
     ia3_settings,
     known_keys,
-    lora_scale,
     lora_settings,
     open_weights,
     read_adapter_config,
@@ -39,26 +38,37 @@ from adapters.peft_config import (
     whole_name,
     with_one_head,
 )
-from adapters.schema import Settings
-from adapters.settings import IA3, SETTINGS, BitFit, LoRA
+from adapters.settings import IA3, NO_BIAS, SETTINGS, BitFit, LoRA, Tokens
 from model_zoo.checkpoint.dtypes import float_name
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, located, nearest
 from model_zoo.labels import SCORE, Labels
 from model_zoo.quantization import Quantization
 
 # why a kind of adapter is no part of any weight
 UNMERGEABLE = {cls.peft_type: cls.unmergeable for cls in SETTINGS if cls.unmergeable}
-# what is read out of the configuration of each kind that is part of the weights
+# what is read out of the configuration of each kind that is part of the weights: by whose settings, keys and function
 MERGEABLE = {
-    "LORA": (known_keys(LoRA, *LORA_KEYS), lora_settings),
-    "IA3": (known_keys(IA3, *IA3_KEYS), ia3_settings),
-    "TRAINABLE_TOKENS": (known_keys(Settings, *TOKENS_KEYS), tokens_settings),
-    "BITFIT": (known_keys(BitFit), lambda values: {"targets": None}),
+    "LORA": (LoRA, LORA_KEYS, lora_settings),
+    "IA3": (IA3, IA3_KEYS, ia3_settings),
+    "TRAINABLE_TOKENS": (Tokens, TOKENS_KEYS, tokens_settings),
+    "BITFIT": (BitFit, (), lambda values: {key: values[key] for key in BitFit.peft_names() if key in values}),
 }
 PARTS = re.compile(
-    r"(?P<module>.+?)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_magnitude_vector(\.weight)?|lora_embedding_A|"
-    r"lora_embedding_B|lora_A\.bias|lora_B\.bias|ia3_l|(token_adapter\.)?trainable_tokens_delta)"
+    r"(?P<module>.+)\.(?P<part>lora_[AB]\.weight|lora_embedding_[AB]|lora_magnitude_vector|ia3_l|trainable_tokens_delta)"
 )
+KINDS = {"ia3_l": "ia3", "trainable_tokens_delta": "rows"}
+
+
+def read_mergeable(values: dict, where: Path):
+    """The settings of an adapter that is part of the weights, out of its adapter_config.json."""
+    cls, keys, named = MERGEABLE[values["peft_type"]]
+
+    def read(values):
+        config = cls(**named(values))
+        config.validate()
+        return config
+
+    return read_settings(values, where, known_keys(cls, *keys), read)
 
 
 def check_loadable(directory: str | Path) -> None:
@@ -71,7 +81,7 @@ def check_loadable(directory: str | Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # loading gives them
         if values["peft_type"] in MERGEABLE:
-            read_settings(values, Path(directory) / CONFIG, *MERGEABLE[values["peft_type"]])
+            read_mergeable(values, Path(directory) / CONFIG)
     open_weights(directory, values).close()
 
 
@@ -85,6 +95,7 @@ class Change:
         tensors: {part: tensor name in the adapter's file}.
         scale: factor of B·A.
         shared: a head that is tied to this embedding changes with it.
+        ids: of the tokens whose rows change.
     """
 
     name: str
@@ -92,6 +103,7 @@ class Change:
     tensors: dict[str, str]
     scale: float = 1.0
     shared: bool = False
+    ids: Collection[int] = ()
 
 
 class StoredAdapter:
@@ -101,6 +113,7 @@ class StoredAdapter:
         directory: holds adapter_config.json and adapter_model.safetensors.
 
     Attributes:
+        config: its settings.
         given: tensors of the file that are no change to the base at hand: it has them from there, or they do nothing.
 
     Raises:
@@ -113,9 +126,9 @@ class StoredAdapter:
         kind = values["peft_type"]
         if kind in UNMERGEABLE:
             raise InputError(f"{self.directory}: an adapter of type {kind} cannot be merged: {UNMERGEABLE[kind]}")
-        self.settings = read_settings(values, self.directory / CONFIG, *MERGEABLE[kind])
-        self.peft_type, self.ties = kind, bool(values.get("ensure_weight_tying"))
-        if self.settings.get("init") in START:
+        self.config = read_mergeable(values, self.directory / CONFIG)
+        self.ties = bool(values.get("ensure_weight_tying"))
+        if getattr(self.config, "init", None) in START:
             raise InputError(
                 f"{self.directory / CONFIG}: init_lora_weights is {values['init_lora_weights']!r}: its start is "
                 "computed from the base; merge it in memory (pet.load_adapter, pet.merge, pet.save_pretrained)"
@@ -123,7 +136,7 @@ class StoredAdapter:
         self.file = open_weights(directory)
         self.given: set[str] = set()
         if self.labels is not None:
-            self.settings["modules_to_save"] = with_one_head(self.settings.get("modules_to_save"))
+            self.config.modules_to_save = with_one_head(self.config.modules_to_save)
 
     def close(self) -> None:
         self.file.close()
@@ -163,149 +176,138 @@ class StoredAdapter:
         """{weight of the base: tensor in the file} of those of these weights that the file has in full."""
         return {name: key for key in self.file.tensors if (name := whole_name(key)) in names}
 
-    def changes(
-        self,
-        shapes: Mapping[str, tuple[int, ...]],
-        transposed: Callable[[str], bool],
-        head: tuple[str, str] | None = None,
-        family: Any = None,
-    ) -> list[Change]:
-        """The changes to a base of these tensors, checked name by name and shape by shape.
+    def changes(self, base) -> list[Change]:
+        """The changes to a base, checked name by name and shape by shape as loading checks them.
 
         Args:
-            shapes: {tensor name: shape} of the base.
-            transposed: whether the weight of a name is stored (in, out). The base knows; ``fan_in_fan_out`` in the
-                JSON is not asked, as PEFT corrects it likewise.
-            head: (name, embedding) of a tied head: a change to it counts as one to a weight of its own.
-            family: the base's table, whose own targets count where the configuration names none.
+            base: a model of shapes (`pet.meta_model.MetaModel`). It knows which weights are stored (in, out);
+                ``fan_in_fan_out`` in the JSON is not asked, as PEFT corrects it likewise.
 
         Raises:
             InputError: lists everything that does not fit, and what the configuration leaves out.
         """
-        if self.labels is not None and f"{SCORE}.weight" not in shapes:
+        if self.labels is not None and f"{SCORE}.weight" not in base.shapes:
             raise InputError(f"{self.directory}: has a head that judges texts; only pet merge has a place for it")
-        shapes = dict(shapes)
-        if head is not None:
-            shapes[head[0]] = shapes[head[1]]
-        grouped: dict[tuple[str, str], dict[str, str]] = {}
-        problems = []
-        tables = {key[: -len(".lora_embedding_A")] for key in self.file.tensors if key.endswith(".lora_embedding_A")}
-        for key in self.file.tensors:  # in their order, in which changes of one weight are added up
-            if key in self.given:
-                continue
-            name = whole_name(key)
-            match = PARTS.fullmatch(name)
-            if match is None:
-                grouped[name, "whole"] = {"value": key}
+        parameters = {f"{path}.{name}" for path, cell in base.cells.items() for name in cell._params}
+        # in the file's order, in which changes of one weight are added up
+        plain, absent, changed = {}, {}, set()
+        for key in [key for key in self.file.tensors if key not in self.given]:
+            name = whole_name(key).replace(".token_adapter.", ".").replace("_vector.weight", "_vector")
+            weight, _ = place(name)
+            with located(self.file.path):
+                float_name(self.file.info(key).dtype)
+            changed.add(weight)
+            if weight in parameters:
+                plain[name] = key
             else:
-                part = match["part"].removesuffix(".weight")
-                kind = {"lora_embedding_A": "embedding", "lora_embedding_B": "embedding", "ia3_l": "ia3"}.get(part)
-                if part == "lora_magnitude_vector" and key.partition(".lora_magnitude_vector")[0] in tables:
-                    kind = "embedding"
-                kind = kind or ("rows" if part.endswith("trainable_tokens_delta") else "lora")
-                grouped.setdefault((f"{match['module']}.weight", kind), {})[part] = key
-        shared = set()
+                absent.setdefault(weight, key)
+        added = [name for name in absent if name.endswith(".bias") and f"{name[:-5]}.weight" in parameters]
+        if isinstance(self.config, BitFit) and added:
+            raise InputError(f"{self.directory}: cannot be merged: {added[0]}: {NO_BIAS}")
+        if len(absent) == len(changed) > 2:
+            name, key = next(iter(absent.items()))
+            problems = [f"{key}: the base has no {name}, and nothing else that this adapter changes: another model"]
+        else:
+            problems = [f"{key}: the base has no {name}{nearest(name, parameters)}" for name, key in absent.items()]
+        config, ids = self.config, {}
+        if plain:
+            with located(self.directory):
+                config, expected, ids = self._expected(base, plain)
+            sizes = {name: self.file.info(key).shape for name, key in plain.items()}
+            flat = {name: (max(size),) for name, size in sizes.items() if name.endswith("_vector") and 1 in size}
+            problems += misfits(expected, {**sizes, **flat})
+        elif not absent:
+            problems = ["holds no tensors"]
+        InputError.raise_any(f"{self.file.path}: {problem}" for problem in problems)
+        return self._changes(base, config, plain, ids)
+
+    def _expected(self, base, plain: dict[str, str]):
+        """What the file should hold for a base.
+
+        Args:
+            plain: {name in the base's terms: name in the file}.
+
+        Returns:
+            The configuration on this base, {name: shape}, and {weight of an embedding: ids of the rows that change}.
+        """
+        config, head = copy.deepcopy(self.config), base.config.tied_head()
+        if dropped := fit(base, config, plain):
+            warnings.warn(f"{self.directory / CONFIG}: {'; '.join(dropped)}", stacklevel=5)
+        at = {site.path: site for site in chosen_sites(base, config)}
+        pair = [name.removesuffix(".weight") for name in head or ()]
+        if self.ties and not at.keys().isdisjoint(pair):  # PEFT writes for both what they share
+            both = {module for module in pair if any(name.startswith(f"{module}.lora_") for name in plain)}
+            at.update((site.path, site) for site in sites(base) if site.path in both)
+        chosen = list(at.values())
+        whole = [name for name in plain if place(name)[1] == "value"]
+        add_whole(config, base, [name for name in whole if name.rpartition(".")[0] not in at])
+        # of an adapted embedding PEFT writes the whole weight besides
+        expected = {name: at[path].shape for path in at if (name := f"{path}.weight") in whole}
+        for site in chosen:
+            parts = parts_at(config, site, base.family)
+            expected.update((f"{site.path}.{part}", size) for part, size in parts.items())
+        for path, cell, attribute in wanted(base, config, chosen):
+            expected[f"{path}.{attribute}"] = tuple(cell._params[attribute].shape)
+        ids = {}
+        for site, rows, shared in token_rows(base, config, chosen):
+            name = f"{site.path}.trainable_tokens_delta"
+            ids[f"{site.path}.weight"] = rows
+            if shared is None or name in plain:
+                expected[name] = len(rows), site.shape[1]
+        return config, expected, ids
+
+    def _changes(self, base, config, plain: dict[str, str], ids: dict[str, list[int]]) -> list[Change]:
+        """`changes`, of a file that holds what it should; arguments as `_expected` has them."""
+        tables = {f"{site.path}.weight" for site in sites(base) if site.kind == "embedding"}
+        grouped: dict[tuple[str, str], dict[str, str]] = {}
+        for name, key in plain.items():
+            weight, part = place(name)
+            kind = "whole" if part == "value" else KINDS.get(part, "embedding" if weight in tables else "lora")
+            grouped.setdefault((weight, kind), {})[part] = key
+        shared, head = set(), base.config.tied_head()
         for kind in ("rows", "whole"):
             copies = [grouped.get((name, kind)) for name in head or ()]
-            if not copies or not all(copies):
-                continue
-            ids = [self.token_rows(name.removesuffix(".weight"), shapes[name][0]) for name in head if kind == "rows"]
-            if ids and ids[0] != ids[1]:  # as loading says it
-                problems.append(f"trainable_tokens: {head[0]} shares {head[1]}; same ids expected")
-            elif self._equal(*(next(iter(parts.values())) for parts in copies)):
+            if copies and all(copies) and self._equal(*(next(iter(parts.values())) for parts in copies)):
                 del grouped[head[0], kind]  # PEFT writes what a tied head has from the embedding a second time
                 shared.add((head[1], kind))
-        found, absent = [], []
+        found = []
         for (name, kind), tensors in grouped.items():
-            if name not in shapes:
-                absent.append((name, next(iter(tensors.values()))))
-                continue
-            try:
-                change = self._checked(name, kind, tensors, shapes[name], transposed(name))
-                change.shared = kind == "rows" or (name, kind) in shared
-                found.append(change)
-                if kind == "ia3" and self.file.info(tensors["ia3_l"]).shape[1] == 1:
-                    bias = f"{name.removesuffix('.weight')}.bias"  # it scales the whole output
-                    found += [Change(bias, kind, tensors)] if bias in shapes else []
-            except InputError as error:
-                problems.append(str(error))
-        if len(absent) == len(grouped) > 2:
-            name, key = absent[0]
-            problems.append(f"{key}: the base has no {name}, and nothing else that this adapter changes: another model")
-        else:
-            problems += [f"{key}: the base has no {name}{nearest(name, shapes)}" for name, key in absent]
-        if not grouped:
-            problems.append("holds no tensors")
-        settings = with_targets(self.settings, self.peft_type, family)
-        there = {pair: tensors for pair, tensors in grouped.items() if pair[0] in shapes}
-        extra = left_out(settings, there, family, head if self.ties else None)
-        problems += [f"{whole_name(key)} belongs to no cell of this model's adapter" for key in extra]
-        problems += [
-            f"holds nothing for {name}, which {setting} names" for name, setting in missing(settings, shapes, grouped)
-        ]
-        InputError.raise_any([f"{self.file.path}: {problem}" for problem in problems])
+            scale = config.scale_at(name.removesuffix(".weight")) if kind in ("lora", "embedding") else 1.0
+            both = kind == "rows" or (name, kind) in shared
+            found.append(Change(name, kind, tensors, scale, both, ids.get(name, ())))
+            if kind == "ia3" and self.file.info(tensors["ia3_l"]).shape[1] == 1:
+                bias = f"{name.removesuffix('.weight')}.bias"  # it scales the whole output
+                found += [Change(bias, kind, tensors)] if bias in base.shapes else []
         return found
-
-    def _checked(
-        self, name: str, kind: str, tensors: dict[str, str], shape: tuple[int, ...], transposed: bool
-    ) -> Change:
-        sizes = {part: self.file.info(key).shape for part, key in tensors.items()}
-        for key in tensors.values():
-            float_name(self.file.info(key).dtype)
-        module = name.removesuffix(".weight")
-
-        def expect(part: str, *wanted: tuple[int, ...]) -> None:
-            if part not in sizes:
-                raise InputError(f"{module} lacks {part}")
-            if sizes[part] not in wanted:
-                raise InputError(f"{tensors[part]} has shape {sizes[part]}, expected {' or '.join(map(str, wanted))}")
-
-        if kind == "whole":
-            expect("value", shape)
-            return Change(name, kind, tensors)
-        if len(shape) != 2:
-            raise InputError(f"{name} has shape {shape}: only matrices can be merged into")
-        if kind == "rows":
-            part = next(iter(tensors))
-            expect(part, (len(self.token_rows(module, shape[0])), shape[1]))
-            return Change(name, kind, tensors)
-        out, width = shape[::-1] if transposed else shape
-        if kind == "ia3":
-            expect("ia3_l", (out, 1), (1, width))
-            return Change(name, kind, tensors)
-        if any(part.endswith(".bias") for part in tensors):
-            raise InputError(f"{module} has a bias inside LoRA (lora_bias), which is not supported")
-        settings = self.settings
-        rank = pattern_value(settings["rank_pattern"], module, settings["rank"])
-        alpha = pattern_value(settings["alpha_pattern"], module, settings["alpha"])
-        if kind == "embedding":
-            expect("lora_embedding_A", (rank, shape[0]))
-            expect("lora_embedding_B", (shape[1], rank))
-        else:
-            expect("lora_A", (rank, width))
-            expect("lora_B", (out, rank))
-        if "lora_magnitude_vector" in sizes or settings.get("use_dora"):
-            norms = width if kind == "embedding" else out
-            expect("lora_magnitude_vector", (norms,), (norms, 1), (1, norms))
-        return Change(name, kind, tensors, lora_scale(alpha, rank, settings["use_rslora"]))
 
     def _equal(self, one: str, other: str) -> bool:
         """Whether two tensors of the file have the same shape and bytes."""
         pairs = zip(self.file.blocks(one), self.file.blocks(other), strict=False)
         return self.file.info(one)[:2] == self.file.info(other)[:2] and all(a == b for a, b in pairs)
 
-    def token_rows(self, module: str, vocabulary: int) -> list[int]:
-        """The token ids whose rows the adapter replaces in an embedding."""
-        given = self.settings.get("trainable_tokens") or []
-        if isinstance(given, dict):
-            given = next((ids for name, ids in given.items() if named(module, name)), [])
-        if max(given, default=0) >= vocabulary:
-            raise InputError(f"{CONFIG}: id {max(given)}, but {module} has ids 0 … {vocabulary - 1}")
-        return list(given)
-
     def tensor(self, key: str) -> np.ndarray:
         """A tensor of the adapter in float64."""
         return wide(self.file.read(key, dtype="float64"))
+
+
+def place(name: str) -> tuple[str, str]:
+    """The weight that a tensor of a file changes, and which part of the change it is; ``value`` is all of it."""
+    if match := PARTS.fullmatch(name):
+        return f"{match['module']}.weight", match["part"].removesuffix(".weight")
+    return name, "value"
+
+
+def parts_at(config, site, family) -> dict[str, tuple[int, ...]]:
+    """{part: shape} of what a file holds for an adapted cell."""
+    out, width = site.out_features, site.in_features
+    if isinstance(config, IA3):
+        return {"ia3_l": (1, width) if means(config.feedforward, site, family) else (out, 1)}
+    if not isinstance(config, LoRA):
+        return {}
+    rank = config.rank_at(site.path)
+    names = ("lora_embedding_A", "lora_embedding_B") if site.kind == "embedding" else ("lora_A.weight", "lora_B.weight")
+    factors = dict(zip(names, ((rank, width), (out, rank)), strict=True))
+    return {**factors, "lora_magnitude_vector": (out,)} if config.use_dora else factors
 
 
 class Delta:
@@ -331,7 +333,7 @@ class Delta:
             self.factor = arrays["ia3_l"]
         elif change.kind == "rows":
             self.values = next(iter(arrays.values()))
-            self.ids = np.array(adapter.token_rows(change.name.removesuffix(".weight"), 1 << 62), np.int64)
+            self.ids = np.array(change.ids, np.int64)
         else:
             self.values = arrays["value"].T if transposed else arrays["value"]
 

@@ -9,52 +9,31 @@ embedding's weight, it uses the trained rows too; a merge then changes the share
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, ops
 
-from adapters.matching import select
+from adapters.cells import weight_of
+from adapters.matching import token_rows, with_tokens
 from adapters.method import AdapterModule, Companion, MethodConfig
-from adapters.patterns import as_list, named
 from adapters.peft_config import LORA_DEFAULTS, TOKENS_KEYS, tokens_settings
-from adapters.schema import token_ids
-from adapters.sites import sites, weight_array, weight_of
+from adapters.settings import Tokens
+from adapters.sites import weight_array
 from model_zoo.engine import stored_rows, unlearned
-from model_zoo.errors import InputError, nearest
-from model_zoo.settings import setting
 
 KEY_ALONE = "trainable_tokens_delta"
 KEY = f"token_adapter.{KEY_ALONE}"
 
 
-@dataclasses.dataclass(kw_only=True)
-class TrainableTokensConfig(MethodConfig):
-    """Trained rows alone: PEFT's TRAINABLE_TOKENS. `LoRAConfig.trainable_tokens` trains them beside LoRA.
+class TrainableTokensConfig(Tokens, MethodConfig):
+    """Trained rows alone: PEFT's TRAINABLE_TOKENS. `LoRAConfig.trainable_tokens` trains them beside LoRA."""
 
-    Args:
-        trainable_tokens: the ids, for every embedding that `targets` mean; None for the family's token embedding.
-    """
-
-    trainable_tokens: list[int] = setting(
-        dataclasses.MISSING, "The ids, for every embedding that targets mean.", check=token_ids
-    )
-
-    method = "trainable_tokens"
-    peft_type = "TRAINABLE_TOKENS"
-    kinds = ("embedding", "linear")
     peft_keys = TOKENS_KEYS
 
-    def fixed_sites(self, model) -> list:
-        return []
-
     def companions(self, model, chosen) -> list[Companion]:
-        if self.targets is None:
-            return companions(model, self.trainable_tokens, chosen)
-        found = select(as_list(self.targets), weighted(model), getattr(model, "family", None), "targets")
-        return companions(model, {site.path: self.trainable_tokens for site in found}, chosen)
+        return companions(model, self, chosen)
 
     def pack(self, arrays: dict[str, np.ndarray], adapter) -> dict[str, np.ndarray]:
         return {key.replace(f".{KEY}", f".{KEY_ALONE}"): array for key, array in arrays.items()}
@@ -156,7 +135,7 @@ class TokenOutputs(AdapterModule):
 def without_copies(arrays: dict[str, np.ndarray], model) -> dict[str, np.ndarray]:
     """An adapter's arrays without a tied head's rows, which PEFT may write a second time."""
     kept = dict(arrays)
-    tables = [site for site in weighted(model) if f"{site.path}.{KEY}" in arrays]
+    tables = [site for site in with_tokens(model) if f"{site.path}.{KEY}" in arrays]
     embeddings = {id(weight_of(site.cell)): site.path for site in tables if site.kind == "embedding"}
     for site in tables:
         key, shared = f"{site.path}.{KEY}", embeddings.get(id(weight_of(site.cell)), site.path)
@@ -165,60 +144,17 @@ def without_copies(arrays: dict[str, np.ndarray], model) -> dict[str, np.ndarray
     return kept
 
 
-def weighted(model) -> list:
-    """The sites that have a row for every token, or may have."""
-    return [site for site in sites(model) if site.kind in ("embedding", "linear")]
-
-
-def companions(model, tokens, chosen) -> list[Companion]:
-    """The modules for trained tokens: one per embedding, and one on every head that is tied to it.
-
-    Raises:
-        InputError: a name that matches no embedding, an id beyond the vocabulary, a cell that is a target too.
-    """
-    if not tokens:
-        return []
-    everything = weighted(model)
-    if not isinstance(tokens, dict):
-        family = getattr(model, "family", None)
-        if family is None:
-            raise InputError("trainable_tokens: the model is of no known family; give {embedding name: ids}")
-        tokens = {family.embedding: list(tokens)}
-    adapted = {site.path for site in chosen}
-    found: list[Companion] = []
-    asked: dict[str, list[int]] = {}
-    for name, ids in tokens.items():
-        matching = [site for site in everything if named(site.path, name)]
-        if not matching:
-            names = {site.path.rsplit(".", 1)[-1] for site in everything if site.kind == "embedding"}
-            raise InputError(f"trainable_tokens: {name!r} matches no embedding{nearest(name, names)}")
-        for site in matching:
-            if site.transposed or (site.kind == "linear" and len(matching) > 1):
-                raise InputError(f"trainable_tokens: {site.path} is no embedding or head")
-            if site.path in adapted:
-                raise InputError(f"trainable_tokens: {site.path} is a target too; choose one of the two")
-            if max(ids) >= site.shape[0]:
-                raise InputError(f"trainable_tokens: id {max(ids)}, but {site.path} has ids 0 … {site.shape[0] - 1}")
-            asked[site.path] = list(ids)
-    covered: set[str] = set()
-    ordered = sorted((site for site in everything if site.path in asked), key=lambda site: site.kind != "embedding")
-    for site in ordered:
-        if site.path in covered:
-            continue
-        ids, weight = asked[site.path], weight_of(site.cell)
-        if site.kind == "linear":
-            found.append(Companion(site, len(ids) * site.shape[1], Lazily(TokenOutputs, site, ids)))
-            continue
-        rows = Lazily(TokenRows, site, ids)
-        found.append(Companion(site, len(ids) * site.shape[1], rows))
-        for other in everything:
-            if other.path == site.path or weight is None or weight_of(other.cell) is not weight:
-                continue
-            if asked.get(other.path, ids) != ids:
-                raise InputError(f"trainable_tokens: {other.path} shares {site.path}'s weight; same ids expected")
-            covered.add(other.path)
-            found.append(Companion(other, 0, Lazily(TokenOutputs, other, ids, rows)))
-    return found
+def companions(model, config, chosen) -> list[Companion]:
+    """The modules for trained tokens: one per embedding, and one on every head that is tied to it (`token_rows`)."""
+    found: dict[str, Companion] = {}
+    for site, ids, shared in token_rows(model, config, chosen):
+        if shared is not None:
+            made, count = Lazily(TokenOutputs, site, ids, found[shared.path].build), 0
+        else:
+            made = Lazily(TokenOutputs if site.kind == "linear" else TokenRows, site, ids)
+            count = len(ids) * site.shape[1]
+        found[site.path] = Companion(site, count, made)
+    return list(found.values())
 
 
 class Lazily:

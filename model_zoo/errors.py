@@ -23,10 +23,12 @@ class InputError(ValueError):
     Attributes:
         whole: the message with all problems, where `collect` left some out.
         said: whether the user has read it already.
+        listed: the problems, where `collect` put several into one.
     """
 
     whole: str | None = None
     said = False
+    listed: tuple[str, ...] = ()
 
     @classmethod
     def collect(cls, problems: Iterable[str]) -> InputError:
@@ -36,10 +38,9 @@ class InputError(ValueError):
             return cls(problems[0])
         lines = [f"{len(problems)} problems:", *(f"  - {problem}" for problem in problems)]
         left = len(problems) - LISTED
-        if left <= 0:
-            return cls("\n".join(lines))
-        error = cls("\n".join([*lines[: LISTED + 1], f"  … and {left} more"]))
-        error.whole = "\n".join(lines)
+        error = cls("\n".join(lines if left <= 0 else [*lines[: LISTED + 1], f"  … and {left} more"]))
+        error.whole = "\n".join(lines) if left > 0 else None
+        error.listed = tuple(problems)
         return error
 
     @classmethod

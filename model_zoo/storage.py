@@ -16,7 +16,7 @@ from model_zoo.checkpoint.reading import Checkpoint
 from model_zoo.configs import Config
 from model_zoo.engine import Widened, available, stored_rows
 from model_zoo.layers import Embedding, new_parameter
-from model_zoo.quantization.cells import is_quantized
+from model_zoo.quantization.storage import is_quantized
 
 NARROW = ("bfloat16", "float16")
 """Types that weights are kept in as they are stored; all others become the model's own."""

@@ -52,6 +52,7 @@ from model_zoo.quantization.files import SECTION
 from model_zoo.settings import require
 from model_zoo.tokenizers.files import TokenizerFiles
 from model_zoo.unwritable import explained
+from pet.meta_model import MetaModel
 from pet.names import bundled_models, own_tokenizer
 
 log = logging.getLogger("pet")
@@ -253,6 +254,7 @@ class _Merge:
     def __init__(self, config: dict, checkpoint: Checkpoint, target: str | None, safe: bool):
         self.config, self.checkpoint, self.target, self.safe = config, checkpoint, target, safe
         self.base = config_of(config)
+        self.meta_model = MetaModel(self.base)
         self.shapes, self.turned, self.tied = self.base.shapes(), self.base.turned(), self.base.tied_head()
         self.sources, self.copies = assignment(
             checkpoint, self.shapes, dict([self.tied]) if self.tied else None, ignored=(".",)
@@ -263,7 +265,7 @@ class _Merge:
     def add(self, adapter: StoredAdapter, factor: float) -> None:
         """Takes an adapter's changes in; InputError when two adapters replace the same tensor."""
         adapter.given.update(without_effect(adapter.file, self.base.family, self.base.left_out))
-        for change in adapter.changes(self.shapes, self.turned.__contains__, self.tied, self.base.family):
+        for change in adapter.changes(self.meta_model):
             replaced = (change.name, *((self.tied or ())[:1] if change.shared else ()))
             for name in replaced if change.kind in ("whole", "rows") else ():
                 other = self.whole.setdefault(name, adapter)

@@ -197,14 +197,10 @@ def packed_form(model: str | Path | Mapping[str, Any], asked: Quantization | Non
 def count_adapter(config: Mapping[str, Any], adapter: object) -> tuple[str, int, int]:
     """(method, number of cells, trained parameters) of an adapter on a model of this configuration."""
     from adapters.matching import plan
-    from adapters.replacement import wanted
     from pet.meta_model import MetaModel
 
-    meta_model = MetaModel(config)
-    planned = plan(meta_model, adapter)
-    chosen = [entry.site for entry in planned.entries]
-    whole = sum(cell._params[attribute].size for _, cell, attribute in wanted(meta_model, adapter, chosen))
-    return adapter.method, len(planned), planned.parameters + whole
+    planned = plan(MetaModel(config), adapter)
+    return adapter.method, sum(not entry.whole for entry in planned.entries), planned.parameters
 
 
 def activations(

@@ -1,18 +1,19 @@
 """A model of shapes alone: what a plan for an adapter needs of a model, without a single weight.
 
 `MetaModel` stands in for a `CausalLM` where adapters are matched and counted: the same matching and the same counts as
-on the real model, for 65 billion parameters in milliseconds.
+on the real model, for 65 billion parameters in milliseconds. Without MindSpore.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from math import prod
 from types import SimpleNamespace
 from typing import Any
 
-from adapters.sites import Site, layer_index
-from model_zoo.configs import CellSpec, linear
+from adapters.cells import Site, layer_index
+from model_zoo.configs import CellSpec, Config, linear
 from model_zoo.counting import config_of
 
 
@@ -20,23 +21,25 @@ class MetaModel:
     """The sites, family and configuration of a model.
 
     Args:
-        config: config.json's dictionary.
+        config: config.json's dictionary, or what was read of it.
 
     Raises:
         InputError: an unknown model type, or a value that the family does not support.
     """
 
-    def __init__(self, config: Mapping[str, Any]):
-        self.config = config_of(config)
-        self.values = dict(self.config.flat(config))
+    def __init__(self, config: Mapping[str, Any] | Config):
+        self.config = config if isinstance(config, Config) else config_of(config)
+        self.values = dict(self.config.flat(config.to_dict() if isinstance(config, Config) else config))
         self.family = self.config.family
         self.shapes = self.config.shapes()
         self.specs = self.config.cells()
+        self.cells = {path: self._cell(spec) for path, spec in self.specs.items()}
         head = self.config.tied_head()
         if head is not None:
             path, embedding = (name.rpartition(".")[0] for name in head)
             self.specs[path] = linear(*self.specs[embedding].weight)
-        self.cells = {path: self._cell(spec) for path, spec in self.specs.items()}
+            held = self.cells[embedding]._params  # one tensor of two cells
+            self.cells[path] = SimpleNamespace(**{"bias": None, **held}, _params=held)
 
     @staticmethod
     def _cell(spec: CellSpec) -> SimpleNamespace:
@@ -45,11 +48,25 @@ class MetaModel:
         return SimpleNamespace(**{"weight": None, "bias": None, **held}, _params=held)
 
     def cells_and_names(self) -> list[tuple[str, SimpleNamespace]]:
-        """As `nn.Cell` gives them."""
-        return list(self.cells.items())
+        """As `nn.Cell` gives them: those with weights, and what holds them."""
+        return self._named
 
     def adapter_sites(self) -> list[Site]:
-        """What `adapters.sites.sites` finds in the real model."""
+        """What `adapters.matching.sites` finds in the real model."""
+        return self._sites
+
+    @cached_property
+    def _named(self) -> list[tuple[str, SimpleNamespace]]:
+        found: dict[str, SimpleNamespace] = {}
+        for path, cell in self.cells.items():
+            parts = path.split(".")
+            for count in range(1, len(parts)):
+                found.setdefault(".".join(parts[:count]), SimpleNamespace(_params={}))
+            found[path] = cell
+        return list(found.items())
+
+    @cached_property
+    def _sites(self) -> list[Site]:
         found = []
         for path, spec in self.specs.items():
             if len(spec.weight) != 2:

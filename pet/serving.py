@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from adapters.patterns import pattern_value
-from adapters.peft_config import CONFIG, PREFIX, WEIGHTS, lora_scale
+from adapters.peft_config import CONFIG, PREFIX, WEIGHTS
+from adapters.settings import LoRA
 from adapters.stacked import UnstackedFile
 from adapters.stored import UNMERGEABLE, Change, StoredAdapter
 from model_zoo.atomic import atomic_write, read_json, write_json
@@ -19,6 +19,7 @@ from model_zoo.checkpoint.safetensors_io import write_stream
 from model_zoo.configs import Config
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError
+from pet.meta_model import MetaModel
 
 MERGE = "merge it (pet export --format merged; for llama.cpp --format gguf)"
 # why no program of these has a place for a change
@@ -54,7 +55,7 @@ def lora_of(adapter: str | Path, config: Config, taker: str) -> Iterator[tuple[S
                 f"{adapter}: was started by LoftQ from what packing left out of the base, and fits no other; "
                 "pet merge --dequantize makes a model of it"
             )
-        changes = stored.changes(config.shapes(), config.turned().__contains__, config.tied_head(), config.family)
+        changes = stored.changes(MetaModel(config))
         problems = [
             f"{adapter}: {change.name}: {taker} cannot take it as an adapter: {why}; {MERGE}"
             for change in changes
@@ -64,11 +65,11 @@ def lora_of(adapter: str | Path, config: Config, taker: str) -> Iterator[tuple[S
         yield stored, changes
 
 
-def _by_last_names(settings: dict[str, Any], path: str) -> float:
+def _by_last_names(lora: LoRA, path: str) -> float:
     """Keys of patterns are a matrix's last two names, word for word (``self_attn.v_proj``)."""
     key = ".".join(path.split(".")[-2:])
-    alpha, rank = ((settings[f"{one}_pattern"] or {}).get(key, settings[one]) for one in ("alpha", "rank"))
-    return lora_scale(alpha, rank, settings["use_rslora"])
+    alpha = (lora.alpha_pattern or {}).get(key, lora.alpha)
+    return lora.scale_of(alpha, (lora.rank_pattern or {}).get(key, lora.rank))
 
 
 class Engine(NamedTuple):
@@ -78,7 +79,7 @@ class Engine(NamedTuple):
         name: as its makers write it.
         models: {layout of the family: {model_type whose adapters it serves: names of matrices where it takes none}}.
         largest: the largest rank, and alpha where that is bounded.
-        scale: what it multiplies the B·A of a matrix by: ``(settings, path)`` → factor.
+        scale: what it multiplies the B·A of a matrix by: ``(LoRA's settings, path)`` → factor.
         says: how it reads rank_pattern and alpha_pattern.
         everywhere: whether an adapter needs a LoRA at every projection: q, k and v are one matrix there, and so are
             gate and up, and one that lacks a part is passed over or ends the loading.
@@ -88,7 +89,7 @@ class Engine(NamedTuple):
     name: str
     models: Mapping[str, Mapping[str, tuple[str, ...]]]
     largest: Mapping[str, int]
-    scale: Callable[[dict[str, Any], str], float]
+    scale: Callable[[LoRA, str], float]
     says: str
     everywhere: bool = False
     plain_bias: bool = False
@@ -111,7 +112,7 @@ ENGINES = {
             "chatglm2": {"chatglm": ("word_embeddings", "output_layer")},
         },
         {"rank": 512},
-        lambda settings, path: lora_scale(settings["alpha"], settings["rank"], settings["use_rslora"]),
+        lambda lora, path: lora.scale_of(lora.alpha, lora.rank),
         "releases up to 0.30, and vLLM-Ascend's, read one alpha and one rank for all matrices, not rank_pattern and "
         "alpha_pattern",
         plain_bias=True,
@@ -144,17 +145,17 @@ def check_served(adapter: str | Path, base: str | Path, engine: Engine) -> int:
             f"({config.family.name} family), only on {known}; {MERGE}"
         )
     with lora_of(adapter, config, engine.name) as (stored, changes):
-        settings = stored.settings
+        lora = stored.config
         firsts = {change.name: key for change in changes for part, key in change.tensors.items() if part.endswith("A")}
         ranks = {name: stored.file.info(key).shape[0] for name, key in firsts.items()}
-        alphas = settings["alpha"], *(settings["alpha_pattern"] or {}).values()
+        alphas = lora.alpha, *(lora.alpha_pattern or {}).values()
         found = {"rank": max(ranks.values()), "alpha": max(alphas)}
         problems = [
             f"{key} {found[key]:g} is above its limit of {limit}"
             for key, limit in engine.largest.items()
             if found[key] > limit
         ]
-        if other := [one for one in changes if one.scale != engine.scale(settings, one.name.removesuffix(".weight"))]:
+        if other := [one for one in changes if one.scale != engine.scale(lora, one.name.removesuffix(".weight"))]:
             problems.append(f"{engine.says}, and would scale {other[0].name} otherwise")
         if outside := sorted(name for name in ranks if name.split(".")[-2] in none_at):
             problems.append(f"on this base it takes no LoRA on {', '.join(outside)}")
@@ -163,8 +164,8 @@ def check_served(adapter: str | Path, base: str | Path, engine: Engine) -> int:
                 "it takes the matrices of each expert, not stacked ones (target_parameters); load and save it here "
                 "(pet.load_adapter, pet.save_adapter) for one in that form"
             )
-        if engine.plain_bias and settings["bias"] != "none":
-            problems.append(f"it takes bias 'none' only; adapter_config.json has {settings['bias']!r}")
+        if engine.plain_bias and lora.bias != "none":
+            problems.append(f"it takes bias 'none' only; adapter_config.json has {lora.bias!r}")
         InputError.raise_any(f"{adapter}: {engine.name} cannot serve it: {why}; {MERGE}" for why in problems)
     return found["rank"]
 
@@ -179,12 +180,12 @@ def fill(adapter: str | Path, base: str | Path, output: Path) -> int:
     config = config_of(read_config(base))
     names = sorted((*config.family.attention, *config.family.mlp))
     with closing(StoredAdapter(adapter)) as stored:
-        file, settings, zeros = stored.file, stored.settings, {}
+        file, zeros = stored.file, {}
         dtype = next(iter(file.tensors.values())).dtype
         for path, cell in config.cells().items():
             key = f"{PREFIX}{path}.lora_{{}}.weight"
             if path.rpartition(".")[2] in names and key.format("A") not in file.tensors:
-                rank = pattern_value(settings["rank_pattern"], path, settings["rank"])
+                rank = stored.config.rank_at(path)
                 out, width = cell.weight
                 zeros |= {key.format("A"): (dtype, (rank, width)), key.format("B"): (dtype, (out, rank))}
         described = {name: (info.dtype, info.shape) for name, info in file.tensors.items()} | zeros

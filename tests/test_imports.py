@@ -19,7 +19,7 @@ ROOMS = {
     "adapters": ("adapters",),
     "names": tuple(f"pet/{name}.py" for name in ("__init__", "lazy", "installation", "files", "names", "hub", "auto")),
     "launching": ("pet/interrupts.py", "pet/launching"),
-    "recipe": ("pet/recipe", "pet/run_directory.py"),
+    "recipe": ("pet/recipe", "pet/run_directory.py", "pet/meta_model.py"),
     "data": ("pet/data",),
     "models": (
         "pet/pipelines.py",
@@ -29,7 +29,6 @@ ROOMS = {
         "pet/gguf",
         "pet/serving.py",
         "pet/quantize.py",
-        "pet/meta_model.py",
     ),
     "train": ("pet/train",),
     "parallel": ("pet/parallel",),

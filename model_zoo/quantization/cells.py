@@ -22,7 +22,7 @@ from model_zoo.engine import packed_product, packed_words, precision_suffix, unp
 from model_zoo.errors import InputError
 from model_zoo.layers import Conv1D, Linear, is_product, new_parameter, traced_linear
 from model_zoo.quantization import codec
-from model_zoo.quantization.storage import NESTED_BLOCK, Storage, part_name
+from model_zoo.quantization.storage import NESTED_BLOCK, Storage, is_quantized, part_name
 
 late = ops.Depend()
 """`late(x, dout)` is x, but not before dout is there: otherwise the compiler would keep the unpacked matrix of the
@@ -329,8 +329,3 @@ def hold_parts(cell: QuantizedLinear, path: str, storage: Storage) -> None:
 def quantized_cells(model: nn.Cell) -> dict[str, QuantizedLinear]:
     """{name of the weight: cell} of all cells of a model whose weight is packed."""
     return {f"{path}.weight": cell for path, cell in model.cells_and_names() if is_quantized(cell)}
-
-
-def is_quantized(cell: nn.Cell) -> bool:
-    """Whether a cell's weight is packed."""
-    return getattr(cell, "storage", None) is not None

@@ -104,3 +104,8 @@ class Storage:
 def part_name(path: str, part: str) -> str:
     """What a part of the matrix of the cell at `path` is called, as in bitsandbytes' files."""
     return f"{path}.{part}" if part in ("weight", "SCB") else f"{path}.weight.{part}"
+
+
+def is_quantized(cell) -> bool:
+    """Whether a cell's weight is packed."""
+    return getattr(cell, "storage", None) is not None

@@ -37,7 +37,7 @@ def write_adapter(adapter: str | Path, base: str | Path, output: str | Path) -> 
             if change.name in (head, embedding)
         ]
         InputError.raise_any(problems)
-        alpha = float(stored.settings["alpha"])
+        alpha = float(stored.config.alpha)
 
         def write(path: str) -> None:
             writer = gguf.GGUFWriter(path, architecture.name)

@@ -26,7 +26,7 @@ from mindspore import Tensor, nn, ops
 from adapters.registry import registry
 from model_zoo.errors import InputError
 from model_zoo.layers import new_parameter
-from model_zoo.quantization.cells import is_quantized
+from model_zoo.quantization.storage import is_quantized
 from pet.parallel.collectives import Group, GroupGather
 from pet.parallel.specs import check_rows, gathered_cells
 from pet.parallel.split import division_of, mark, role_of

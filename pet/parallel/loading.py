@@ -16,8 +16,8 @@ from adapters.lora import DoRALinear
 from adapters.registry import registry
 from model_zoo.checkpoint.dtypes import float_name
 from model_zoo.checkpoint.reading import Checkpoint, assign, assignment, check_tied, note_source
-from model_zoo.quantization.cells import is_quantized
 from model_zoo.quantization.loading import fill
+from model_zoo.quantization.storage import is_quantized
 from pet.parallel.collectives import Group, sum_numbers
 from pet.parallel.split import division_of, parts_of
 

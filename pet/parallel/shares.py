@@ -12,10 +12,9 @@ import functools
 from math import prod
 
 from adapters.initial import START
-from adapters.matching import chosen_sites, plan
+from adapters.matching import chosen_sites, plan, wanted
 from adapters.method import MethodConfig
 from adapters.patterns import named
-from adapters.replacement import wanted
 from model_zoo.errors import InputError
 from pet.meta_model import MetaModel
 from pet.parallel import specs

@@ -35,7 +35,8 @@ from adapters.registry import registry
 from adapters.sites import select_rows, traced_input
 from model_zoo.engine import mixture
 from model_zoo.errors import InputError
-from model_zoo.quantization.cells import QuantizedLinear, is_quantized
+from model_zoo.quantization.cells import QuantizedLinear
+from model_zoo.quantization.storage import is_quantized
 from pet.parallel.collectives import CopyToGroup, Group, GroupSum, ReduceFromGroup
 from pet.parallel.specs import ShardSpecs, acts_on_sum
 from pet.parallel.split import SPLIT, WHOLE, Division, mark

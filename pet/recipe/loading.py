@@ -254,6 +254,7 @@ def _check_model(recipe: Recipe, report: Report) -> None:
     if "max_length" not in recipe.data.model_fields_set and not recipe.data.buckets:
         recipe.data.max_length = max(2, min(room, recipe.data.max_length))
     _report(report, rules.context(recipe, base))
+    _report(report, rules.cells(recipe, base))
 
 
 def _check_adapter(text: str | None, at: KeyPath, report: Report, words: Iterable[str] = ()) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from adapters.schema import Settings
+from adapters.matching import check_names
+from adapters.schema import TARGETS, Settings
 from adapters.settings import NO_HEAD, method_and_settings, named
 from model_zoo.configs import Config
 from model_zoo.errors import InputError
 from model_zoo.generation_settings import DRAWN, OF_BEAMS, is_missed
 from pet.launching.environment import read_job
+from pet.meta_model import MetaModel
 from pet.recipe import evaluation_rules
 from pet.recipe.adapter import MANAGEMENT
 from pet.recipe.classes import JUDGING
@@ -292,6 +294,21 @@ def room(recipe: Recipe, base: Config) -> int:
     """Tokens that a row may have: the model's context without virtual tokens."""
     settings = settings_of(recipe)
     return base.dims.context - (0 if settings is None else settings.position_offset)
+
+
+def cells(recipe: Recipe, base: Config) -> Iterator[Finding]:
+    """Names of cells, layers and tokens that a model does not have, by its config.json, as the run says it."""
+    settings = settings_of(recipe)
+    if settings is None or not settings.targeted or any(settings.problems()):
+        return
+    try:
+        check_names(MetaModel(base), settings)
+    except InputError as error:
+        for problem in error.listed or (str(error),):
+            name, _, message = problem.partition(": ")
+            key = name if name in settings.__dataclass_fields__ else "method"
+            others = "adapter.method model.path model.config " + " ".join(f"adapter.{one}" for one in TARGETS)
+            yield f"adapter.{key}", others, message
 
 
 def context(recipe: Recipe, base: Config) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from foreign_networks import NETWORKS, Convolutional, Small, Squared, Text, Visi
 from mindspore import Tensor, amp, nn, ops
 
 import pet
-from adapters.cell_forms import weight_of
+from adapters.cells import weight_of
 from adapters.registry import registry
 
 METHODS = {

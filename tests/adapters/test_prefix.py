@@ -178,8 +178,8 @@ def test_a_prefix_from_a_text_acts_as_the_text(models, fixtures, family):
 
 def record_keys(model, ids) -> np.ndarray:
     """The first layer's rotated keys of a text, ``(S, kv_dim)``: they depend on nothing but token and position."""
+    from adapters.matching import sites
     from adapters.prefix import real_shares
-    from adapters.sites import sites
 
     with pet.disable_adapters(model):
         chosen = [site for site in sites(model) if site.kind == "attention"]

@@ -10,9 +10,9 @@ import pytest
 from mindspore import Tensor, ops
 
 import pet
+from adapters.cells import weight_of
 from adapters.prompt import PromptConfig
 from adapters.registry import registry
-from adapters.sites import weight_of
 from model_zoo.engine import available
 from model_zoo.errors import InputError
 from model_zoo.generation.decoders import CachedDecoder, bucket

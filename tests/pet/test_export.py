@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import textwrap
 import numpy as np
 import pytest
 
+from adapters.methods import METHODS
 from model_zoo.checkpoint.dtypes import convert, from_bfloat16
 from model_zoo.checkpoint.fingerprint import fingerprint
 from model_zoo.checkpoint.reading import Checkpoint, read_config
@@ -148,7 +150,6 @@ SAVED_HERE = {
 def test_what_is_saved_here_merges_on_disk_as_in_memory(name, method, fixtures, tmp_path):
     from adapters.apply import apply, trainable_parameters
     from adapters.merge import merge
-    from adapters.methods import METHODS
     from adapters.saving import save_adapter
     from model_zoo.auto import AutoModel
     from model_zoo.checkpoint.parameters import write_parameter
@@ -466,7 +467,72 @@ def test_targets_that_mean_what_the_file_holds(given, fixtures, tmp_path):
     model = pet.apply_lora(pet.AutoModel.from_pretrained(fixtures / "llama_gqa"), rank=2, targets=["q_proj", "v_proj"])
     pet.save_adapter(model, tmp_path / "adapter")
     edit(tmp_path / "adapter", target_modules=given)
-    merge_checkpoint(fixtures / "llama_gqa", tmp_path / "adapter", tmp_path / "out")
+    said = "the tensors name the cells" if isinstance(given, str) else None
+    plain = pet.AutoModel.from_pretrained(fixtures / "llama_gqa")
+    for read in (
+        lambda: merge_checkpoint(fixtures / "llama_gqa", tmp_path / "adapter", tmp_path / "out"),
+        lambda: pet.load_adapter(plain, tmp_path / "adapter"),
+    ):
+        with pytest.warns(UserWarning, match=said) if said else contextlib.nullcontext():
+            read()
+    assert pet.adapter_status(plain)["default"]["cells"] == pet.adapter_status(model)["default"]["cells"]
+
+
+CONTRADICTED = {
+    "inputs scaled": (
+        "ia3",
+        {},
+        {"feedforward_modules": []},
+        lambda tensors: None,
+        "has shape (1, 256), expected",
+    ),
+    "a bias": ("bitfit", {"add_missing": False}, {}, lambda tensors: tensors.pop(min(tensors)), "bias is missing"),
+    "a cell": (
+        "bitfit",
+        {"add_missing": False},
+        {"modules_to_save": ["ln_f"]},
+        lambda tensors: None,
+        "ln_f.weight is",
+    ),
+    "magnitudes": ("lora", {}, {"use_dora": True}, lambda tensors: None, "lora_magnitude_vector is missing"),
+    "rows": ("lora", {}, {"trainable_token_indices": [3]}, lambda tensors: None, "trainable_tokens_delta is missing"),
+    "factors": ("lora", {}, {}, lambda tensors: tensors.pop(max(tensors)), "lora_B.weight is missing"),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTED)
+def test_what_the_file_lacks_is_said_as_loading_says_it(case, fixtures, tmp_path):
+    import pet
+
+    method, settings, changes, change, part = CONTRADICTED[case]
+    model = pet.apply(pet.AutoModel.from_pretrained(fixtures / "gpt2"), METHODS[method](**settings))
+    pet.save_adapter(model, tmp_path / "adapter")
+    edit(tmp_path / "adapter", **changes)
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    values = read_file(path)
+    change(values)
+    write_file(path, values)
+    said = refused(fixtures / "gpt2", tmp_path / "adapter", tmp_path / "out", part)
+    with pytest.raises(InputError) as caught:
+        pet.load_adapter(pet.AutoModel.from_pretrained(fixtures / "gpt2"), tmp_path / "adapter")
+    assert str(caught.value).replace(".token_adapter.", ".") == said
+
+
+def test_what_means_nothing_on_the_base_is_said(fixtures, tmp_path):
+    adapter = tmp_path / "adapter"
+    shutil.copytree(fixtures / "llama_mha" / "lora", adapter)
+    edit(adapter, rank_pattern={"nothing": 3}, exclude_modules=["nowhere"])
+    said = "exclude: 'nowhere' matches nothing here; rank_pattern: 'nothing' matches nothing here"
+    with pytest.warns(UserWarning, match=f"adapter_config.json: {said}"):
+        merge_checkpoint(fixtures / "llama_mha", adapter, tmp_path / "out")
+
+
+def test_biases_that_the_base_lacks_are_named(fixtures, tmp_path):
+    import pet
+
+    pet.save_adapter(pet.apply_bitfit(pet.AutoModel.from_pretrained(fixtures / "llama_mha")), tmp_path / "adapter")
+    parts = "the base has no bias at this cell to add it to", "add_missing=False merges"
+    refused(fixtures / "llama_mha", tmp_path / "adapter", tmp_path / "out", *parts)
 
 
 def test_wrong_shapes(fixtures, tmp_path):
@@ -475,7 +541,7 @@ def test_wrong_shapes(fixtures, tmp_path):
     parts = random_lora(LAYER, 64, 64)
     del parts[f"{LAYER}.lora_B.weight"]
     adapter = lora_directory(tmp_path / "b", ["q_proj"], parts)
-    refused(fixtures / "llama_mha", adapter, tmp_path / "out", f"{LAYER} lacks lora_B")
+    refused(fixtures / "llama_mha", adapter, tmp_path / "out", f"{LAYER}.lora_B.weight is missing")
 
 
 @pytest.mark.parametrize(
@@ -529,8 +595,8 @@ def test_weights_that_make_no_sense(fixtures, tmp_path):
 
 
 def test_two_adapters_that_replace_the_same_tensor(fixtures, tmp_path):
-    norm = {"model.norm.weight": np.ones(64, np.float32)}
-    first, second = lora_directory(tmp_path / "a", ["x"], norm), lora_directory(tmp_path / "b", ["x"], norm)
+    norm = {"model.norm.weight": np.ones(64, np.float32), **random_lora(LAYER, 64, 64)}
+    first, second = (lora_directory(tmp_path / one, [LAYER], norm, modules_to_save=["norm"]) for one in "ab")
     refused(fixtures / "llama_mha", [first, second], tmp_path / "out", "both replace model.norm.weight")
     merge_checkpoint(fixtures / "llama_mha", first, tmp_path / "one")
     assert (tensors(tmp_path / "one")["model.norm.weight"] == 1).all()

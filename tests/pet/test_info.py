@@ -9,9 +9,9 @@ import pytest
 
 from adapters.apply import apply, trainable_parameters
 from adapters.lora import LoRAConfig
-from adapters.matching import plan
+from adapters.matching import check_names, plan, sites
 from adapters.methods import METHODS
-from adapters.sites import sites
+from adapters.settings import LoRA
 from model_zoo.auto import AutoModel
 from model_zoo.checkpoint.reading import read_config
 from model_zoo.errors import InputError
@@ -42,6 +42,34 @@ def test_meta_model_has_the_sites_of_the_real_model(name, fixtures):
     model = AutoModel.from_pretrained(fixtures / name)
     meta_model = MetaModel(read_config(fixtures / name))
     assert sorted(map(place, sites(meta_model))) == sorted(map(place, sites(model)))
+
+
+WRONG = {
+    "misspelt": {"targets": ["q_prj", "c_atn", "query_key_valu"]},
+    "in other words": {"targets": ["lm_head|wte"]},
+    "a sublayer": {"targets": ["self_attn", "self_attention", "attention_", "attn"]},
+    "an activation": {"targets": ["act_fn", "act"]},
+    "excluded": {"exclude": ["nothing"]},
+    "layers": {"layers": ["0-77", 99]},
+    "ranks": {"rank_pattern": {"nothing": 2, "(": 3}},
+    "in full": {"modules_to_save": ["lmhead", "nrm"]},
+    "in full and adapted": {"targets": ["lm_head"], "modules_to_save": ["lm_head"]},
+    "tokens": {"trainable_tokens": {"nothing": [1]}},
+    "a token": {"trainable_tokens": [1 << 20]},
+    "core": {"targets": ["core"]},
+}
+
+
+@pytest.mark.parametrize("name", (*FIXTURES, "gemma2", "qwen3_moe"))
+def test_what_is_said_of_wrong_names_is_said_by_shapes_alone(name, fixtures):
+    model = AutoModel.from_pretrained(fixtures / name)
+    meta_model = MetaModel(model.config)
+    for settings in WRONG.values():
+        with pytest.raises(InputError) as live:
+            apply(model, LoRAConfig(**settings))
+        with pytest.raises(InputError) as by_shapes:
+            check_names(meta_model, LoRA(**settings))
+        assert str(by_shapes.value) == str(live.value)
 
 
 CONFIGS = {

@@ -114,7 +114,7 @@ def test_dump_loads_as_the_same_recipe(write, tmp_path, comments, monkeypatch):
         [
             'data.template="Frage: {prompt}\\n# no comment\\nAntwort: "',
             "callbacks=[csv, {name: 'my:Own', args: {x: 1e-3}}]",
-            "adapter.layers=[0, 2-3]",
+            "adapter.layers=[0, 1-2]",
             "train.groups=[{match: '*.lora_B*', learning_rate: 1e-3}]",
             "adapter.rank_pattern={'.*q_proj': 4}",
             "generation.stop=['\\n', '问：']",
@@ -444,6 +444,18 @@ def test_all_problems_in_one_report(write):
         (["eval.before=1"], "eval.before", "true or false; got 1"),
         (["name=a/b"], "name", "cannot be used here"),
         (["adapter.layers=[3-1]"], "adapter.layers", "'3-1' is no layer index or range"),
+        (["adapter.targets=[q_prj]"], "adapter.targets", "'q_prj' matches no cell (did you mean 'q_proj'"),
+        (["adapter.targets=[norm]"], "adapter.targets", "model.norm is no matrix and no embedding, which no adapter"),
+        (["adapter.targets=['q_proj|v_proj']"], "adapter.targets", "'q_proj|v_proj' matches no cell"),
+        (["adapter.exclude=[up_prj]"], "adapter.exclude", "'up_prj' matches no cell (did you mean 'up_proj'"),
+        (["adapter.layers=3"], "adapter.layers", "3 names a layer that does not exist (there is: 0-2)"),
+        (["adapter.rank_pattern={v_prj: 2}"], "adapter.rank_pattern", "'v_prj' matches no target (did you mean"),
+        (["adapter.modules_to_save=[lmhead]"], "adapter.modules_to_save", "no cell with parameters (did you mean 'lm_"),
+        (["adapter.trainable_tokens=[128]"], "adapter.trainable_tokens", "id 128, but model.embed_tokens has ids 0"),
+        (["adapter={method: ia3, feedforward: up}"], "adapter.feedforward", "'up' matches no cell (there is: down_"),
+        (["adapter={method: bitfit, add_missing: false}"], "adapter.method", "there is no bias to train"),
+        (["adapter={method: low_rank_adapter, rank: 17}"], "adapter.method", "above the bottleneck's width 16"),
+        (["adapter={init: loftq, targets: embed_tokens}"], "adapter.method", "fits linear cells"),
     ],
 )
 def test_rules(write, changes, key, words):
@@ -547,3 +559,11 @@ def test_every_key_that_a_hint_names_is_there():
     for text in trl_names.NAMES.values():
         if (key := tuple(text.split(",")[0].split(" ")[0].rstrip(":").split(".")))[0] in ("train", "data", "eval"):
             assert key in known_keys(), text
+
+
+def test_names_of_cells_are_checked_on_the_model_that_the_recipe_makes(write):
+    assert load(write(), ["adapter.layers=3", "model.config.num_hidden_layers=4", "model.from_scratch=false"])
+    assert load(write(), ["adapter.targets=[q_prj]", "model.path=./not_there_yet"], check_files=False)
+    assert load(write(), ["adapter={method: prefix}"])
+    two = problems(write(), ["adapter.targets=[q_prj, mlp, k_prj]"])
+    assert [line.rpartition("adapter.targets: ")[2].split()[0] for line in two] == ["'q_prj'", "'k_prj'"]
