@@ -28,7 +28,7 @@ WHAT = (
     "scripts that do (examples of generation, preparation of data, conversion of weights), and the shell lines of the "
     "documents that call these scripts or run_mindformer.py, by the launchers of their release or without. A line's "
     "paths, names and numbers are those of a tiny base, rows and two processes on a CPU; not counted are lines about "
-    "other models, Lite, evaluation harnesses, web pages and Ascend's own tools, and scripts that import no mindformers; "
+    "other models, Lite, evaluation harnesses, web pages, Ascend's own tools, and scripts that import no mindformers; "
     "and its own tests of models, tokenizers, configurations, trainers, data, learning rates and metrics (which are "
     "left out, and why: OTHERS in door_counts/mindformers_tests.py)"
 )
