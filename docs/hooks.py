@@ -132,6 +132,7 @@ PAGES = {
     "generation.md": generation_page,
     **{name: functools.partial(seven_billion_page, name) for name in ("seven-billion.md", "seven-billion.zh-CN.md")},
     "project/architecture.md": lambda: project_page("ARCHITECTURE.md"),
+    "project/decisions.md": lambda: project_page("DECISIONS.md"),
     "project/changes.md": lambda: project_page("CHANGELOG.md"),
 }
 
