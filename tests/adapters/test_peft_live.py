@@ -447,7 +447,7 @@ def test_rows_of_a_tied_head_other_than_the_embeddings_are_refused(pairs, fixtur
     peft.get_peft_model(copy.deepcopy(pair.theirs), config).save_pretrained(tmp_path / "theirs")
     with pytest.raises(InputError, match=r"lm_head shares transformer.wte.* same ids"):
         pet.load_adapter(pair.ours, tmp_path / "theirs")
-    with pytest.raises(InputError, match=r"lm_head.weight shares transformer.wte.* same ids"):
+    with pytest.raises(InputError, match=r"lm_head shares transformer.wte.* same ids"):
         pet.merge_checkpoint(fixtures / "gpt2", tmp_path / "theirs", tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 
