@@ -107,8 +107,8 @@ def try_out(directory: Path) -> None:
 
 
 def compiler() -> list[str]:
-    """The command: ``$CC``, or the first C compiler on the path, or else that of the package ziglang (clang with a C
-    library's headers), which small container images have no other than."""
+    """The command: ``$CC``, or the first C compiler on the path, or else that of the package ziglang (clang, with a C
+    library's headers): small container images have none of their own."""
     try:
         named = shlex.split(os.environ.get("CC", ""))
     except ValueError as error:
