@@ -42,6 +42,10 @@ TITLES = {
     "llama_factory": "LLaMA-Factory",
     "axolotl": "axolotl",
 }
+MOST = 6
+"""Names that are listed for a reason."""
+UNIT_TESTS, FEW = "unit tests", 4
+"""The part whose reasons are many; so many of them at least have to have one."""
 OUTCOMES = {"refused": "Refused, with the reason", "fails": "Fails"}
 HEAD = """# What people bring
 
@@ -81,14 +85,20 @@ def section(system: str, version: str, cases: list[Case], what: str = "") -> str
     lines += [f"By kind: {by_part}.", ""] if by_part else []
     lines += [f"Counted: {what}.", ""] if what else []
     for outcome, title in OUTCOMES.items():
-        by_reason: dict[str, list[str]] = defaultdict(list)
+        by_reason: dict[str, list[Case]] = defaultdict(list)
         for case in cases:
             if case.outcome == outcome:
-                by_reason[case.reason].append(case.name)
+                by_reason[case.reason].append(case)
         if by_reason:
             lines += [f"{title}:", ""]
-            groups = sorted(by_reason.items(), key=lambda group: (-len(group[1]), group[0]))
-            lines += [f"- {len(names)} × {reason}: {', '.join(listed(names))}" for reason, names in groups]
+            few = [
+                each for each in by_reason.values() if len(each) < FEW and {one.part for one in each} == {UNIT_TESTS}
+            ]
+            groups = [(reason, each) for reason, each in by_reason.items() if each not in few]
+            for reason, each in sorted(groups, key=lambda group: (-len(group[1]), group[0])):
+                lines.append(f"- {len(each)} × {reason}: {', '.join(listed([case.name for case in each]))}")
+            if few:
+                lines.append(f"- {sum(map(len, few))} × {len(few)} other reasons, of fewer than {FEW} unit tests each")
             lines.append("")
     return "\n".join(lines)
 
@@ -96,9 +106,10 @@ def section(system: str, version: str, cases: list[Case], what: str = "") -> str
 def listed(names: list[str]) -> list[str]:
     """Names in order; the releases of one file (``path @ release``) with their number."""
     releases = Counter(name.partition(" @ ")[0] for name in names)
-    if not any(" @ " in name for name in names):
-        return sorted(names)
-    return [f"{path} ({number} releases)" if number > 1 else path for path, number in sorted(releases.items())]
+    found = sorted(names)
+    if any(" @ " in name for name in names):
+        found = [f"{path} ({number} releases)" if number > 1 else path for path, number in sorted(releases.items())]
+    return found if len(found) <= MOST else [*found[:MOST], f"and {len(found) - MOST} more"]
 
 
 def updated(text: str, system: str, new: str) -> str:

@@ -132,3 +132,11 @@ def test_runs_are_kept_and_one_that_ends_its_process_is_a_failure(tmp_path, monk
     assert runs.problems("system", jobs, tmp_path) == expected
     assert runs.problems("system", jobs, tmp_path, seconds=-1) == expected  # nothing is left
     assert log.read_text().split() == list(jobs)  # each once
+
+
+def test_many_names_and_reasons_are_listed_in_part():
+    cases = [Case(f"{index}.md", "refused", "no word") for index in range(9)]
+    cases += [Case(f"t::{index}", "fails", f"reason {index}", part=doors.UNIT_TESTS) for index in range(5)]
+    text = doors.section("mindformers", "v1", cases)
+    assert "- 9 × no word: 0.md, 1.md, 2.md, 3.md, 4.md, 5.md, and 3 more\n" in text
+    assert "reason 1" not in text and "- 5 × 5 other reasons, of fewer than 4 unit tests each\n" in text
