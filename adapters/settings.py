@@ -363,8 +363,10 @@ class Tokens(Settings):
         return []
 
 
-SETTINGS: tuple[type[Settings], ...] = (LoRA, Prefix, PTuning2, Prompt, PTuning)
-SETTINGS += (Bottleneck, LowRankAdapter, IA3, BitFit)
+SETTINGS: tuple[type[Settings], ...] = (
+    *(LoRA, Prefix, PTuning2, Prompt, PTuning),
+    *(Bottleneck, LowRankAdapter, IA3, BitFit),
+)
 """The methods, in the order in which they are listed."""
 
 

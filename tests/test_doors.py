@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import doors
-from door_counts import Case, mindformers_calls, mindformers_documents, mindformers_lines, runs
+from door_counts import Case, mindformers_calls, mindformers_documents, mindformers_lines, mindformers_words, runs
 
 
 def test_a_section_counts_each_reason():
@@ -45,7 +45,7 @@ def test_a_line_goes_on_behind_a_backslash_and_within_quotes():
         (block.index("bash"), 'bash scripts/b.sh "a.py --z 3" 8'),
     ]
     asked = "bash run_distribute.sh {RANK_TABLE_FILE path of the first device} CONFIG_PATH DEVICE_RANGE RUN_MODE"
-    assert mindformers_lines.filled(asked) == "bash run_distribute.sh hccl.json config.yaml [0,2] finetune"
+    assert mindformers_words.filled(asked) == "bash run_distribute.sh hccl.json config.yaml [0,2] finetune"
 
 
 def test_what_a_reader_fills_in_is_of_the_base_and_of_two_processes(tmp_path):
@@ -56,14 +56,14 @@ def test_what_a_reader_fills_in_is_of_the_base_and_of_two_processes(tmp_path):
     job.write_text("run_mode: train\nmodel:\n  model_config:\n    type: LlamaConfig\n")
     started = "run.py --config x/run_llama.yaml --load_checkpoint /a/b.ckpt"
     line = f'bash scripts/msrun_launcher.sh "{started}" 16 8 10.0.0.1 8118'
-    words = mindformers_lines.meant(shlex.split(line), tmp_path, "llama_tiny", place, line)
+    words = mindformers_words.meant(shlex.split(line), tmp_path, "llama_tiny", place, line)
     inner = f"run.py --config {job} --load_checkpoint {place}/model.ckpt"
     assert words == ["bash", "scripts/msrun_launcher.sh", inner, "2", "2", "127.0.0.1", "8118"]
     job.write_text("model:\n  model_config:\n    type: VitConfig\n")
-    mindformers_lines.kind.cache_clear()
-    assert mindformers_lines.meant(shlex.split(line), tmp_path, "llama_tiny", place, line) is None
+    mindformers_words.kind.cache_clear()
+    assert mindformers_words.meant(shlex.split(line), tmp_path, "llama_tiny", place, line) is None
     said = shlex.split("a.py --data_parallel 4 --model_parallel 2 --pipeline_parallel 2")
-    found = shlex.join(mindformers_lines.divided(said))
+    found = shlex.join(mindformers_words.divided(said))
     assert found == "a.py --data_parallel 1 --model_parallel 2 --pipeline_parallel 1"
 
 

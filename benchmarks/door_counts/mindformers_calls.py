@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib
 import json
 import os
 import re
@@ -21,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from . import attempt
-from .mindformers_documents import MODULES, TYPES, given as file_of, left_out, prepare
+from .mindformers_bases import TYPES, given as file_of, load
+from .mindformers_documents import left_out, prepare
 from .runs import name_of, note, read
 
 SECONDS, CARDS = 150, 2
@@ -97,8 +97,7 @@ def parsed(noted: bytes) -> dict[str, Any] | None:
 
 def ran(job: dict[str, Any], work: Path, data: dict[str, Path]) -> Any:
     """What went wrong in a call that is run in copies of this process, which has computed nothing."""
-    for module in ("mindspore.dataset", "mindspore.mindrecord", "pet.train.run", "pet.compat.objects", *MODULES):
-        importlib.import_module(module)
+    load()
     place, words, rows = Path(job["place"]), list(job["words"]), ""
     for number, word in enumerate(words):
         if re.search(r"\.ya?ml$", word):

@@ -7,26 +7,21 @@ names (``llama2_7b``) and configurations stand for models of one layer, and path
 from __future__ import annotations
 
 import contextlib
-import importlib
-import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from . import Case, attempt
-from .runs import Unfinished, name_of, note, read
+from .mindformers_bases import FAMILIES, JOBS, NAMES, given, load, shrink, stand_in, write_files
+from .runs import in_copy, name_of, note, read, waiting
 
 Git = Callable[..., str]
 SECONDS = 120
-MODULES = [f"pet.compat.mindformers.{name}" for name in ("classes", "high_level", "asking", "script")]
-"""What most texts import, once for all."""
 DOCUMENTS = re.compile(
     r"(README\w*|docs/(README|FAQ|pet_tuners/.*|aicc_cards/.*|feature_cards/.*|readthedocs/.*"
     r"|task_cards/text_generation\w*|model_cards/(gpt2|llama\w*|codellama|codegeex2|glm\w*))|configs/(README|gpt2/.*|llama\w*/.*|glm4?/.*)"
@@ -50,33 +45,6 @@ PARTS = re.compile(
     r"MindFormerRegister|register_cls|@lazy_inline|BaseDataset|build_dataset|InferTask|auto_trans_ckpt=True|moe_config|\.\.\.\s*\)|\{[a-z]+/"
 )
 """Blocks that show how MindFormers is built or extended, or leave something out."""
-FAMILIES = {
-    "chatglm4_tiny": r"glm4|glm_4|GLM4",
-    "glm_tiny": r"glm_6b|\bGLMConfig|GLMForPreTraining|/glm/|ChatGLMTokenizer",
-    "chatglm3_tiny": r"glm3|glm32k",
-    "glm2_tiny": r"glm|codegeex",
-    "gpt_tiny": r"gpt",
-    "llama_tiny": "",
-}
-"""The base in the place of a text's models: the first whose words it has."""
-JOBS = {
-    "glm_tiny": r"configs/glm/\w+\.yaml",
-    "chatglm3_tiny": r"configs/glm3/(predict|run)_\w+\.yaml",
-    "glm2_tiny": r"configs/glm2/(predict|run)_\w+\.yaml",
-    "chatglm4_tiny": r"configs/glm4/(predict|run)_\w+\.yaml",
-    "gpt_tiny": r"configs/gpt2/(predict|run)_\w+\.yaml",
-    "llama_tiny": r"configs/llama2?/(predict|run)_\w+\.yaml",
-}
-"""The job file in the place of one that a text does not name."""
-NAMES = {
-    "glm_tiny": "glm_6b glm_6b_chat glm_6b_lora_chat",
-    "chatglm3_tiny": "glm3_6b glm3_6b_32k glm32k",
-    "glm2_tiny": "glm2_6b codegeex2_6b",
-    "chatglm4_tiny": "glm4_9b",
-    "gpt_tiny": "gpt2 gpt2_xl gpt2_13b gpt2_52b gpt2_xlarge",
-    "llama_tiny": "llama_7b llama_13b llama_65b llama2_7b llama2_13b llama2_70b llama3_8b llama3_70b codellama_34b",
-}
-"""Whose published weights they stand for."""
 PATHS = (
     (r"lora[^/]*\.ckpt", "lora.ckpt"),
     (r"\.ya?ml", "job.yaml"),
@@ -120,39 +88,17 @@ def count(
     for base in FAMILIES:
         write_files(base, work / "models" / base, data)
     jobs = runs_of(clone, work, releases, git)
-    kept, begin = work / "documents.jsonl", time.monotonic()
-    for same, (_, job) in jobs.items():
+    kept = work / "documents.jsonl"
+    load()
+    for same in waiting(jobs, kept, seconds):
+        ended = in_copy(lambda same=same: note(kept, same, attempt(run, jobs[same][1])[1]), SECONDS)
         if same not in read(kept):
-            if seconds is not None and time.monotonic() - begin > seconds:
-                raise Unfinished(f"{len(jobs.keys() - read(kept).keys())} of {len(jobs)} runs are left")
-            forked(kept, same, job)
+            note(kept, same, ("fails", f"its process ended with {ended}"))
     found = read(kept)
     return [
         Case(name, *(found[same] or ("runs",)), part="scripts" if name.endswith(".py") else "blocks of documents")
         for same, (name, _) in jobs.items()
     ]
-
-
-def forked(kept: Path, same: str, job: dict[str, Any]) -> None:
-    """Runs one in a copy of this process, which has imported MindSpore but computed nothing, and notes what became
-    of it."""
-    for module in ("mindspore.dataset", "mindspore.mindrecord", "pet.train.run", "pet.compat.objects", *MODULES):
-        importlib.import_module(module)
-    begin, child = time.monotonic(), os.fork()
-    if not child:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
-        note(kept, same, attempt(run, job)[1])
-        os._exit(0)
-    ended = 0
-    while not ended:
-        time.sleep(0.05)
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if time.monotonic() - begin > SECONDS and not ended:
-            os.kill(child, signal.SIGKILL)
-    if same not in read(kept):
-        note(kept, same, ("fails", f"its process ended with {os.waitstatus_to_exitcode(status)}"))
 
 
 def runs_of(clone: Path, work: Path, releases: dict[str, str], git: Git) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -263,13 +209,8 @@ def run(arguments: dict[str, Any]) -> None:
 
 
 def prepare(work: Path) -> None:
-    """Puts `pet.compat.mindformers` in the place of ``mindformers``, and tiny models in that of names and sizes."""
-    from pet.names import bundled_models
-
-    for name, module in [item for item in sys.modules.items() if item[0].startswith("pet.compat.mindformers")]:
-        sys.modules[name.replace("pet.compat.mindformers", "mindformers")] = module
-    for tiny, names in NAMES.items():
-        bundled_models().update(dict.fromkeys((*names.split(), tiny), work / "models" / tiny))
+    """Puts this library in the place of MindFormers, and tiny models in that of names and sizes."""
+    stand_in(work)
     shrink(work)
 
 
@@ -318,117 +259,3 @@ def answered(source: str) -> str:
     if "def process_response" in source:
         source = re.sub(r"= (tokenizer\.decode\(outputs\b.*\))\n", r"= '\\n' + \1\n", source)
     return source
-
-
-def given(word: str, place: Path) -> str:
-    """A word, or the file that it stands for."""
-    if word == ".":
-        return str(place)
-    if word in ("TOKENIZER", "ROWS"):
-        names = ("tokenizer.model", "ice_text.model") if word == "TOKENIZER" else ("rows.mindrecord", "rows.jsonl")
-        return str(next((place / name for name in names if (place / name).is_file()), place))
-    return str(place / word) if re.search(r"^(?!out/).*\.\w{2,}$", word) else word
-
-
-def shrink(work: Path) -> None:
-    """Makes every configuration the tiny one of its family."""
-    from model_zoo.families import chatglm, chatglm2, gpt2, llama
-
-    for own, base in {
-        gpt2.GPT2Config: "gpt_tiny",
-        llama.LlamaConfig: "llama_tiny",
-        chatglm.GLMConfig: "glm_tiny",
-        chatglm2.ChatGLM2Config: "glm2_tiny",
-    }.items():
-        tiny = json.loads((work / "models" / base / "config.json").read_text())
-        width = "n_embd" if "n_embd" in tiny else "hidden_size"
-
-        def small(values, made=own.from_dict, tiny=tiny, width=width):
-            free = dict.fromkeys(("n_inner", "bos_token_id", "eos_token_id", "pad_token_id"))
-            return made(values if values.get(width) == tiny[width] else {**values, **free, **tiny})
-
-        own.from_dict = staticmethod(small)
-
-
-def write_files(base: str, directory: Path, data: dict[str, Path]) -> None:
-    """A base with the files that documents speak of."""
-    import shutil
-
-    import mindspore as ms
-
-    import pet
-    from pet.compat.ckpt.doors import to_file
-    from pet.compat.ckpt.lora import to_lora_file
-    from pet.names import bundled_models
-
-    if (directory / "lora.ckpt").is_file():
-        return
-    same = {"glm2_tiny": "llama_tiny", "chatglm3_tiny": "llama_tiny", "chatglm4_tiny": "glm4_tiny"}
-    source = bundled_models()[same.get(base, base)]
-    shutil.copytree(source, directory, dirs_exist_ok=True)
-    config = json.loads((source / "config.json").read_text())
-    if base == "chatglm3_tiny":
-        (directory / "tokenizer_config.json").write_text(json.dumps({"prompt_style": "chatglm3"}))
-    if base in same:
-        config = dict(CHATGLM2)
-    config |= dict.fromkeys({*LAYERS} & {*config}, 1) | dict.fromkeys({*CONTEXTS} & {*config}, 4096)
-    model = pet.AutoModel.from_config(config)
-    pet.save_pretrained(model, directory)
-    to_file(directory, directory / "model.ckpt")
-    adapter = directory.parents[1] / "adapters" / base  # not in the directory, which would be a run's
-    pet.save_adapter(pet.apply_lora(model, rank=8, alpha=16), adapter)
-    rows = data["content,summary" if "glm" in base else "MindDataset"]
-    for file in rows.parent.glob(f"{rows.name}*"):
-        shutil.copy(file, directory / file.name.replace(rows.name, f"rows{rows.suffix}"))
-    asked = {"question": "what?", "answers": [{"text": "grey", "answer_start": 0}], "id": "0"}
-    named = {"type": TYPES[base], "checkpoint_name_or_path": str(directory)}
-    texts = {
-        "squad.json": {"data": [{"paragraphs": [{"context": "grey", "qas": [asked]}]}]},
-        "conversation.json": [
-            {"id": "1", "conversations": [{"from": "human", "value": "what?"}, {"from": "gpt", "value": "grey"}]}
-        ],
-        "job.yaml": {**JOB, "model": {"model_config": named}},
-    }
-    for name, values in texts.items():
-        (directory / name).write_text(json.dumps(values) + "\n")
-    sold = [{"content": "a red shirt", "summary": "grey", "text": "a red shirt"}] * 6
-    (directory / "advertise.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sold))
-    for name in ("lines.txt", "wiki.txt"):
-        lines = [" = A title = ", *["a red cotton shirt , and a grey scarf . " * 20] * 8]
-        (directory / name).write_text("\n\n".join(lines))
-    to_lora_file(adapter, directory / "lora.ckpt", directory)
-    both = [ms.load_checkpoint(str(directory / f"{name}.ckpt")) for name in ("model", "lora")]
-    values = [{"name": name, "data": value} for one in both for name, value in one.items()]
-    ms.save_checkpoint(values, str(directory / "both.ckpt"))
-
-
-LAYERS = ("n_layer", "num_layers", "num_hidden_layers")
-CONTEXTS = ("n_positions", "n_ctx", "max_position_embeddings", "max_sequence_length", "seq_length")
-CHATGLM2 = {
-    "architectures": ["ChatGLMModel"],
-    "model_type": "chatglm",
-    "padded_vocab_size": 1344,
-    "hidden_size": 64,
-    "num_layers": 1,
-    "num_attention_heads": 4,
-    "multi_query_group_num": 2,
-    "kv_channels": 16,
-    "ffn_hidden_size": 96,
-    "seq_length": 4096,
-}
-TYPES = {
-    "glm_tiny": "GLMConfig",
-    "chatglm3_tiny": "ChatGLM2Config",
-    "glm2_tiny": "ChatGLM2Config",
-    "chatglm4_tiny": "ChatGLM2Config",
-    "gpt_tiny": "GPT2Config",
-    "llama_tiny": "LlamaConfig",
-}
-JOB = {
-    "run_mode": "predict",
-    "use_parallel": False,
-    "context": {"device_target": "CPU"},
-    "parallel": {},
-    "parallel_config": {"data_parallel": 1, "model_parallel": 1},
-    "trainer": {"type": "CausalLanguageModelingTrainer"},
-}

@@ -13,10 +13,8 @@ import json
 import os
 import re
 import resource
-import signal
 import subprocess
 import sys
-import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from importlib.abc import Loader, MetaPathFinder
@@ -26,12 +24,11 @@ from types import ModuleType
 from typing import Any
 
 from . import Case, Problem
-from .mindformers_documents import FAMILIES, MODULES, NAMES, write_files
-from .runs import Unfinished, note, read
+from .mindformers_bases import FAMILIES, load, stand_in, write_files
+from .runs import in_copy, note, read, waiting
 
 Git = Callable[..., str]
 SECONDS, MEMORY = 150, 8 << 30
-NEEDED = ("pytest", "mindspore.dataset", "mindspore.mindrecord", "pet.train.run", "pet.compat.objects")
 TESTS = re.compile(r"tests/(.*/)?test_\w+\.py")
 OTHERS = {
     "other models, pictures and sounds": r"bert|(?<![a-z])vit|swin|clip|mae_|_mim|masked_image|whisper|blip|flickr|t5_"
@@ -78,12 +75,9 @@ def count(
         write_files(base, work / "models" / base, data)
     print(f"files of tests that are left out: {summary(clone, releases, git)}", flush=True)
     counted = {key: name for key, name in files(clone, releases, git).items() if left_out(name) is None}
-    kept, begin = work / "tests.jsonl", time.monotonic()
-    for key, name in counted.items():
-        if key in read(kept):
-            continue
-        if seconds is not None and time.monotonic() - begin > seconds:
-            raise Unfinished(f"{len(counted.keys() - read(kept).keys())} of {len(counted)} files of tests are left")
+    kept = work / "tests.jsonl"
+    for key in waiting(counted, kept, seconds, "files of tests"):
+        name = counted[key]
         release = name.partition("/")[0]
         if not (work / "tests" / release).is_dir():
             (work / "tests" / release).mkdir(parents=True)
@@ -136,26 +130,18 @@ def problem_of(text: str) -> Problem:
 
 
 def forked(root: Path, path: str, work: Path) -> None:
-    """Runs a file of tests in a copy of this process, which has imported MindSpore but computed nothing."""
-    for module in (*NEEDED, *MODULES):
-        importlib.import_module(module)
+    """Runs a file of tests in a copy of this process."""
+    load()
+    importlib.import_module("pytest")
     report = work / "report.xml"
     report.unlink(missing_ok=True)
-    begin, child = time.monotonic(), os.fork()
-    if not child:
-        with open(work / "tests.log", "w") as log:
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
+
+    def action() -> None:
         with contextlib.suppress(BaseException):
             resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
             run(root, path, work, report)
-        os._exit(0)
-    ended = 0
-    while not ended:
-        time.sleep(0.05)
-        ended, _ = os.waitpid(child, os.WNOHANG)
-        if time.monotonic() - begin > SECONDS and not ended:
-            os.kill(child, signal.SIGKILL)
+
+    in_copy(action, SECONDS, work / "tests.log")
 
 
 def run(root: Path, path: str, work: Path, report: Path) -> None:
@@ -163,17 +149,12 @@ def run(root: Path, path: str, work: Path, report: Path) -> None:
     import mindspore
     import pytest
 
-    from pet.names import bundled_models
-
-    for name, module in [item for item in sys.modules.items() if item[0].startswith("pet.compat.mindformers")]:
-        sys.modules[name.replace("pet.compat.mindformers", "mindformers")] = module
+    stand_in(work)
     sys.meta_path.append(Lacking())
     from pet.compat.mindformers import __modules__
 
     for inner in ("", *__modules__):
         complete(importlib.import_module(f"mindformers.{inner}".rstrip(".")))
-    for tiny, names in NAMES.items():
-        bundled_models().update(dict.fromkeys((*names.split(), tiny), work / "models" / tiny))
     shrink(work)
     set_context = mindspore.set_context
     for place in (mindspore, mindspore.context):

@@ -7,9 +7,11 @@ import importlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,43 @@ def problems(module: str, jobs: dict[str, Any], work: Path, seconds: float | Non
             note(kept, stopped, ("fails", f"its process ended with {ran.returncode}"))
     found = read(kept)
     return {name: found[name] for name in jobs}
+
+
+def waiting(jobs: Mapping[str, Any], kept: Path, seconds: float | None, what: str = "runs") -> Iterator[str]:
+    """The names of jobs whose results are not kept yet, one after the other.
+
+    Raises:
+        Unfinished: the seconds are over.
+    """
+    begin = time.monotonic()
+    for name in jobs:
+        if name in read(kept):
+            continue
+        if seconds is not None and time.monotonic() - begin > seconds:
+            raise Unfinished(f"{len(jobs.keys() - read(kept).keys())} of {len(jobs)} {what} are left")
+        yield name
+
+
+def in_copy(action: Callable[[], Any], seconds: float, log: str | os.PathLike = os.devnull) -> int:
+    """Does something in a copy of this process, which is ended after so many seconds; its exit code.
+
+    Args:
+        log: where its output goes.
+    """
+    begin, child = time.monotonic(), os.fork()
+    if not child:
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        action()
+        os._exit(0)
+    ended = status = 0
+    while not ended:
+        time.sleep(0.05)
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if time.monotonic() - begin > seconds and not ended:
+            os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(status)
 
 
 def name_of(recipe: dict[str, Any]) -> str:

@@ -198,10 +198,13 @@ class StreamLoader(Loader):
         **options: Any,
     ) -> None:
         super().__init__(dataset, batch_size, settings or dataset.settings, layout=layout, **options)
-        chosen = self.settings
-        rows_per_step = self.batch_size * self.accumulation * self.world_size
-        self._key = f"{chosen.packing} {chosen.max_length} {chosen.buckets} {rows_per_step}"
-        self._key += " shared" * chosen.share_question
+
+    @property
+    def _key(self) -> str:
+        """What the number of steps of a window depends on."""
+        chosen, rows_per_step = self.settings, self.batch_size * self.accumulation * self.world_size
+        shared = " shared" * chosen.share_question
+        return f"{chosen.packing} {chosen.max_length} {chosen.buckets} {rows_per_step}{shared}"
 
     def _check(self) -> None:
         if not self.dataset.windows:

@@ -172,7 +172,7 @@ def guard(launcher: int) -> None:
             break
         if not workers or any(map(runs, workers)):
             last = time.monotonic()
-        elif any(exit_code(process.pid) for process in workers) or time.monotonic() - last > GONE:
+        elif any(zombie_exit_code(process.pid) for process in workers) or time.monotonic() - last > GONE:
             # whom msrun has asked for the exit code: it does not ask those that it kills thereupon
             first = [
                 f"rank {rank} ({process.pid})"
@@ -197,7 +197,7 @@ def named(process: psutil.Process, name: str) -> bool:
     return False
 
 
-def exit_code(pid: int) -> int | None:
+def zombie_exit_code(pid: int) -> int | None:
     """With what a process has ended, or minus the signal that killed it; None where it has not, or nobody knows. That
     is known until its parent asks. msrun does not for those that it has killed itself."""
     with contextlib.suppress(OSError, ValueError, IndexError):

@@ -37,7 +37,7 @@ from pet.launching.ends import describe_end
 from pet.launching.environment import Job
 from pet.launching.heartbeat import BEAT_FILE, PAUSING, SILENT, repeat
 from pet.launching.link import Link
-from pet.launching.msrun import Scheduler, exit_code, runs, scheduler, waiting_launcher
+from pet.launching.msrun import Scheduler, runs, scheduler, waiting_launcher, zombie_exit_code
 from pet.launching.watch import View, Watch, find_hanging
 
 VARIABLE = "PET_HANG_TIMEOUT"
@@ -222,7 +222,7 @@ class Sentinel:
 
     def describe_end(self) -> str:
         """What is said of a worker that ended without a word."""
-        name, code = f"{self.rank} on {socket.gethostname()}", exit_code(self.said["pid"])
+        name, code = f"{self.rank} on {socket.gethostname()}", zombie_exit_code(self.said["pid"])
         return f"rank {name} is gone" if code is None else describe_end(name, code)[1]
 
     def starter_is_gone(self) -> str | None:

@@ -110,6 +110,13 @@ def test_ranks_share_the_rows_of_one_process(stream):
         assert left.global_label_tokens == right.global_label_tokens == batch.label_tokens
 
 
+def test_one_process_may_read_the_rows_of_all(stream):
+    share = loader(stream(), batch_size=2, rank=1, world_size=2)
+    alone, expected = list(share.alone().batches(0)), list(loader(stream(), batch_size=2).batches(0))
+    assert len(alone) == len(expected) and all(map(same, alone, expected))
+    assert share.steps_per_epoch() is None  # what was counted are not its own steps
+
+
 def test_without_shuffling_the_order_is_that_of_the_files(stream, tmp_path):
     found = samples(loader(stream(packing="none", shuffle=False)).batches(0))
     assert found[:37] == [f"{tmp_path}/set/a.jsonl:{n}" for n in range(1, 38)]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from model_zoo.errors import InputError
+from pet.data.plan import PACKED_TOGETHER
 from pet.recipe import dump, json_schema, load, trl_names
 from pet.recipe.keys import known_keys, path_keys, walk
 from pet.recipe.loading import from_dict
@@ -376,7 +377,7 @@ def test_all_problems_in_one_report(write):
             "rows held out of data.train are in its format",
         ),
         (["data.stream_window=64"], "data.stream_window", "no effect without data.streaming"),
-        (["data.streaming=true", "data.stream_window=20000"], "data.stream_window", "at most 16384"),
+        (["data.streaming=true", f"data.stream_window={PACKED_TOGETHER + 1}"], "data.stream_window", "at most 16384"),
         (["data.streaming=true", "data.eval_fraction=0.1"], "data.eval_fraction", "rows that stream cannot be divided"),
         (["data.streaming=true", "data.rows=':5%'"], "data.rows", "files stream as a whole"),
         (["data.streaming=true", "data.packing=buckets"], "data.buckets", "give them, such as [32, 64, 128]"),
@@ -466,8 +467,9 @@ def test_rules(write, changes, key, words):
 
 
 def test_settings_that_are_no_mistake(write):
-    changes = ["data.streaming=true", "data.packing=buckets", "data.buckets=[64, 128]", "data.stream_window=16384"]
-    assert load(write(), changes).data.stream_window == 16384
+    changes = ["data.streaming=true", "data.packing=buckets", "data.buckets=[64, 128]"]
+    changes.append(f"data.stream_window={PACKED_TOGETHER}")
+    assert load(write(), changes).data.stream_window == PACKED_TOGETHER
     assert load(write(), ["data.format=tokens", "data.packing=longest"]).data.format == "tokens"
     assert load(write(), ["data.format=text", "data.train_on=all"]).data.train_on == "all"
     # values that do nothing: recipes of runs from when these were the defaults have them, job files, too
