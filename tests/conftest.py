@@ -98,6 +98,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_runtest_setup() -> None:
+    """A warning that a process gives once is given once in each test, whichever ran before."""
+    from model_zoo import errors
+
+    errors._warned.clear()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item, nextitem):
     """What a file's tests have imported and left is no garbage either. MindSpore collects before each graph of its own
