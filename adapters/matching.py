@@ -227,7 +227,11 @@ def chosen_sites(model, config: Settings) -> list[Site]:
     chosen = refuse_misfits(entries, chosen, family, config)
     excluded = {site.path for site in select(as_list(config.exclude), everything, family, "exclude", model)}
     numbers = layer_numbers(config.layers, {site.layer for site in everything if site.layer is not None})
-    left = [site for site in chosen if site.path not in excluded and (numbers is None or site.layer in numbers)]
+    if numbers is not None:
+        within_layers = [site for site in chosen if site.layer in numbers]
+        check_kept(entries, chosen, within_layers, family)
+        chosen = within_layers
+    left = [site for site in chosen if site.path not in excluded]
     if not left:
         raise InputError("targets: nothing is left after exclude and layers")
     for pattern in ("rank_pattern", "alpha_pattern"):
@@ -235,6 +239,16 @@ def chosen_sites(model, config: Settings) -> list[Site]:
     for site in left:
         config.check_site(site)
     return config.relocated(model, left)
+
+
+def check_kept(entries, chosen: list[Site], left: list[Site], family) -> None:
+    """Raises InputError for every entry of which ``layers`` leaves nothing: a head or an embedding, say."""
+    lost = [entry for entry in entries if not any(matches(entry, site, family) for site in left)]
+    InputError.raise_any(
+        f"targets: {entry!r} means {next(site.path for site in chosen if matches(entry, site, family))}, which is in no "
+        "layer that layers names; leave out one of the two, or name each cell in full, with its layer"
+        for entry in lost
+    )
 
 
 def no_default(config: Settings, fitting: list[Site]) -> str:

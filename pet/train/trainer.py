@@ -188,6 +188,8 @@ class Trainer(Measuring, Saving):
         """
         if resume:
             self.resume(resume)
+        if self.position.step >= self.total_steps and self.unfinished is None:
+            log.warning("all %d steps are done: nothing is trained (steps or epochs ask for more)", self.total_steps)
         check_unchanged(self.model, self.trained)
         self.check_later()
         reserve_buffer()
@@ -226,6 +228,8 @@ class Trainer(Measuring, Saving):
         signals.renew()
         if not self.distributed.any(signals.received is not None):  # otherwise there is nothing yet that could be saved
             self.model.set_train(True)
+            for name in registry(self.model).running:
+                registry(self.model).get(name).learnt = True
             self.run_steps(begin, signals)
             self.model.set_train(False)
         interrupted = self.distributed.any(signals.received is not None)

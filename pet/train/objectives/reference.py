@@ -86,6 +86,8 @@ class Reference:
             if not (self.directory is None or distributed.divides_model or self.is_missing(model)):
                 registry(model).delete(ADAPTER)  # an earlier trainer's
             self.as_it_is = not (self.by_batch or self.directory) and started_from_file(model)
+            if not (self.by_batch or self.directory or self.as_it_is):
+                say_left_out(model)
             by_batch = self.by_batch or isinstance(feed, StreamLoader)
             self.asked_in_steps |= by_batch
             if self.asked_in_steps:
@@ -180,6 +182,18 @@ class Reference:
         self.scores.clear()
         if not (self.directory is None or self.is_missing(model)):
             registry(model).delete(ADAPTER)
+
+
+def say_left_out(model) -> None:
+    """Says which adapters have learnt before and are no part of a reference that is the base."""
+    state = registry(model)
+    for name in (*state.running, *state.merged_names):
+        if state.get(name).learnt:
+            log.warning(
+                "reference: the base without adapter %r, which was trained before; it is the reference once it is loaded "
+                "(pet.save_adapter, pet.load_adapter), or part of the base (pet.merge_and_unload)",
+                name,
+            )
 
 
 def kept(score: Score, feed, distributed) -> dict[Any, np.ndarray]:
