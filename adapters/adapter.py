@@ -24,7 +24,8 @@ class Adapter:
 
     ``companions``: paths among `sites` that no target named (`MethodConfig.companions`). ``source``: what the files it
     was loaded from held beside the tensors. ``named``: `labels` as given. ``earlier``: what it was before it was begun
-    anew (`adapters.relora`). ``learnt``: it was trained here, or made of others, so that it is no start. No two adapters, or states of one that compiled graphs tell apart, have one ``version``.
+    anew (`adapters.relora`). ``learnt``: it was trained here, or made of others, and is no start. No two adapters, or
+    states of one that compiled graphs tell apart, have one ``version``.
     """
 
     name: str

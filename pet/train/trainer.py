@@ -359,11 +359,6 @@ class Trainer(Measuring, Saving):
         what = f"the loss is {result.loss:.4g}, over {self.settings.max_loss_ratio:g} times its recent median"
         raise failure(step, what, samples, last_good)
 
-    def epochs_done(self) -> float:
-        """Epochs so far, as a fraction."""
-        length = self.feed.steps_per_epoch(self.position.epoch)
-        return self.position.epoch + (self.position.step_in_epoch / length if length else 0.0)
-
     def stop(self, reason: str) -> None:
         """Ends the run after the present step, with everything saved. For callbacks."""
         self.stop_reason = self.stop_reason or reason

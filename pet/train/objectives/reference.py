@@ -190,8 +190,8 @@ def say_left_out(model) -> None:
     for name in (*state.running, *state.merged_names):
         if state.get(name).learnt:
             log.warning(
-                "reference: the base without adapter %r, which was trained before; it is the reference once it is loaded "
-                "(pet.save_adapter, pet.load_adapter), or part of the base (pet.merge_and_unload)",
+                "reference: the base without adapter %r, which was trained before; saved and loaded (pet.save_adapter, "
+                "pet.load_adapter) it is the reference, or merged (pet.merge_and_unload) part of it",
                 name,
             )
 
