@@ -10,7 +10,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapters.apply import trainable_parameters
 from adapters.registry import registry
 from model_zoo import progress
 from model_zoo.arguments import checked
@@ -33,7 +32,7 @@ from pet.train.optimizers import make_optimizer, segments_of
 from pet.train.precision import prepare_model
 from pet.train.saving import Saving
 from pet.train.schedules import Schedule, given
-from pet.train.segments import check_unchanged
+from pet.train.segments import check_unchanged, to_train
 from pet.train.settings import eval_settings, in_rows, total_steps, with_settings
 from pet.train.state import Position
 from pet.train.step import StepResult, TrainStep
@@ -139,7 +138,7 @@ class Trainer(Measuring, Saving):
         self.compiled = compiled and getattr(model, "compiles", True)  # the update is compiled all the same
         self.objective.extend(model, self.feed, self.settings.seed)
         self.precision = prepare_model(model, self.settings, self.distributed)
-        self.trained = trainable_parameters(model)
+        self.trained = to_train(model)
         restarts.check(self)
         self.optimizer = self.distributed.make_optimizer(
             lambda parts: make_optimizer(self.settings, parts, compiled),
