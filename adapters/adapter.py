@@ -24,7 +24,8 @@ class Adapter:
 
     ``companions``: paths among `sites` that no target named (`MethodConfig.companions`). ``source``: what the files it
     was loaded from held beside the tensors. ``named``: `labels` as given. ``earlier``: what it was before it was begun
-    anew (`adapters.relora`). No two adapters, or states of one that compiled graphs tell apart, have one ``version``.
+    anew (`adapters.relora`). ``learnt``: it was trained here, or made of others, and is no start. No two adapters, or
+    states of one that compiled graphs tell apart, have one ``version``.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Adapter:
     companions: tuple[str, ...] = ()
     named: Labels | None = None
     earlier: Adapter | None = None
+    learnt: bool = False
     version: int = dataclasses.field(default_factory=new_version)
 
     @property

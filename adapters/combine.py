@@ -138,6 +138,7 @@ def combine_adapters(
         raise InputError("combine_adapters: weights: the sum is larger than float32 can hold")
     config = new_config(pairs)
     added = state.add(config, new_name)
+    added.learnt = True
     for path, (b, a) in pairs.items():
         write_factors(added.modules[path], b, a)
     report = summary(new_name, method, pairs, errors)

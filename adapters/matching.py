@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from adapters.cells import Site, own_parameters, plain_cells, weight_of
-from adapters.patterns import as_list, full_match, is_glob, named, pattern_matches, within
+from adapters.patterns import as_list, full_match, is_glob, layer_numbers, named, pattern_matches, within
 from adapters.schema import Settings
 from adapters.settings import IA3, Tokens
 from model_zoo.arguments import check_argument
@@ -165,32 +165,6 @@ def unfit_cell(model, family, name: str, candidates: list[Site]) -> str | None:
     return None
 
 
-def layer_numbers(layers, existing: set[int]) -> set[int] | None:
-    """Indices and ranges (``"0-5"``, ``"20-"``) as a set; None for all.
-
-    Raises:
-        InputError: an entry of another form, or one with no layer in it.
-    """
-    if layers is None:
-        return None
-    chosen, problems = set(), []
-    for entry in as_list(layers):
-        match = re.fullmatch(r"(\d+)(?:(-)(\d*))?", str(entry).strip())
-        if match is None or isinstance(entry, bool):
-            problems.append(f"layers: {entry!r}; an index (3) or a range ('0-5', '20-') was expected")
-            continue
-        first = int(match[1])
-        last = first if match[2] is None else int(match[3]) if match[3] else max(existing, default=first)
-        found = {number for number in existing if first <= number <= last}
-        outside = match[2] is not None and match[3] and int(match[3]) not in existing
-        if not found or outside:
-            there = f"0-{max(existing)}" if existing else "none"
-            problems.append(f"layers: {entry!r} names a layer that does not exist (there is: {there})")
-        chosen |= found
-    InputError.raise_any(problems)
-    return chosen
-
-
 def check_patterns(name: str, patterns: dict | None, chosen: list[Site]) -> None:
     """Raises InputError for a key of rank_pattern or alpha_pattern that matches none of the chosen cells."""
     problems = []
@@ -227,7 +201,13 @@ def chosen_sites(model, config: Settings) -> list[Site]:
     chosen = refuse_misfits(entries, chosen, family, config)
     excluded = {site.path for site in select(as_list(config.exclude), everything, family, "exclude", model)}
     numbers = layer_numbers(config.layers, {site.layer for site in everything if site.layer is not None})
-    left = [site for site in chosen if site.path not in excluded and (numbers is None or site.layer in numbers)]
+    chosen = [site for site in chosen if numbers is None or site.layer in numbers]
+    InputError.raise_any(
+        f"targets: layers leaves nothing of {entry!r}; leave out one of the two, or name all cells in full"
+        for entry in entries
+        if not any(matches(entry, site, family) for site in chosen)
+    )
+    left = [site for site in chosen if site.path not in excluded]
     if not left:
         raise InputError("targets: nothing is left after exclude and layers")
     for pattern in ("rank_pattern", "alpha_pattern"):

@@ -42,6 +42,32 @@ def within(path: str, name: str) -> bool:
     return f".{name}." in f".{path}."
 
 
+def layer_numbers(layers, existing: set[int]) -> set[int] | None:
+    """Indices and ranges (``"0-5"``, ``"20-"``) as a set; None for all.
+
+    Raises:
+        InputError: an entry of another form, or one with no layer in it.
+    """
+    if layers is None:
+        return None
+    chosen, problems = set(), []
+    for entry in as_list(layers):
+        match = re.fullmatch(r"(\d+)(?:(-)(\d*))?", str(entry).strip())
+        if match is None or isinstance(entry, bool):
+            problems.append(f"layers: {entry!r}; an index (3) or a range ('0-5', '20-') was expected")
+            continue
+        first = int(match[1])
+        last = first if match[2] is None else int(match[3]) if match[3] else max(existing, default=first)
+        found = {number for number in existing if first <= number <= last}
+        outside = match[2] is not None and match[3] and int(match[3]) not in existing
+        if not found or outside:
+            there = f"0-{max(existing)}" if existing else "none"
+            problems.append(f"layers: {entry!r} names a layer that does not exist (there is: {there})")
+        chosen |= found
+    InputError.raise_any(problems)
+    return chosen
+
+
 @lru_cache(maxsize=4096)
 def in_linear_time(expression: str) -> Callable[[str], bool] | None:
     """Tells in linear time whether a whole text matches; None for an expression that needs backtracking or is too long.

@@ -343,6 +343,6 @@ def registry(model: nn.Cell) -> Registry:
 
 
 def started_from_file(model: nn.Cell) -> bool:
-    """Whether an adapter that takes part in a model was loaded."""
+    """Whether an adapter that takes part in a model, also as part of its weights, was loaded."""
     state = model.__dict__.get("_adapter_registry")
-    return state is not None and any(state.get(name).source for name in state.running)
+    return state is not None and any(state.get(name).source for name in (*state.running, *state.merged_names))

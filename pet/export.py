@@ -216,6 +216,9 @@ def _copy_tokenizer(adapters: Sequence[Path], grown_by: Path | None, base: Path,
 def _factors(weights: Sequence[float] | None, directories: Sequence[str | Path]) -> list[float]:
     if not directories:
         raise InputError("merge: no adapter directory was given")
+    places = [Path(directory).resolve() for directory in directories]
+    if twice := next((place for place in places if places.count(place) > 1), None):
+        raise InputError(f"merge: {twice} is given twice; one weight says how much of it is added")
     if weights is None:
         return [1.0] * len(directories)
     factors = list(weights)

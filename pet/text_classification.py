@@ -10,7 +10,7 @@ import numpy as np
 from model_zoo.arguments import asked_as_elsewhere
 from model_zoo.errors import InputError
 from model_zoo.graph import evaluating
-from model_zoo.inputs import as_mask
+from model_zoo.inputs import as_array, as_mask
 from model_zoo.labels import MULTI, SINGLE
 from model_zoo.turns import turn
 from pet.data.classified import whole_text
@@ -110,7 +110,7 @@ def scores(model, input_ids, attention_mask=None) -> np.ndarray:
     """
     if not getattr(model, "scoring", False):
         raise InputError("scores: the model has no head that judges texts, nor has an active adapter")
-    ids = np.asarray(input_ids.asnumpy() if hasattr(input_ids, "asnumpy") else input_ids)
+    ids = as_array("input_ids", input_ids)
     with turn, evaluating(model):
         found = model(ids, attention_mask).asnumpy()
     real = np.ones(ids.shape) if attention_mask is None else as_mask(attention_mask, ids.shape)

@@ -121,6 +121,9 @@ def generate(
     choice = Choice(vocabulary, **settled(given, config, vocabulary))
     settings = choice.settings
     beams, sampled = settings["num_beams"], settings.do_sample
+    for name, most in (("min_new_tokens", new_tokens), ("min_length", longest + new_tokens)):
+        if (given[name] or 0) > most:  # what generation_config.json says is for no one answer
+            raise InputError(f"{name} is {given[name]}, but there are {most} tokens at most; raise max_new_tokens")
     if beams > vocabulary:
         raise InputError(f"num_beams is {beams}; at most the vocabulary's {vocabulary} was expected")
     require("generate", "num_return_sequences", num_return_sequences, int, ge=1)

@@ -45,7 +45,7 @@ class BatchList:
         batches: dictionaries with ``input_ids`` and, where they are not the same, ``labels`` ``(B, S)``;
             ``attention_mask`` (1 for real tokens), ``position_ids``, ``start`` and ``end`` where they are not the
             family's own.
-        accumulation: micro-batches per optimizer step; what is left over at the end of an epoch is not used.
+        accumulation: micro-batches per optimizer step; the last step of an epoch has those that are left.
         model: its family says which tokens see each other.
 
     Raises:
@@ -77,12 +77,12 @@ class BatchList:
             )
 
     def steps_per_epoch(self, epoch: int = 0) -> int:
-        """Whole optimizer steps in the list."""
-        return len(self.list) // self.accumulation
+        """Optimizer steps in the list."""
+        return -(-len(self.list) // self.accumulation)
 
     def batches(self, epoch: int = 0, start: int = 0) -> Iterator[dict[str, Any]]:
         """The list from ``start`` on."""
-        yield from self.list[start : self.steps_per_epoch() * self.accumulation]
+        yield from self.list[start:]
 
     def where(self, batch: dict[str, Any]) -> list[str]:
         """``batch 3, row 0`` and so on, or the sample ids that the batch brought."""
@@ -329,7 +329,7 @@ def steps(feed, accumulation: int, epoch: int, start: int, model=None) -> Iterat
         InputError: ids or labels that `model` has no row for.
     """
     batches = checked(feed, feed.batches(epoch, start * accumulation), model)
-    while len(group := list(itertools.islice(batches, accumulation))) == accumulation:
+    while group := list(itertools.islice(batches, accumulation)):
         yield group
 
 

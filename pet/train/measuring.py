@@ -61,6 +61,11 @@ class Measuring:
         measured = self.objective.metrics(result.sums, result.count)
         return {name: value for name, value in measured.items() if name != "loss"}
 
+    def epochs_done(self) -> float:
+        """Epochs so far, as a fraction."""
+        length = self.feed.steps_per_epoch(self.position.epoch)
+        return self.position.epoch + (self.position.step_in_epoch / length if length else 0.0)
+
     def evaluate_if_due(self, record: dict[str, Any], last: bool) -> None:
         """Evaluates where the settings ask for it, and adds the numbers to the record."""
         if self.evaluation is None or not (last or self.due(record)):

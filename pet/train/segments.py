@@ -76,6 +76,21 @@ class Segment:
         return np.concatenate([np.ascontiguousarray(arrays[p.name]).reshape(-1) for p in self.parameters])
 
 
+def to_train(model) -> list[Parameter]:
+    """What an optimizer gets. Raises InputError, with the reason, where that is nothing."""
+    found, state = trainable_parameters(model), registry(model)
+    if found:
+        return found
+    why = ""
+    if state.merged_names:
+        why = f"; {', '.join(state.merged_names)} is merged into the weights (pet.unmerge)"
+    elif state.adapters and not state.selected:
+        why = f"; no adapter is active (pet.set_adapter; there is: {', '.join(state.adapters)})"
+    elif state.adapters:
+        why = f"; what {', '.join(state.selected)} has is frozen (pet.set_adapter thaws it)"
+    raise InputError(f"nothing to train: no parameter of the model is trainable{why}")
+
+
 def make_segments(
     parameters: Sequence[Parameter],
     *,
@@ -101,10 +116,8 @@ def make_segments(
         apart: give each parameter of `ALONE` numbers a segment (`pet.train.optimizers.Optimizer.moves_in_place`).
 
     Raises:
-        InputError: nothing to train, or a glob that matches no trainable parameter.
+        InputError: a glob that matches no trainable parameter.
     """
-    if not parameters:
-        raise InputError("nothing to train: no parameter of the model is trainable")
     names = [parameter.name for parameter in parameters]
     for group in groups:
         for pattern in group.match:

@@ -86,7 +86,7 @@ def snapshot(trainer) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dic
         "before_samples": [dataclasses.asdict(sample) for sample in trainer.before_samples],
         "base_samples": [dataclasses.asdict(sample) for sample in trainer.base_samples],
         "unfinished": trainer.unfinished,
-        "origins": trainer.origins,
+        "origins": origins(trainer),
         **fixed(trainer),
     }
     return weights, optimizer, numbers
@@ -103,13 +103,18 @@ def fixed(trainer) -> dict[str, Any]:
     }
 
 
+def origins(trainer) -> dict[str, list]:
+    """The digests of what a run is made from: those that it was given, and those of its objective."""
+    return {**(trainer.origins or {}), **(trainer.objective.origins or {})}
+
+
 def check_origins(trainer, found: Checkpoint) -> None:
     """Compares the data and the base with those that the run began with.
 
     Raises:
         InputError: they are others, and ``train.accept_changes`` is not set.
     """
-    changed = list(differences(found.state.get("origins") or {}, trainer.origins or {}))
+    changed = list(differences(found.state.get("origins") or {}, origins(trainer)))
     if changed and not trainer.settings.accept_changes:
         raise InputError.collect(
             [

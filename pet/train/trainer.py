@@ -10,7 +10,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapters.apply import trainable_parameters
 from adapters.registry import registry
 from model_zoo import progress
 from model_zoo.arguments import checked
@@ -33,7 +32,7 @@ from pet.train.optimizers import make_optimizer, segments_of
 from pet.train.precision import prepare_model
 from pet.train.saving import Saving
 from pet.train.schedules import Schedule, given
-from pet.train.segments import check_unchanged
+from pet.train.segments import check_unchanged, to_train
 from pet.train.settings import eval_settings, in_rows, total_steps, with_settings
 from pet.train.state import Position
 from pet.train.step import StepResult, TrainStep
@@ -139,7 +138,7 @@ class Trainer(Measuring, Saving):
         self.compiled = compiled and getattr(model, "compiles", True)  # the update is compiled all the same
         self.objective.extend(model, self.feed, self.settings.seed)
         self.precision = prepare_model(model, self.settings, self.distributed)
-        self.trained = trainable_parameters(model)
+        self.trained = to_train(model)
         restarts.check(self)
         self.optimizer = self.distributed.make_optimizer(
             lambda parts: make_optimizer(self.settings, parts, compiled),
@@ -188,6 +187,8 @@ class Trainer(Measuring, Saving):
         """
         if resume:
             self.resume(resume)
+        if self.position.step >= self.total_steps and self.unfinished is None:
+            log.warning("all %d steps are done: nothing is trained (steps or epochs ask for more)", self.total_steps)
         check_unchanged(self.model, self.trained)
         self.check_later()
         reserve_buffer()
@@ -226,6 +227,8 @@ class Trainer(Measuring, Saving):
         signals.renew()
         if not self.distributed.any(signals.received is not None):  # otherwise there is nothing yet that could be saved
             self.model.set_train(True)
+            for name in registry(self.model).running:
+                registry(self.model).get(name).learnt = True
             self.run_steps(begin, signals)
             self.model.set_train(False)
         interrupted = self.distributed.any(signals.received is not None)
@@ -354,11 +357,6 @@ class Trainer(Measuring, Saving):
             raise failure(step, "the gradients are not finite", samples, last_good)
         what = f"the loss is {result.loss:.4g}, over {self.settings.max_loss_ratio:g} times its recent median"
         raise failure(step, what, samples, last_good)
-
-    def epochs_done(self) -> float:
-        """Epochs so far, as a fraction."""
-        length = self.feed.steps_per_epoch(self.position.epoch)
-        return self.position.epoch + (self.position.step_in_epoch / length if length else 0.0)
 
     def stop(self, reason: str) -> None:
         """Ends the run after the present step, with everything saved. For callbacks."""

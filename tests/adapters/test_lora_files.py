@@ -431,6 +431,15 @@ def change_tensors(directory, change):
 PART = "base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"
 
 
+def test_names_within_peft_s_model_are_told_from_those_of_files(llama, directory):
+    def change(tensors):
+        for name in list(tensors):
+            tensors[name.replace(".weight", ".tuned.weight")] = tensors.pop(name)
+
+    change_tensors(directory, change)
+    refuse(llama, directory, r"lora_A\.tuned\.weight has an adapter's name in it.*files have .*lora_A\.weight$")
+
+
 def test_other_shapes_missing_and_extra_tensors(llama, directory):
     def change(tensors):
         tensors[PART] = np.zeros((65, 8), np.float32)

@@ -20,7 +20,7 @@ def paths(plan):
 
 
 def test_a_plan_is_a_table(models):
-    config = pet.LoRAConfig(rank=4, targets=["q_proj", "lm_head"], layers=["1-"], exclude=["layers.2.self_attn.q_proj"])
+    config = pet.LoRAConfig(rank=4, targets=["q_proj"], layers=["1-"], exclude=["layers.2.self_attn.q_proj"])
     plan = pet.plan(models["llama_gqa"], pet.LoRAConfig(rank=4, targets=["q_proj"], layers=["1-"]))
     assert paths(plan) == ["model.layers.1.self_attn.q_proj", "model.layers.2.self_attn.q_proj"]
     assert plan.parameters == 2 * 4 * (64 + 64) and len(plan) == 2
@@ -81,6 +81,8 @@ MISSPELT = {
     "layer": ({"layers": [0, 7]}, "layers: 7 names a layer that does not exist"),
     "range": ({"layers": ["1-5"]}, "layers: '1-5'.*there is: 0-2"),
     "no layer": ({"layers": ["last"]}, "layers: 'last'; an index"),
+    "no layer left": ({"targets": ["q_proj", "lm_head"], "layers": [1]}, "targets: layers leaves nothing of 'lm_head'"),
+    "other layers": ({"targets": ["q_proj", "0.self_attn.k_proj"], "layers": [1]}, "nothing of '0.self_attn.k_proj'"),
     "rank pattern": ({"rank_pattern": {"q_porj": 2}}, "rank_pattern: 'q_porj'.*did you mean 'q_proj'"),
     "rank pattern elsewhere": ({"rank_pattern": {"down_proj": 2}}, "rank_pattern: 'down_proj' matches no target"),
     "alpha pattern": ({"alpha_pattern": {"v_prj": 2}}, "alpha_pattern: 'v_prj'.*did you mean 'v_proj'"),

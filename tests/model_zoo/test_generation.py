@@ -328,6 +328,8 @@ def test_stop_strings(small):
         ({"streamer": TextStreamer(Letters())}, "one row at a time"),
         ({"num_beams": 0}, "num_beams is 0; a whole number of at least 1"),
         ({"min_new_tokens": -1}, "min_new_tokens is -1"),
+        ({"min_new_tokens": 20}, "min_new_tokens is 20, but there are 16 tokens at most; raise max_new_tokens"),
+        ({"min_length": 30, "max_new_tokens": 4}, "min_length is 30, but there are"),
         ({"seed": -1}, "seed is -1"),
         ({"seed": "a"}, "seed is 'a'"),
         ({"pad_token_id": -5}, "pad_token_id -5 is not an id"),

@@ -36,6 +36,8 @@ class Objective(nn.Cell):
         counted: what `count` counts, as it is called in metrics.jsonl.
         reported: whether a training step gives the sums of `measure`, too, for its line in metrics.jsonl.
         judges: whether what it learns of is the head `score`, which judges a whole text, and no next token.
+        origins: digests of what it depends on beside the data and the base, which a resumed run is compared with
+            (`pet.train.origins`); known after `begin`.
     """
 
     arrays: tuple[str, ...] = ("labels",)
@@ -45,6 +47,7 @@ class Objective(nn.Cell):
     counted: str = "label_tokens"
     reported: bool = False
     judges: bool = False
+    origins: dict[str, list] | None = None
 
     @classmethod
     def from_settings(cls, settings) -> Objective:

@@ -108,19 +108,18 @@ class KTO(Preference):
 
     def metrics(self, sums, count: int) -> dict[str, float]:
         """``loss``; ``reward_accuracy``, the share of answers on the right side of z₀; the mean rewards of both kinds
-        and the margin between them; the log-probabilities of both; ``kl``, the mean z₀."""
+        and the margin between them; the log-probabilities of both; ``kl``, the mean z₀. Without an answer of a kind
+        there is no mean of it."""
         loss, right, chosen, chosen_logp, liked, rejected, rejected_logp, others, moved = sums
-        liked, others = max(liked, 1), max(others, 1)
-        return {
-            "loss": loss / max(count, 1),
-            "reward_accuracy": right / max(count, 1),
-            "reward_margin": chosen / liked - rejected / others,
-            "reward_chosen": chosen / liked,
-            "reward_rejected": rejected / others,
-            "logp_chosen": chosen_logp / liked,
-            "logp_rejected": rejected_logp / others,
-            "kl": moved / max(count, 1),
-        }
+        count = max(count, 1)
+        found = {"loss": loss / count, "reward_accuracy": right / count}
+        if liked and others:
+            found["reward_margin"] = chosen / liked - rejected / others
+        if liked:
+            found |= {"reward_chosen": chosen / liked, "logp_chosen": chosen_logp / liked}
+        if others:
+            found |= {"reward_rejected": rejected / others, "logp_rejected": rejected_logp / others}
+        return {**found, "kl": moved / count}
 
 
 def mismatched(batch: dict[str, Any], documents: np.ndarray, layout) -> dict[str, Any]:

@@ -68,6 +68,8 @@ class Preference(Objective):
         """Has the reference's log-probabilities of a feed's answers; errors are those of `Reference.begin`."""
         if self.uses_reference:
             self.reference.begin(model, feed, training, distributed, compiled)
+            if training:
+                self.origins = self.reference.origins(model)
 
     def begun(self, model) -> None:
         self.reference.end(model)

@@ -34,6 +34,7 @@ from pet.recipe.fields import ADAPTERS_OFF, REFERENCES
 from pet.train.compiled import Compiled
 from pet.train.objectives.base import through
 from pet.train.objectives.causal import CausalLM, head_numbers, plain_head, shift_labels
+from pet.train.origins import weights
 
 log = logging.getLogger("pet")
 
@@ -86,6 +87,8 @@ class Reference:
             if not (self.directory is None or distributed.divides_model or self.is_missing(model)):
                 registry(model).delete(ADAPTER)  # an earlier trainer's
             self.as_it_is = not (self.by_batch or self.directory) and started_from_file(model)
+            if not (self.by_batch or self.directory or self.as_it_is):
+                say_left_out(model)
             by_batch = self.by_batch or isinstance(feed, StreamLoader)
             self.asked_in_steps |= by_batch
             if self.asked_in_steps:
@@ -95,6 +98,19 @@ class Reference:
                 return
         with self.on(model):
             self.known[training] = kept(self.score(), feed, distributed)
+
+    def origins(self, model) -> dict[str, list]:
+        """The digest of what the reference has of its own (`pet.train.origins`): the adapters that are in it, and what
+        is trained of the base. A directory's adapter is asked for by its name; of a divided model there is none."""
+        if self.directory is not None or self.distributed.divides_model:
+            return {}
+        with self.on(model):
+            inside = registry(model).running
+            own = [each for each in model.get_parameters() if getattr(each, "adapter", None) in inside]
+            own += [each for each in model.get_parameters() if each.requires_grad and not hasattr(each, "adapter")]
+            found = weights(own)
+        digest = hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
+        return {"train.reference": [["what the run began with", digest]]} if found else {}
 
     def score_of(self, model, distributed, compiled: bool, offset: int) -> Score:
         """That of a model as it is now: made once, whatever it is asked for. Compiling takes most of its time."""
@@ -180,6 +196,18 @@ class Reference:
         self.scores.clear()
         if not (self.directory is None or self.is_missing(model)):
             registry(model).delete(ADAPTER)
+
+
+def say_left_out(model) -> None:
+    """Says which adapters have learnt before and are no part of a reference that is the base."""
+    state = registry(model)
+    for name in (*state.running, *state.merged_names):
+        if state.get(name).learnt:
+            log.warning(
+                "reference: the base without adapter %r, which was trained before; saved and loaded (pet.save_adapter, "
+                "pet.load_adapter) it is the reference, or merged (pet.merge_and_unload) part of it",
+                name,
+            )
 
 
 def kept(score: Score, feed, distributed) -> dict[Any, np.ndarray]:

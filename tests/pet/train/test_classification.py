@@ -298,6 +298,8 @@ def test_merging_in_memory_makes_a_classifier_and_unmerging_the_language_model(t
     plain = model([[5, 6, 7]]).asnumpy()
     pet.load_adapter(model, trained / "adapter")
     before = pet.scores(model, [[5, 6, 7]])
+    with pytest.raises(InputError, match="input_ids: rows of different lengths; pad them and give attention_mask"):
+        pet.scores(model, [[5, 6, 7], [5]])
     pet.merge(model)
     np.testing.assert_allclose(pet.scores(model, [[5, 6, 7]]), before, atol=1e-5)
     with pet.disable_adapters(model):

@@ -182,6 +182,16 @@ def test_ktos_losses_and_gradients_are_the_formulas(moved):
     np.testing.assert_allclose(gradient.asnumpy(), leaf.grad.numpy(), atol=1e-5)
 
 
+def test_kto_measures_nothing_of_a_kind_that_a_batch_has_not():
+    objective = make_objective(Train(objective="kto"))
+    both = objective.metrics((1.5, 3, 0.4, -8, 2, -0.6, -9, 1, 0.3), 3)
+    assert both["reward_margin"] == pytest.approx(0.8) and both["logp_rejected"] == -9
+    liked = objective.metrics((1.0, 2, 0.4, -8, 2, 0, 0, 0, 0.2), 2)
+    assert liked == {"loss": 0.5, "reward_accuracy": 1, "reward_chosen": 0.2, "logp_chosen": -4, "kl": 0.1}
+    others = objective.metrics((1.0, 2, 0, 0, 0, -0.4, -8, 2, 0.2), 2)
+    assert others == {"loss": 0.5, "reward_accuracy": 1, "reward_rejected": -0.2, "logp_rejected": -4, "kl": 0.1}
+
+
 def test_ktos_questions_have_other_questions_answers():
     documents = [([1, 2, 3], [0, 0, 1]), ([4, 5, 6], [0, 1, 1]), ([7, 8], [0, 1])]
     settings = DataSettings(packing="none", max_length=6, shuffle=False)
@@ -335,6 +345,50 @@ def test_rows_that_cannot_be_compared_are_named_together(finetune, tmp_path):
 def test_pairs_name_the_objective_that_reads_them(finetune, tmp_path, objective):
     said, _ = finetune("wrong", f"data.train={tmp_path / 'pairs.jsonl'}", objective=objective)
     assert "chosen and rejected are learnt by train.objective: dpo, for one" in said
+
+
+def write_pairs(path):
+    rows = [{"prompt": "On which street?", "chosen": "Moon Street.", "rejected": f"None of {n}."} for n in range(6)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def begun(model, file):
+    """The first loss of DPO."""
+    trainer = Trainer(model, file, objective="dpo", steps=1, batch_size=2, learning_rate=1e-3)
+    trainer.train()
+    return trainer.history[0]["loss"]
+
+
+def test_a_loaded_adapter_that_is_merged_is_part_of_the_reference(tmp_path):
+    file = write_pairs(tmp_path / "pairs.jsonl")
+    tuned = apply_lora(AutoModel.from_pretrained("llama_tiny"), rank=2)
+    Trainer(tuned, [{"input_ids": np.array([[5, 6, 7, 8]])}], steps=3, learning_rate=0.1, batch_size=1).train()
+    pet.save_adapter(tuned, tmp_path / "tuned")
+    model = AutoModel.from_pretrained("llama_tiny")
+    pet.load_adapter(model, tmp_path / "tuned", name="first")
+    pet.add_adapter(model, pet.LoRAConfig(rank=2), "second")
+    pet.set_adapter(model, ["first", "second"])
+    pet.merge(model, "first")
+    assert pet.adapter_status(model)["first"]["merged"]
+    assert begun(model, file) == pytest.approx(np.log(2), abs=1e-5)
+
+
+def test_what_was_trained_before_and_is_no_reference_is_said(tmp_path, caplog):
+    file = write_pairs(tmp_path / "pairs.jsonl")
+    model = apply_lora(AutoModel.from_pretrained("llama_tiny"), rank=2)
+    assert begun(model, file) == pytest.approx(np.log(2), abs=1e-5) and not caplog.messages
+    Trainer(model, [{"input_ids": np.array([[5, 6, 7, 8]])}], steps=3, learning_rate=0.1, batch_size=1).train()
+    assert abs(begun(model, file) - np.log(2)) > 1e-2
+    assert "reference: the base without adapter 'default', which was trained before" in caplog.text
+    caplog.clear()
+    pet.combine_adapters(model, ["default"], new_name="again")
+    pet.set_adapter(model, "again")
+    begun(model, file)
+    assert "without adapter 'again'" in caplog.text
+    caplog.clear()
+    apply_lora(pet.merge_and_unload(model), rank=2)
+    assert begun(model, file) == pytest.approx(np.log(2), abs=1e-5) and not caplog.messages
 
 
 def test_no_answer_is_measured_by_an_undesirable_one(finetune, tmp_path):

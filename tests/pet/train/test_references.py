@@ -151,6 +151,30 @@ def test_an_adapter_is_asked_in_steps(finetune, llama_layer, tmp_path):
     assert len(files[0]) == len(files[1])
 
 
+@pytest.mark.parametrize("start", ["load", "none"])
+def test_a_run_is_not_resumed_beside_another_reference(finetune, llama_layer, tmp_path, start):
+    """A model that has gone on learning in the meantime is not what the run began with, though its checkpoint fits."""
+    finetune("start", "train.steps=2")
+
+    def begin(model=None):
+        if model is None:
+            model = AutoModel.from_pretrained(llama_layer)
+            if start == "load":
+                pet.load_adapter(model, tmp_path / "start/adapter")
+        how = {"objective": "dpo", "batch_size": 6, "learning_rate": 2e-3, "save_every": 1, "keep_last": 9}
+        return Trainer(model, tmp_path / "pairs.jsonl", directory=tmp_path / "run", steps=3, **how)
+
+    whole = begin()
+    whole.train()
+    for step in (2, 3):
+        shutil.rmtree(tmp_path / f"run/checkpoints/step-00000{step}")
+    with pytest.raises(InputError, match=r"train\.reference: what the run began with has another content"):
+        begin(whole.model).train(resume=True)
+    again = begin()
+    again.train(resume=True)
+    assert [line["loss"] for line in again.history][-2:] == [line["loss"] for line in whole.history][1:]
+
+
 def test_what_a_reference_cannot_be_is_an_error(finetune):
     said, _ = finetune("wrong", *STREAM, "train.reference=precompute")
     assert "data.streaming: precompute reads the data beforehand" in said

@@ -12,6 +12,7 @@ import types
 import numpy as np
 import pytest
 
+import pet
 from adapters.apply import add_adapter, apply_lora, apply_prefix, delete_adapter, disable_adapters, set_adapter
 from adapters.lora import LoRAConfig
 from adapters.merge import merge
@@ -439,6 +440,45 @@ def test_bad_settings_and_data_are_input_errors(toy, batch):
     for attempt, message in cases:
         with pytest.raises(InputError, match=message):
             attempt()
+
+
+def test_the_last_step_of_a_list_has_the_batches_that_are_left(toy, batch):
+    """And its loss is the mean over their labels: the whole of a list is learnt, by the weights of one batch."""
+    parts = [batch(2, seed=seed) for seed in range(3)]
+    whole = {key: np.concatenate([part[key] for part in parts[:2]]) for key in parts[0] if key != "sample_ids"}
+    apart, together = toy(), toy()
+    trainer = make(apart, parts, accumulation=2, steps=None, epochs=2.0, batch_size=2)
+    trainer.train()
+    assert [line["epoch"] for line in trainer.history] == [0.5, 1.0, 1.5, 2.0]
+    make(together, [whole, parts[2]], steps=4).train()
+    np.testing.assert_allclose(apart.embed.asnumpy(), together.embed.asnumpy(), atol=1e-6)
+
+
+def test_a_run_that_is_done_says_that_nothing_is_trained(toy, batch, caplog):
+    trainer = make(toy(), [batch(4)], steps=2)
+    trainer.train()
+    assert "nothing is trained" not in caplog.text
+    trainer.train()
+    assert "all 2 steps are done: nothing is trained" in caplog.text and len(trainer.history) == 2
+
+
+def test_why_there_is_nothing_to_train(fixtures):
+    model = pet.apply_lora(AutoModel.from_pretrained(fixtures / "llama_gqa"), rank=2, name="mine")
+
+    def refused(words):
+        with pytest.raises(InputError, match=f"^nothing to train: no parameter of the model is trainable; {words}"):
+            make(model, [{"input_ids": np.array([[5, 6, 7]])}])
+
+    pet.freeze_modules(model, include="*")
+    refused(r"what mine has is frozen \(pet.set_adapter thaws it\)$")
+    pet.set_adapter(model, "mine")
+    pet.merge(model)
+    refused(r"mine is merged into the weights \(pet.unmerge\)$")
+    pet.unmerge(model)
+    pet.set_adapter(model, [])
+    refused(r"no adapter is active \(pet.set_adapter; there is: mine\)$")
+    pet.set_adapter(model, "mine")
+    make(model, [{"input_ids": np.array([[5, 6, 7]])}])
 
 
 def test_rows_without_a_label_are_said_and_batches_of_nothing_else_refused(toy, batch, caplog):
