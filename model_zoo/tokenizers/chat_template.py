@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from model_zoo.errors import InputError
-from model_zoo.tokenizers.conversations import CALL_FORMS, as_called, check_told, check_turns
+from model_zoo.tokenizers.conversations import CALL_FORMS, as_called, check_told, check_turns, in_parts
 from model_zoo.tokenizers.prompts import Part
 from model_zoo.tokenizers.template_process import worker_of
 from model_zoo.tokenizers.thoughts import alike, continued, lacks_thought, why_not
@@ -229,8 +229,19 @@ class ChatTemplate:
         given = {"tools": None, "documents": None, **{key: one for key, one in options.items() if one is not None}}
         called = any(message.get("tool_calls") for message in messages)
         spoken = [as_called(message, *self.call_form) for message in messages] if called else messages
-        said = self.guarded({"messages": spoken, **given})
+        said = self.guarded({"messages": self._written(spoken), **given})
         return {**self.variables, "cut": CUT, "ends": ENDS, **said, "add_generation_prompt": open_answer}
+
+    def _written(self, messages: Messages) -> Messages:
+        return in_parts(messages) if self.reads_parts else messages
+
+    @functools.cached_property
+    def reads_parts(self) -> bool:
+        """Whether the template leaves out a content that is a text, and writes it in parts (LLaVA's, Idefics3's)."""
+        values = {**self.variables, "tools": None, "documents": None, "add_generation_prompt": True}
+        asked = [{"role": "user", "content": PROBE[0]}]
+        as_text, as_parts = self.renderer.answers([{**values, "messages": one} for one in (asked, in_parts(asked))])
+        return PROBE[0] not in as_text.get("text", "") and PROBE[0] in as_parts.get("text", "")
 
     @functools.cached_property
     def call_form(self) -> tuple[str | None, bool]:
@@ -250,7 +261,7 @@ class ChatTemplate:
             answer = as_called({"role": "assistant", "content": "", "tool_calls": [call]}, *form)
             messages = [{"role": "user", "content": question}, answer, *after]
             try:
-                (text,) = self.renderer({**values, "tools": given, "messages": messages})
+                (text,) = self.renderer({**values, "tools": given, "messages": self._written(messages)})
             except InputError:
                 continue  # the conversation itself says what is wrong, where each form fails
             written, answered = text.partition(question)[2], True
