@@ -36,6 +36,8 @@ SAID = "content", "reasoning_content"
 """What an answer says besides calls of tools."""
 PROBE = "asked_for_a_call", "name_of_a_call", "key_of_a_call", "callcall1"
 """A question, a function's name and argument for a trial, and an id as long as Mistral's templates want it."""
+ESCAPED = "&#34;"
+"""What Jinja makes of a quotation mark in a text that stands beside one that a template marks as safe."""
 MARKED = "\u25a0 by which an answer is found \u25a0"
 """In place of an answer, for a trial."""
 
@@ -255,7 +257,7 @@ class ChatTemplate:
         tools = [{"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}}]
         values = {**self.variables, "documents": None, "add_generation_prompt": False}
         told = {"role": "tool", "content": "1", "name": name, "tool_call_id": number}
-        answered = False
+        answered, escaped = False, None
         # QwQ's reads a call that is answered otherwise; some refuse tools, and not their calls
         for given, after, form in itertools.product([tools, None], [[told], []], CALL_FORMS):
             answer = as_called({"role": "assistant", "content": "", "tool_calls": [call]}, *form)
@@ -266,7 +268,11 @@ class ChatTemplate:
                 continue  # the conversation itself says what is wrong, where each form fails
             written, answered = text.partition(question)[2], True
             if name in written and key in written and "None" not in written and r"\"" not in written:
-                return form
+                if ESCAPED not in written:
+                    return form
+                escaped = escaped or form
+        if escaped is not None:
+            return escaped
         if answered:
             raise InputError(
                 f"{self.source}: the chat template leaves calls of tools (tool_calls) out; give one that writes them "

@@ -310,12 +310,18 @@ FORMS = {
     "answered": ("{{ m.content if loop.last else m.content.split('.')[0] }}" + CALLED, "find({'what': '店'})"),
     "json": ("{% if m.content is none %}{{ m.tool_calls[0].function.name + m.tool_calls[0].function.arguments }}"
     "{% else %}{{ m.content }}{% endif %}", 'find{"what": "店"}'),
+    "marked as safe": ("{% set given = m.tool_calls[0].function.arguments %}"
+    "{% if given is not string %}{% set given = given | tojson | safe %}{% endif %}"
+    """{{ '{"' + m.tool_calls[0].function.name + '": ' + given + '}' }}""", '{"find": {"what": "店"}}'),
+    "always safe": ("""{{ '{"' + m.tool_calls[0].function.name + '": ' """
+    "+ (m.tool_calls[0].function.arguments | tojson | safe) }}", '{&#34;find&#34;: {"what": "店"}'),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_calls_are_given_as_the_template_reads_them(made, form):
-    """Without words: null, or nothing; arguments as an object or, as DeepSeek-R1's wants them, as JSON."""
+    """Without words: null, or nothing; arguments as an object or, as DeepSeek-R1's wants them, as JSON, also where an
+    object becomes a text that is safe in HTML, which takes what stands beside it for one that is not."""
     answer, expected = FORMS[form]
     template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.tool_calls %}" + answer + "{% else %}{{ m.content }}"
