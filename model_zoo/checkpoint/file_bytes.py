@@ -10,7 +10,7 @@ import os
 import threading
 from pathlib import Path
 
-from model_zoo.atomic import open_file
+from model_zoo.atomic import LFS_POINTER, NOT_FETCHED, open_file
 from model_zoo.errors import InputError
 
 WINDOW = 4096
@@ -26,7 +26,7 @@ class FileBytes:
         size: in bytes, when it was opened.
 
     Raises:
-        InputError: it is no regular file.
+        InputError: it is no regular file, or only a Git LFS pointer.
         OSError: as ``open`` does.
     """
 
@@ -36,6 +36,8 @@ class FileBytes:
         self.size = self._file.seek(0, 2)
         self._lock = threading.Lock()
         self._window, self._begin = b"", 0
+        if self[0 : len(LFS_POINTER)] == LFS_POINTER:
+            raise InputError(f"{path}: {NOT_FETCHED}")
 
     def close(self) -> None:
         self._file.close()

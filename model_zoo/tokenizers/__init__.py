@@ -9,6 +9,7 @@ from model_zoo.tokenizers.glm4 import GLM4Tokenizer
 from model_zoo.tokenizers.gpt2 import GPT2Tokenizer
 from model_zoo.tokenizers.llama import LlamaTokenizer
 from model_zoo.tokenizers.prompts import STYLES
+from model_zoo.tokenizers.qwen2 import Qwen2Tokenizer
 from model_zoo.tokenizers.streaming import StreamDecoder
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "GLM4Tokenizer",
     "GPT2Tokenizer",
     "LlamaTokenizer",
+    "Qwen2Tokenizer",
     "StreamDecoder",
     "Tokenizer",
 ]

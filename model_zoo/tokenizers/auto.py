@@ -11,6 +11,7 @@ from model_zoo.tokenizers.files import TokenizerFiles, describe, parse_ranks, pa
 from model_zoo.tokenizers.glm4 import GLM4Tokenizer
 from model_zoo.tokenizers.gpt2 import GPT2Tokenizer
 from model_zoo.tokenizers.llama import LlamaTokenizer
+from model_zoo.tokenizers.qwen2 import Qwen2Tokenizer
 from model_zoo.tokenizers.special import extra_tokens, json_alone
 
 
@@ -23,7 +24,8 @@ class AutoTokenizer:
 
         ``config.json`` decides by its ``model_type``; without it ``tokenizer_config.json`` and the files themselves
         do: ``ice_text.model`` is ChatGLM-6B, a ``tokenizer.model`` of tiktoken ranks GLM-4, one of sentencepiece
-        LLaMA (or ChatGLM2/3, if ``tokenizer_class`` says so), ``vocab.json`` with ``merges.txt`` GPT-2.
+        LLaMA (or ChatGLM2/3, if ``tokenizer_class`` says so), ``vocab.json`` with
+        ``merges.txt`` GPT-2, or Qwen2 and Qwen3 where one of the files says so.
 
         Args:
             path: A directory, or a file in it.
@@ -48,10 +50,18 @@ def _choose(files: TokenizerFiles) -> type[Tokenizer]:
             _expect(files, "vocab.json", family="gpt2")
             _expect(files, "merges.txt", family="gpt2")
         return GPT2Tokenizer
+    if _qwen2_pair(files, model_type or ""):
+        return Qwen2Tokenizer
     if model_type is not None:
         _expect(files, "tokenizer.model", "tokenizer.json", family=model_type)
         return _llama(files)
     return _bare(files)
+
+
+def _qwen2_pair(files: TokenizerFiles, model_type: str) -> bool:
+    """Whether vocab.json and merges.txt are Qwen2's or Qwen3's, and all that there is."""
+    named = model_type.startswith(("qwen2", "qwen3")) or str(files.settings.get("tokenizer_class")).startswith("Qwen2")
+    return named and files.has("vocab.json", "merges.txt") and not files.has("tokenizer.json")
 
 
 def _chatglm(files: TokenizerFiles) -> type[Tokenizer]:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from model_zoo.errors import InputError
-from model_zoo.tokenizers.conversations import CALL_FORMS, as_called, check_told, check_turns
+from model_zoo.tokenizers.conversations import CALL_FORMS, as_called, check_told, check_turns, in_parts
 from model_zoo.tokenizers.prompts import Part
 from model_zoo.tokenizers.template_process import worker_of
 from model_zoo.tokenizers.thoughts import alike, continued, lacks_thought, why_not
@@ -36,6 +36,8 @@ SAID = "content", "reasoning_content"
 """What an answer says besides calls of tools."""
 PROBE = "asked_for_a_call", "name_of_a_call", "key_of_a_call", "callcall1"
 """A question, a function's name and argument for a trial, and an id as long as Mistral's templates want it."""
+ESCAPED = "&#34;"
+"""What Jinja makes of a quotation mark in a text that stands beside one that a template marks as safe."""
 MARKED = "\u25a0 by which an answer is found \u25a0"
 """In place of an answer, for a trial."""
 
@@ -229,8 +231,19 @@ class ChatTemplate:
         given = {"tools": None, "documents": None, **{key: one for key, one in options.items() if one is not None}}
         called = any(message.get("tool_calls") for message in messages)
         spoken = [as_called(message, *self.call_form) for message in messages] if called else messages
-        said = self.guarded({"messages": spoken, **given})
+        said = self.guarded({"messages": self._written(spoken), **given})
         return {**self.variables, "cut": CUT, "ends": ENDS, **said, "add_generation_prompt": open_answer}
+
+    def _written(self, messages: Messages) -> Messages:
+        return in_parts(messages) if self.reads_parts else messages
+
+    @functools.cached_property
+    def reads_parts(self) -> bool:
+        """Whether the template leaves out a content that is a text, and writes it in parts (LLaVA's, Idefics3's)."""
+        values = {**self.variables, "tools": None, "documents": None, "add_generation_prompt": True}
+        asked = [{"role": "user", "content": PROBE[0]}]
+        as_text, as_parts = self.renderer.answers([{**values, "messages": one} for one in (asked, in_parts(asked))])
+        return PROBE[0] not in as_text.get("text", "") and PROBE[0] in as_parts.get("text", "")
 
     @functools.cached_property
     def call_form(self) -> tuple[str | None, bool]:
@@ -244,18 +257,22 @@ class ChatTemplate:
         tools = [{"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}}]
         values = {**self.variables, "documents": None, "add_generation_prompt": False}
         told = {"role": "tool", "content": "1", "name": name, "tool_call_id": number}
-        answered = False
+        answered, escaped = False, None
         # QwQ's reads a call that is answered otherwise; some refuse tools, and not their calls
         for given, after, form in itertools.product([tools, None], [[told], []], CALL_FORMS):
             answer = as_called({"role": "assistant", "content": "", "tool_calls": [call]}, *form)
             messages = [{"role": "user", "content": question}, answer, *after]
             try:
-                (text,) = self.renderer({**values, "tools": given, "messages": messages})
+                (text,) = self.renderer({**values, "tools": given, "messages": self._written(messages)})
             except InputError:
                 continue  # the conversation itself says what is wrong, where each form fails
             written, answered = text.partition(question)[2], True
             if name in written and key in written and "None" not in written and r"\"" not in written:
-                return form
+                if ESCAPED not in written:
+                    return form
+                escaped = escaped or form
+        if escaped is not None:
+            return escaped
         if answered:
             raise InputError(
                 f"{self.source}: the chat template leaves calls of tools (tool_calls) out; give one that writes them "

@@ -43,6 +43,14 @@ def _joined(index: int, parts: Sequence[Any]) -> str:
     return "".join(part["text"] for part in parts)
 
 
+def in_parts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Messages whose contents are parts of the type ``text``: the opposite of `with_texts`."""
+    return [
+        {**one, "content": [{"type": "text", "text": one["content"]}]} if isinstance(one.get("content"), str) else one
+        for one in messages
+    ]
+
+
 def check_turns(messages: Any, answered: bool) -> Sequence[Mapping[str, Any]]:
     """The messages `with_texts`. The order of roles is the template's own matter.
 

@@ -29,6 +29,8 @@ CONTROLS = (
     "<|begin_of_video|>",
     "<|end_of_video|>",
 )
+OF_OTHERS = {128_000: "LLaMA-3", 151_643: "Qwen", 163_584: "Kimi", 200_000: "LLaMA-4"}
+"""How many ranks other models have, whose control tokens are others."""
 
 
 class GLM4Tokenizer(FastTokenizer):
@@ -55,7 +57,13 @@ class GLM4Tokenizer(FastTokenizer):
             self.class_name = FastTokenizer.class_name
             description, sources = parse_description(data, vocab_file), {"tokenizer.json": data}
         else:
-            description, sources = _describe(parse_ranks(data, vocab_file)), {"tokenizer.model": data}
+            ranks = parse_ranks(data, vocab_file)
+            if len(ranks) in OF_OTHERS:
+                raise InputError(
+                    f"{vocab_file}: found the {len(ranks)} tiktoken ranks of {OF_OTHERS[len(ranks)]}, expected those "
+                    "of GLM-4; give the directory with that model's tokenizer.json"
+                )
+            description, sources = _describe(ranks), {"tokenizer.model": data}
         names = {token.get("content") for token in description.get("added_tokens") or []}
         missing = [
             name for name in ("<|endoftext|>", "[gMASK]", "<sop>", "<|user|>", "<|assistant|>") if name not in names

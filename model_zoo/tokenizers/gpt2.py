@@ -45,7 +45,7 @@ class GPT2Tokenizer(FastTokenizer):
         else:
             merges = read_bytes(merges_file)
             sources = {"vocab.json": data, "merges.txt": merges}
-            vocabulary, description = description, _describe(description, merges, vocab_file, merges_file, settings)
+            vocabulary, description = description, describe_pair(description, merges, vocab_file, merges_file, settings)
             description["added_tokens"] += [
                 {"id": number, "content": name, "special": True}
                 for name, number in (files.added if files else {}).items()
@@ -55,7 +55,7 @@ class GPT2Tokenizer(FastTokenizer):
         if END not in names and named_token(settings, "eos_token") not in names:
             raise InputError(f"{vocab_file}: there is no {END!r} in it, expected the vocabulary of GPT-2")
         self._setup(description, str(vocab_file), sources, prompt_style, settings, files)
-        self._before = [self.bos_token_id] if settings.get("add_bos_token") else []
+        self._before = self._known(self.bos_token_id) if settings.get("add_bos_token") else []
 
     @classmethod
     def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> GPT2Tokenizer:
@@ -73,11 +73,18 @@ class GPT2Tokenizer(FastTokenizer):
 
     def call_tokens(self) -> tuple[list[int], list[int]]:
         ends = {"add_bos_token": self.bos_token_id, "add_eos_token": self.eos_token_id}
-        before, after = ([] if self._settings.get(name) is False else [number] for name, number in ends.items())
+        before, after = (
+            [] if self._settings.get(name) is False else self._known(number) for name, number in ends.items()
+        )
         return before, after
 
+    @staticmethod
+    def _known(number: int | None) -> list[int]:
+        """A control token's id, none where the vocabulary lacks the token that tokenizer_config.json names."""
+        return [] if number is None else [number]
 
-def _describe(vocabulary: dict, merges: bytes, vocab_file, merges_file, settings: dict) -> dict:
+
+def describe_pair(vocabulary: dict, merges: bytes, vocab_file, merges_file, settings: dict) -> dict:
     """The two files as the description that a tokenizer.json holds."""
     if not all(isinstance(number, int) for number in vocabulary.values()):
         raise InputError(f"{vocab_file}: expected an object of pieces and their ids")

@@ -39,6 +39,7 @@ COLUMNS = {
     "alpaca": _roles(f"prompt=instruction answer=output {_PARTS}"),
     "adgen": _roles(f"prompt=content answer=summary {_PARTS}"),
     "prompt_completion": _roles(f"prompt/question/query answer=completion/response/answer {_PARTS}"),
+    "dolly": _roles(f"prompt=instruction answer=response [input=context/input] [history] {_BESIDE}"),
     "tokens": _roles(" ".join(name if name == "input_ids" else f"[{name}]" for name in TOKEN_COLUMNS)),
     "text": _roles("text"),
 }

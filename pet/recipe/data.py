@@ -28,7 +28,9 @@ Role = Literal[
 ]
 Speaker = Literal["system", "user", "assistant", "tool", "function_call"]
 
-Format = Literal["auto", "alpaca", "adgen", "prompt_completion", "chat", "sharegpt", "text", "tokens", "mindrecord"]
+Format = Literal[
+    "auto", "alpaca", "adgen", "prompt_completion", "dolly", "chat", "sharegpt", "text", "tokens", "mindrecord"
+]
 
 WITHOUT_QUESTIONS = ("text", "tokens")
 """Formats whose rows nobody asks and nobody answers: there is no prompt."""

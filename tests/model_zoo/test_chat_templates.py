@@ -186,6 +186,32 @@ def test_contents_in_parts_are_one_text(made):
             ours.prompt([{"role": "user", "content": [part]}])
 
 
+EACH = "{% for part in m.content if part.type is defined %}{{ part.text }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("parts", "calls"),
+    [
+        ("{{ m.content[0].text }}", ""),
+        (EACH, ""),
+        (EACH, "{% for call in m.tool_calls %}{{ call.function | tojson }}{% endfor %}"),
+    ],
+    ids=["fails", "writes none", "with calls"],
+)
+def test_a_template_that_reads_parts_alone_is_given_parts(made, parts, calls):
+    """As of models that also take images: given a text, it fails or writes none of it."""
+    template = "{% for m in messages %}{{ '<|im_start|>' + m.role + ': ' }}" + parts + calls + "<|im_end|>{% endfor %}"
+    template += "{% if add_generation_prompt %}{{ '<|im_start|>assistant: ' }}{% endif %}"
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(made(template))
+    ours = AutoTokenizer.from_pretrained(made(template))
+    for messages in (TALK[:2], TALK[:-1], *([CALLS[:3]] if calls else [])):
+        apart = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in messages]
+        expected = theirs.apply_chat_template(apart, add_generation_prompt=True, return_dict=False)
+        assert ours.prompt(messages) == ours.prompt(apart) == expected
+    as_text = AutoTokenizer.from_pretrained(made(template.replace(parts, "{{ m.content }}")))
+    assert learnt(ours, TALK) == learnt(as_text, TALK)
+
+
 def test_examples_have_the_ids_and_the_labels_of_transformers(made):
     theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(made(MARKED))
     expected = theirs.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)
@@ -284,12 +310,18 @@ FORMS = {
     "answered": ("{{ m.content if loop.last else m.content.split('.')[0] }}" + CALLED, "find({'what': '店'})"),
     "json": ("{% if m.content is none %}{{ m.tool_calls[0].function.name + m.tool_calls[0].function.arguments }}"
     "{% else %}{{ m.content }}{% endif %}", 'find{"what": "店"}'),
+    "marked as safe": ("{% set given = m.tool_calls[0].function.arguments %}"
+    "{% if given is not string %}{% set given = given | tojson | safe %}{% endif %}"
+    """{{ '{"' + m.tool_calls[0].function.name + '": ' + given + '}' }}""", '{"find": {"what": "店"}}'),
+    "always safe": ("""{{ '{"' + m.tool_calls[0].function.name + '": ' """
+    "+ (m.tool_calls[0].function.arguments | tojson | safe) }}", '{&#34;find&#34;: {"what": "店"}'),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_calls_are_given_as_the_template_reads_them(made, form):
-    """Without words: null, or nothing; arguments as an object or, as DeepSeek-R1's wants them, as JSON."""
+    """Without words: null, or nothing; arguments as an object or, as DeepSeek-R1's wants them, as JSON, also where an
+    object becomes a text that is safe in HTML, which takes what stands beside it for one that is not."""
     answer, expected = FORMS[form]
     template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.tool_calls %}" + answer + "{% else %}{{ m.content }}"

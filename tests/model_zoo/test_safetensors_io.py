@@ -155,6 +155,14 @@ def test_truncated_file(keep, tmp_path):
         SafetensorsFile(path)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "base.ckpt"])
+def test_a_file_that_git_left_on_the_server(name, tmp_path):
+    """What a clone without Git LFS has in place of every file of weights."""
+    (tmp_path / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9976578928\n")
+    with pytest.raises(InputError, match=rf"{name}: only a Git LFS pointer, .*'git lfs pull'"):
+        (CkptFile if name.endswith(".ckpt") else SafetensorsFile)(tmp_path / name)
+
+
 def edited(content: bytes, change) -> bytes:
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])

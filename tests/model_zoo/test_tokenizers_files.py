@@ -17,9 +17,10 @@ from model_zoo.tokenizers import (
     GLM4Tokenizer,
     GPT2Tokenizer,
     LlamaTokenizer,
+    Qwen2Tokenizer,
 )
-from model_zoo.tokenizers.glm4 import _describe, parse_ranks
-from model_zoo.tokenizers.gpt2 import _describe as gpt2_describe
+from model_zoo.tokenizers.glm4 import OF_OTHERS, _describe, parse_ranks
+from model_zoo.tokenizers.gpt2 import describe_pair
 
 TEXT = " Hello 你好\n\n<|user|> 1  2\t👍"
 
@@ -251,7 +252,7 @@ def test_what_transformers_5_changes_is_in_tokenizer_json_alone(make, fixtures, 
         sources, description = [LLAMA], sentencepiece_like_json(fixtures)
     else:
         vocabulary, merges, sources = fixtures / VOCABULARY, fixtures / MERGES, [VOCABULARY, MERGES]
-        description = gpt2_describe(json.loads(vocabulary.read_text()), merges.read_bytes(), vocabulary, merges, {})
+        description = describe_pair(json.loads(vocabulary.read_text()), merges.read_bytes(), vocabulary, merges, {})
         description["added_tokens"] = [{**one, **FLAGS} for one in description["added_tokens"]]
     settings = {"backend": "tokenizers", "eos_token": "<|end|>", "extra_special_tokens": ["<|end|>"]}
     more = make(*sources, tokenizer=with_added(description), tokenizer_config=settings, config={"model_type": kind})
@@ -447,6 +448,79 @@ def test_missing_files(make, tmp_path):
 def rename(directory, old, new):
     (directory / old).rename(directory / new)
     return directory
+
+
+def test_ranks_of_other_models_are_not_read_as_glm4(make, monkeypatch):
+    """They have other control tokens; the count of ranks is all that tells them apart in a bare directory."""
+    monkeypatch.setitem(OF_OTHERS, 600, "LLaMA-3")
+    for config in ({}, {"model_type": "glm"}):
+        message = complaint(make(RANKS, **({"config": config} if config else {})))
+        assert "found the 600 tiktoken ranks of LLaMA-3, expected those of GLM-4" in message
+
+
+def qwen2_as_json(vocabulary, merges, listed):
+    """The tokenizer.json that a published Qwen2 has beside the two files."""
+    word = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+        r"|\s+(?!\S)|\s+"
+    )
+    split = {"type": "Split", "pattern": {"Regex": word}, "behavior": "Isolated", "invert": False}
+    bytewise = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {
+        "added_tokens": [
+            {**flags, "id": number, "content": name, "special": special} for number, name, special in listed
+        ],
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, bytewise]},
+        "decoder": bytewise,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": merges},
+    }
+
+
+@pytest.mark.parametrize(
+    "named", [{"config": {"model_type": "qwen3"}}, {"tokenizer_config": {"tokenizer_class": "Qwen2Tokenizer"}}], ids=str
+)
+@pytest.mark.parametrize("form", ["listed", "added", "bare"])
+def test_qwen2_in_two_files_is_the_same_as_in_one(make, fixtures, tmp_path, named, form):
+    vocabulary = json.loads((fixtures / VOCABULARY).read_text())
+    vocabulary.pop("<|endoftext|>")
+    vocabulary = {piece: number for number, piece in enumerate(vocabulary)}
+    merges = [line for line in (fixtures / MERGES).read_text().splitlines() if line and not line.startswith("#")]
+    names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *["<tool_call>"] * (form == "listed")]
+    listed = [(len(vocabulary) + place, name, name != "<tool_call>") for place, name in enumerate(names)]
+    settings = {"eos_token": "<|im_end|>", "bos_token": None, "pad_token": "<|endoftext|>"}
+    whole = make(
+        tokenizer=qwen2_as_json(vocabulary, merges, listed),
+        tokenizer_config={**settings, "tokenizer_class": "Qwen2Tokenizer"},
+    )
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    more = {"listed": {str(number): {"content": name, "special": special, **flags} for number, name, special in listed}}
+    objects = {name: dict(value) for name, value in named.items()}
+    objects["tokenizer_config"] = settings | objects.get("tokenizer_config", {})
+    if form == "listed":
+        objects["tokenizer_config"]["added_tokens_decoder"] = more["listed"]
+    if form == "added":
+        objects["added_tokens"] = {name: number for number, name, _ in listed}
+    pair = make(vocab=vocabulary, **objects)
+    shutil.copy(fixtures / MERGES, pair)
+    ours, theirs = AutoTokenizer.from_pretrained(pair), FastTokenizer.from_pretrained(whole)
+    assert type(ours) is Qwen2Tokenizer
+    ours.save_pretrained(tmp_path / "saved")
+    for text in (TEXT, "1234 don't I'LL e\u0301 <|im_end|> <tool_call>\r\n\r\n  x", "12" * 40):
+        for one in (ours, AutoTokenizer.from_pretrained(tmp_path / "saved")):
+            assert one.encode(text) == one(text)["input_ids"] == theirs.encode(text)
+            assert one.decode(one.encode(text)) == theirs.decode(theirs.encode(text))
+    assert ours.special_tokens == theirs.special_tokens
+    assert (ours.eos_token, ours.bos_token, ours.pad_token) == ("<|im_end|>", None, "<|endoftext|>")
+
+
+def test_a_token_that_gpt2_lacks_is_put_around_no_text(make):
+    named = {"bos_token": "[CLS]", "add_bos_token": True}
+    tokenizer = AutoTokenizer.from_pretrained(make(VOCABULARY, MERGES, tokenizer_config=named))
+    ids = GPT2Tokenizer.from_pretrained(make(VOCABULARY, MERGES)).encode(TEXT)
+    assert tokenizer.encode(TEXT) == ids
+    assert tokenizer(TEXT)["input_ids"] == [*ids, tokenizer.eos_token_id]
 
 
 def test_files_of_another_family(make, fixtures):

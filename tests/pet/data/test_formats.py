@@ -109,6 +109,16 @@ ROWS = {
         {"content": "c", "summary": "d", "history": [["a", "b"]]},
         [user("a"), assistant("b"), user("c"), assistant("d")],
     ),
+    "dolly": (
+        {"instruction": "Who?", "context": "Ada did.", "response": "Ada.", "category": "closed_qa"},
+        [user("Who?\nAda did."), assistant("Ada.")],
+    ),
+    "dolly without context": ({"instruction": "Hi", "context": "", "response": "Ho"}, [user("Hi"), assistant("Ho")]),
+    "dolly with input": ({"instruction": "a", "input": "b", "response": "c"}, [user("a\nb"), assistant("c")]),
+    "an instruction beside a prompt": (
+        {"instruction": "a", "prompt": "p", "response": "c"},
+        [user("p"), assistant("c")],
+    ),
     "prompt_completion": ({"prompt": "p", "completion": "c"}, [user("p"), assistant("c")]),
     "lists of messages": (
         {"prompt": [system("s"), user("a"), assistant("b"), user("c")], "completion": [assistant("d")]},
@@ -968,9 +978,16 @@ def test_a_row_group_is_not_held_in_memory(tmp_path):
 def test_the_page_about_data_names_the_columns_of_the_table():
     page = (Path(__file__).parents[3] / "docs/data.md").read_text("utf-8")
     rows = dict(
-        re.findall(r"^\| (chat|ShareGPT|alpaca|prompt and completion|ADGEN|text|tokens) \| (.*) \|$", page, re.M)
+        re.findall(r"^\| (chat|ShareGPT|alpaca|prompt and completion|ADGEN|Dolly|text|tokens) \| (.*) \|$", page, re.M)
     )
-    called = {"chat": "chat", "ShareGPT": "sharegpt", "alpaca": "alpaca", "ADGEN": "adgen", "text": "text"}
+    called = {
+        "chat": "chat",
+        "ShareGPT": "sharegpt",
+        "alpaca": "alpaca",
+        "ADGEN": "adgen",
+        "Dolly": "dolly",
+        "text": "text",
+    }
     called |= {"prompt and completion": "prompt_completion", "tokens": "tokens"}
     assert rows.keys() == called.keys() and set(called.values()) == COLUMNS.keys()
     for form, row in rows.items():
