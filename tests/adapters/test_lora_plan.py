@@ -103,6 +103,12 @@ def test_every_misspelt_entry_is_an_error(models, name, call):
     assert pet.list_adapters(model) == [] and not hasattr(type(model.model.layers[0].self_attn.q_proj), "plain")
 
 
+def test_tokens_of_a_shared_weight_are_the_same_ones(models):
+    tokens = {"wte": [1], "lm_head": [2]}
+    with pytest.raises(pet.InputError, match=r"lm_head shares transformer\.wte's weight; same ids expected"):
+        pet.plan(models["gpt2"], pet.LoRAConfig(rank=2, targets=["c_attn"], trainable_tokens=tokens))
+
+
 def test_a_pattern_sweeps_over_what_the_method_does_not_fit(models):
     for target in ("*layers.0.self_attn*", r"re:.*layers\.0\.self_attn.*"):
         plan = pet.plan(models["llama_gqa"], pet.LoRAConfig(rank=2, targets=[target]))

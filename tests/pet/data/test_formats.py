@@ -463,6 +463,10 @@ BROKEN = {
     "huge token": ('{"input_ids": [1, 4294967296]}', "4294967296 is no token id"),
     "negative token": ('{"input_ids": [1, -2]}', "-2 is no token id"),
     "labels": ('{"input_ids": [1, 2], "labels": [1]}', "column 'labels' has 1 values, input_ids has 2"),
+    "nothing but padding": (
+        '{"input_ids": [1, 2], "attention_mask": [0, 0]}',
+        "column 'attention_mask' leaves no token",
+    ),
     "deep": ('{"text": ' + "[" * 100000 + "\n", ":1: broken JSON: nested too deeply"),
 }
 

@@ -646,6 +646,8 @@ def test_an_evaluation_of_nan_is_never_the_best(toy, batch):
         ({"input_ids": np.ones((0, 8), int)}, r"batch 0: input_ids has shape \(0, 8\)"),
         ({"attention_mask": np.full((2, 8), -10000)}, "batch 0: attention_mask holds -10000; 0 or 1 expected"),
         ({"attention_mask": np.full((2, 8), 2)}, "batch 0: attention_mask holds 2; 0 or 1 expected"),
+        ({"attention_mask": np.zeros((2, 8), int)}, "batch 0: attention_mask is 0 everywhere"),
+        ({"attention_mask": [[1] * 8, [1, 0] * 4]}, "batch 0, row 1: attention_mask has a hole"),
         ({"start": np.zeros((2, 8), int)}, "batch 0: start takes no effect without position_ids, end"),
         ({"position_ids": np.zeros(8, int)}, r"batch 0: position_ids has shape \(8,\), input_ids \(2, 8\)"),
         ({"sample_ids": ["x"]}, r"batch 0: sample_ids is \['x'\]; a list of 2"),
