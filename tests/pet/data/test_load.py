@@ -367,7 +367,7 @@ def test_samples_know_where_they_come_from(write, letters, settings, tmp_path):
         "a.jsonl:2",
         "b.csv:2",
     ]
-    assert dataset.summary()["tokens"] == 9 and dataset.summary()["label_tokens"] == 6
+    assert dataset.lengths.sum() == 9 and dataset.label_counts.sum() == 6
 
 
 def test_nothing_is_written_for_broken_data(write, letters, settings, tmp_path):
