@@ -7,6 +7,7 @@ import pytest
 from mindspore import nn
 
 import pet
+from adapters.cells import layer_index
 from adapters.registry import registry
 
 
@@ -113,6 +114,19 @@ def test_a_pattern_sweeps_over_what_the_method_does_not_fit(models):
     for target in ("*layers.0.self_attn*", r"re:.*layers\.0\.self_attn.*"):
         plan = pet.plan(models["llama_gqa"], pet.LoRAConfig(rank=2, targets=[target]))
         assert [path.rsplit(".", 1)[-1] for path in paths(plan)] == ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+
+@pytest.mark.parametrize(
+    "path, layers, layer",
+    [
+        ("model.layers.2.mlp.up_proj", "model.layers", 2),
+        ("transformer.prefix_encoder.trans.0", "transformer.layers", None),
+        ("model.norm", "model.layers", None),
+        ("blocks.3.heads.1", None, 3),
+    ],
+)
+def test_the_layer_in_a_path(path, layers, layer):
+    assert layer_index(path, layers) == layer
 
 
 def test_several_problems_are_told_at_once(models):

@@ -84,6 +84,24 @@ def test_names_status_and_list(model):
     np.testing.assert_array_equal(logits(model), before)
 
 
+def test_the_last_adapter_that_goes_leaves_what_was_trained_before(model):
+    for parameter in model.get_parameters():
+        parameter.requires_grad = "norm" in parameter.name
+    try:
+        for name in ("first", "second"):
+            add(model, name, 1)
+            assert not any(
+                parameter.requires_grad for parameter in model.get_parameters() if "lora" not in parameter.name
+            )
+        pet.delete_adapter(model, "first")
+        assert not model.model.norm.weight.requires_grad
+        pet.delete_adapter(model, "second")
+        assert all(parameter.requires_grad == ("norm" in parameter.name) for parameter in model.get_parameters())
+    finally:
+        for parameter in model.get_parameters():
+            parameter.requires_grad = True
+
+
 def test_disabling_restores_any_state(model):
     before = logits(model)
     add(model, "first", 1)

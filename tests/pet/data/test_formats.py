@@ -654,10 +654,12 @@ def test_a_list_without_its_end(write, text):
 def test_paths_that_cannot_be_used(write, tmp_path):
     write("data/train.jsonl", GOOD)
     write("notes.md", "x")
+    write("rows.parquet.gz", "x")
     (tmp_path / "void").mkdir()
     with pytest.raises(InputError) as caught:
-        list(read_rows([tmp_path / "data/tran.jsonl", tmp_path / "notes.md", tmp_path / "void"]))
+        list(read_rows([tmp_path / name for name in ("data/tran.jsonl", "notes.md", "void", "rows.parquet.gz")]))
     text = str(caught.value)
+    assert "rows.parquet.gz: not a data file" in text
     assert "tran.jsonl: no such file or directory (did you mean 'train.jsonl'?)" in text
     assert "notes.md: not a data file" in text and "void: no data file in this directory" in text
 

@@ -122,7 +122,9 @@ def test_a_text_without_a_place_for_what_rows_say(write, settings, letters, capl
     assert "the system message, for which data.template has no {system}, is not read in 1 of 3 rows" in system
     assert "the thought, for which data.template has no place, is not read in 1 of 3 rows (the first:" in thought
     caplog.clear()
+    places = {"template": "{prompt}?", "template_without_input": "{system}{prompt}"}
     load_dataset(paths[0], letters, settings=settings(template="{system}{prompt}?"))
+    load_dataset(paths[0], letters, settings=settings(**places))
     assert not caplog.records
     call = {"type": "function", "function": {"name": "find", "arguments": {}}}
     for row in (

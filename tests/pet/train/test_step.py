@@ -219,3 +219,4 @@ def test_keys_differ_in_every_argument():
     assert len(keys) == 800
     assert all(0 <= key < 2**31 for key in keys)
     assert mix(1, 2, 3) == mix(1, 2, 3) != mix(3, 2, 1)
+    assert mix(0) == 0xE220A8397B1DCDAF & 0x7FFFFFFF  # SplitMix64's first number from the seed 0
