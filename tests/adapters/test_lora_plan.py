@@ -129,6 +129,33 @@ def test_the_layer_in_a_path(path, layers, layer):
     assert layer_index(path, layers) == layer
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        pet.BottleneckConfig(size=4, layer_norm=True),
+        pet.LowRankAdapterConfig(rank=2),
+        pet.LoRAConfig(rank=2, dropout=0.5, use_dora=True, targets="all-linear"),
+        pet.IA3Config(),
+        pet.BitFitConfig(),
+    ],
+    ids=lambda config: config.method,
+)
+def test_cells_of_an_adapter_are_no_targets_of_another(models, first):
+    model = models["llama_gqa"]
+    later = [
+        pet.BitFitConfig(),
+        pet.LoRAConfig(rank=2, targets="all-linear", modules_to_save=["norm"]),
+        pet.BottleneckConfig(size=4, targets=["*"]),
+    ]
+    alone = [pet.plan(model, config).entries for config in later]
+    pet.apply(model, first)
+    try:
+        beside = [pet.plan(model, config).entries for config in later]
+        assert [[entry.name for entry in one] for one in beside] == [[entry.name for entry in one] for one in alone]
+    finally:
+        pet.delete_adapter(model, "default")
+
+
 def test_several_problems_are_told_at_once(models):
     with pytest.raises(pet.InputError) as error:
         pet.plan(models["gpt2"], pet.LoRAConfig(targets=["c_atn", "c_prj", "c_attn"]))

@@ -578,6 +578,7 @@ def test_no_training_where_adapters_are_disabled(batch):
         ({"train_data": "x" * 5000}, "no file can have this name"),
         ({"resume": True}, r"train\.resume: takes no effect here; call train\(resume=True\)"),
         ({"profile": True}, r"train\.profile: takes no effect here; give callbacks="),
+        ({"train": {"profile": True}}, r"train\.profile: takes no effect here; give callbacks="),
         ({"steps": None, "epochs": 1e30}, r"train\.epochs: expected at most"),
         ({"eval": {"every_steps": 1}}, r"eval\.every_steps: there is nothing to evaluate on; give eval_data"),
         ({"eval": {"patience": 1}}, r"eval\.patience: needs evaluations along the way"),
