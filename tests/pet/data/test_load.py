@@ -325,6 +325,10 @@ def test_long_samples_are_cut_or_dropped_and_counted(write, letters, settings, c
         load_dataset(write("long.jsonl", rows[:1] + rows[2:] * 2), letters, settings=settings(max_length=6))
     with pytest.raises(InputError, match=r"no sample is left: 0 samples from 3 rows; 0 cut, 3 dropped as too long"):
         load_dataset(path, letters, settings=settings(max_length=2, too_long="drop"))
+    texts = load_dataset(
+        write("texts.txt", "abc\nabcdefgh\n"), letters, settings=settings(max_length=6, too_long="drop")
+    )
+    assert len(texts) == 1 and (texts.counts.dropped_long, texts.counts.divided) == (1, 0)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -448,6 +452,15 @@ def test_the_cache_is_used_for_the_same_content_tokenizer_and_settings(
     assert made_again(path=write("rows.jsonl", CHAT * 4)) == 1
     again = load_dataset(write("rows.jsonl", CHAT * 3), new_letters(), settings=settings())
     assert spelled(again) == spelled(first) and again.counts == first.counts and len(tokenised) == 6
+
+    def one(columns):
+        return [[columns]]
+
+    def other(columns):
+        return []
+
+    digests = {cache_module.settings_digest(new_letters(), settings(conversations=each)) for each in (None, one, other)}
+    assert len(digests) == 3
 
 
 @pytest.mark.parametrize("damage", ["flip", "shorten", "remove", "meta", "field"])

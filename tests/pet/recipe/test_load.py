@@ -6,6 +6,7 @@ import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from model_zoo.errors import InputError
@@ -248,6 +249,7 @@ def test_environment_variables_in_paths(write, monkeypatch, tmp_path):
     monkeypatch.setenv("PET_TEST_DIR", str(tmp_path / "home"))
     path = write(GOOD.replace("train.jsonl", "${PET_TEST_DIR}/train.jsonl"))
     assert load(path).data.train == [str(tmp_path / "home" / "train.jsonl")]
+    assert '["${PET_TEST_DIR}/train.jsonl"]' in dump(load(path)), "absolute, and not below the recipe's directory"
     monkeypatch.delenv("PET_TEST_DIR")
     (problem,) = problems(path)
     assert "job.yaml:7: data.train" in problem
@@ -497,6 +499,26 @@ def test_settings_that_are_no_mistake(write):
     assert load(write(), ["generation.top_k=1"]).generation.top_k == 1  # as greedy decoding
     # the default length of answers is no reason to refuse a small context
     assert load(write(), ["model.config={max_position_embeddings: 48}", "data.max_length=48"]).data.max_length == 48
+
+
+def test_numbers_of_numpy_are_numbers(write):
+    recipe = load(
+        write(), {"train.steps": np.int64(7), "train.betas": (np.float32(0.5), 0.25), "eval.before": np.True_}
+    )
+    assert (recipe.train.steps, recipe.train.betas, recipe.eval.before) == (7, [0.5, 0.25], True)
+
+
+@pytest.mark.parametrize(
+    "settings, mode",
+    [
+        ({"best_metric": "loss"}, "min"),
+        ({"best_metric": "perplexity"}, "min"),
+        ({"best_metric": "rouge_l", "metrics": ["loss", "rouge_l"]}, "max"),
+        ({"best_metric": "rouge_l", "metrics": ["loss", "rouge_l"], "best_mode": "min"}, "min"),
+    ],
+)
+def test_which_end_of_a_measure_is_the_best(write, settings, mode):
+    assert load(write(), {"eval": settings}).eval.best_mode == mode
 
 
 def test_early_stopping_means_the_best_weights_unless_told_otherwise(write):
