@@ -40,7 +40,7 @@ class PTuningV2Config(PTuning2, PrefixConfig):
 
     def resolved(self, model) -> PTuningV2Config:
         config = super().resolved(model)
-        if not self.projection or self.embedding_size is not None:
+        if not self.projection:
             return config
         return dataclasses.replace(config, embedding_size=config.embedding_width(model, model.config.dims.layers))
 

@@ -380,10 +380,10 @@ def write_file(path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Ma
         write_stream(file, described, tensors.__getitem__, metadata)
 
 
-def read_file(path: str | Path, dtype: str | None = None) -> dict[str, np.ndarray]:
-    """All tensors of a small file; bfloat16 comes as exact float32 unless `dtype` says otherwise."""
+def read_file(path: str | Path) -> dict[str, np.ndarray]:
+    """All tensors of a small file; bfloat16 comes as exact float32."""
     with SafetensorsFile(path) as file:
         return {
-            name: file.read(name, dtype=dtype or ("float32" if info.dtype == "bfloat16" else None))
+            name: file.read(name, dtype="float32" if info.dtype == "bfloat16" else None)
             for name, info in file.tensors.items()
         }

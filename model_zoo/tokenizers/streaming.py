@@ -58,9 +58,9 @@ class StreamDecoder:
 def whole_ids(ids) -> list[int]:
     """A list, array or Tensor of ids, or one id, as numbers. Raises InputError for what is none."""
     try:
-        numbers = np.asarray(ids.asnumpy() if hasattr(ids, "asnumpy") else ids).reshape(-1)
+        numbers = np.asarray(ids.asnumpy() if hasattr(ids, "asnumpy") else ids)
     except ValueError:  # lists of different lengths
-        numbers = np.asarray([None])
-    if numbers.size and not np.issubdtype(numbers.dtype, np.integer):
-        raise InputError(f"decode: token ids are whole numbers, found {shown(numbers.tolist())}")
-    return numbers.tolist()
+        numbers = None
+    if numbers is None or (numbers.size and not np.issubdtype(numbers.dtype, np.integer)):
+        raise InputError(f"decode: token ids are whole numbers in lists of one length, found {shown(ids)}")
+    return numbers.reshape(-1).tolist()

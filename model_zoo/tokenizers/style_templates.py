@@ -66,5 +66,5 @@ def template_of(tokenizer: Tokenizer) -> str:
     """
     if tokenizer.template is not None or tokenizer.prompt_style not in STYLE_TEMPLATES:
         return tokenizer.chat_template
-    begins = tokenizer.bos_token_id is not None and tokenizer.bos_token_id in tokenizer.around[0]
+    begins = tokenizer.bos_token_id in tokenizer.around[0]
     return STYLE_TEMPLATES[tokenizer.prompt_style].replace("BOS", "bos_token" if begins else "''")

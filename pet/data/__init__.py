@@ -84,7 +84,7 @@ def make_loader(
     Raises:
         InputError: ``data`` is none of these, is empty, or ``collate_fn`` has nothing to do.
     """
-    settings = settings if isinstance(settings, DataSettings) else DataSettings.of(settings)
+    settings = DataSettings.of(settings)
     options: dict[str, Any] = {
         "layout": layout,
         "pad_token_id": pad_token_id,

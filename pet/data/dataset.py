@@ -290,18 +290,6 @@ class TokenDataset:
         file, line, row = self.origin[index]
         return place_name(self.files[file], line, row)
 
-    def summary(self) -> dict[str, Any]:
-        """The counts, the tokens and the lengths in numbers."""
-        lengths = self.lengths
-        return {
-            **vars(self.counts),
-            "tokens": int(lengths.sum()),
-            "label_tokens": int(self.label_counts.sum()),
-            "shortest": int(lengths.min()) if len(self) else 0,
-            "longest": int(lengths.max()) if len(self) else 0,
-            "mean_length": float(lengths.mean()) if len(self) else 0.0,
-        }
-
 
 def starts_of(lengths: np.ndarray) -> np.ndarray:
     """Where samples of these lengths begin when they lie one behind the other."""

@@ -71,7 +71,7 @@ def load_dataset(
     Raises:
         InputError: what is wrong with the files, all of it together; or no sample is left.
     """
-    settings = settings if isinstance(settings, DataSettings) else DataSettings.of(settings)
+    settings = DataSettings.of(settings)
     paths = entries_of(paths)
     files, own = find_files(paths), own_settings(paths)
     encoder = Encoder.of_files(tokenizer, settings, own)
@@ -192,7 +192,7 @@ def load_questions(
     Raises:
         InputError: what is wrong with the files.
     """
-    settings = settings if isinstance(settings, DataSettings) else DataSettings.of(settings)
+    settings = DataSettings.of(settings)
     wanted: set[tuple[str, int, int]] | None = None
     if isinstance(source, TokenDataset):
         files, own = [Path(name) for name in source.files], {Path(name): one for name, one in source.own.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -233,16 +232,6 @@ class Loader:
     def where(self, batch: Batch) -> list[str]:
         """``file:line`` of every sample of a batch, for a report on a batch that went wrong."""
         return [self.dataset.where(sample) for row in batch["sample_ids"] for sample in row]
-
-    def summary(self, epoch: int = 0) -> dict[str, Any]:
-        """What an epoch holds, in numbers."""
-        return {
-            **self.dataset.summary(),
-            "steps": self.steps_per_epoch(epoch),
-            "batches": self.batches_per_epoch(epoch),
-            "shapes": self.shapes(epoch),
-            "padding": self.padding(epoch),
-        }
 
 
 def _label_tokens(dataset: TokenDataset, plan: Plan) -> np.ndarray:

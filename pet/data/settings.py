@@ -84,6 +84,8 @@ class DataSettings:
         Raises:
             InputError: a name in ``changes`` does not exist, or a value cannot be used.
         """
+        if isinstance(settings, cls) and not changes:
+            return settings
         names = {field.name for field in fields(cls)}
         if settings is None:
             found: dict[str, Any] = {}

@@ -13,7 +13,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,7 +41,6 @@ class Workers:
         self._free: SimpleQueue[subprocess.Popen] = SimpleQueue()
         self._processes: list[subprocess.Popen] = []
         self._threads = ThreadPoolExecutor(count)
-        self._lock = threading.Lock()
         self.count = count
         for _ in range(count):
             process = subprocess.Popen(

@@ -74,7 +74,7 @@ class Work:
         """Memory of what a process has of a parameter."""
         if share.adapter and not share.copied:
             return 4 * share.size
-        if share.name in self.packed and not share.copied:
+        if share.name in self.packed:
             turn = -1 if self.packed[share.name] else 1
             storage, division = self.quantization.storage, share.division
             if division is not None:

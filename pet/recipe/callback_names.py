@@ -124,4 +124,4 @@ def is_named(entry: Any) -> bool:
 
 
 def _name(entry: Any) -> Any:
-    return (entry.get("name") or entry.get("type")) if isinstance(entry, Mapping) else entry
+    return entry.get("name") if isinstance(entry, Mapping) else entry

@@ -101,9 +101,8 @@ def check(
             remove(tree, group)
     if isinstance(tree.get("adapter"), dict):
         tree["adapter"].setdefault("method", "lora")  # as where the section is left out
-    if tree.get("callbacks"):  # some may be there by their names in MindFormers
-        for problem in into_recipe(tree):
-            report.add(("callbacks",), problem)
+    for problem in into_recipe(tree):  # callbacks by their names in MindFormers
+        report.add(("callbacks",), problem)
     _expand_paths(tree, path_keys(), directory, report, check_files)
     recipe = _validate(tree, report)
     if recipe is not None:

@@ -242,10 +242,11 @@ def parse(text: str, name: str, scalar: Callable[[str], Any] = plain_scalar) -> 
     source = Source(name)
     try:
         node = (_node if len(text) > KEPT_LENGTH else _kept_node)(text)
-    except (yaml.YAMLError, ValueError) as error:
-        source.problems.append(
-            _syntax_problem(name, error) if isinstance(error, yaml.YAMLError) else f"{name}: {error}"
-        )
+    except yaml.YAMLError as error:
+        source.problems.append(_syntax_problem(name, error))
+        return source
+    except (ValueError, OverflowError):  # PyYAML asks Python for the character of any number
+        source.problems.append(f"{name}: this is no YAML: an escape \\U is beyond the last character, \\U0010ffff")
         return source
     except RecursionError:
         source.problems.append(f"{name}: nested too deep for a recipe")

@@ -88,11 +88,6 @@ class BatchList:
         """``batch 3, row 0`` and so on, or the sample ids that the batch brought."""
         return [str(sample) for sample in batch["sample_ids"]]
 
-    def padding(self, epoch: int = 0) -> float:
-        """Share of the tokens that are padding."""
-        tokens = sum(batch["input_ids"].size for batch in self.list)
-        return 1.0 - sum(map(count_useful, self.list)) / tokens
-
 
 def is_real(batch: dict[str, Any]) -> np.ndarray:
     """(B, S) which tokens of a batch are not padding.

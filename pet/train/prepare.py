@@ -184,15 +184,13 @@ def check_loaded(model, recipe, config) -> None:
 
 
 def data_settings(recipe, **changes):
-    """The recipe's data section as the loader takes it; the order follows ``train.seed`` unless it has its own."""
+    """The recipe's data section as the loader takes it."""
     from pet.data import DataSettings
     from pet.data.settings import FULL
     from pet.recipe.classes import rows_of
 
     data = recipe.data
-    own: dict[str, Any] = {"seed": data.seed if data.seed is not None else recipe.train.seed}
-    if data._room is not None and data.max_length >= data._room:
-        own["longer"] = FULL
+    own = {"longer": FULL} if data._room is not None and data.max_length >= data._room else {}
     return DataSettings.of(data, **{**own, **rows_of(recipe.train.objective), **changes})
 
 

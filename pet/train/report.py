@@ -78,15 +78,15 @@ def wrapped(text: str, columns: int) -> list[str]:
     return lines or [""]
 
 
-def table(rows: Sequence[Sequence[str]], numbers_from: int = 1) -> list[str]:
-    """Rows as aligned columns; those from ``numbers_from`` on are set to the right. The first row is the head."""
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as aligned columns; all but the first are set to the right. The first row is the head."""
     columns = [max(width(row[index]) for row in rows) for index in range(len(rows[0]))]
     lines = []
     for row in rows:
         cells = []
         for index, cell in enumerate(row):
             space = " " * (columns[index] - width(cell))
-            cells.append(space + cell if index >= numbers_from else cell + space)
+            cells.append(space + cell if index else cell + space)
         lines.append("  ".join(cells).rstrip())
     lines.insert(1, "  ".join("─" * column for column in columns))
     return lines

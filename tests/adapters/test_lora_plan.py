@@ -7,6 +7,7 @@ import pytest
 from mindspore import nn
 
 import pet
+from adapters.cells import layer_index
 from adapters.registry import registry
 
 
@@ -105,10 +106,56 @@ def test_every_misspelt_entry_is_an_error(models, name, call):
     assert pet.list_adapters(model) == [] and not hasattr(type(model.model.layers[0].self_attn.q_proj), "plain")
 
 
+def test_tokens_of_a_shared_weight_are_the_same_ones(models):
+    tokens = {"wte": [1], "lm_head": [2]}
+    with pytest.raises(pet.InputError, match=r"lm_head shares transformer\.wte's weight; same ids expected"):
+        pet.plan(models["gpt2"], pet.LoRAConfig(rank=2, targets=["c_attn"], trainable_tokens=tokens))
+
+
 def test_a_pattern_sweeps_over_what_the_method_does_not_fit(models):
     for target in ("*layers.0.self_attn*", r"re:.*layers\.0\.self_attn.*"):
         plan = pet.plan(models["llama_gqa"], pet.LoRAConfig(rank=2, targets=[target]))
         assert [path.rsplit(".", 1)[-1] for path in paths(plan)] == ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+
+@pytest.mark.parametrize(
+    "path, layers, layer",
+    [
+        ("model.layers.2.mlp.up_proj", "model.layers", 2),
+        ("transformer.prefix_encoder.trans.0", "transformer.layers", None),
+        ("model.norm", "model.layers", None),
+        ("blocks.3.heads.1", None, 3),
+    ],
+)
+def test_the_layer_in_a_path(path, layers, layer):
+    assert layer_index(path, layers) == layer
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        pet.BottleneckConfig(size=4, layer_norm=True),
+        pet.LowRankAdapterConfig(rank=2),
+        pet.LoRAConfig(rank=2, dropout=0.5, use_dora=True, targets="all-linear"),
+        pet.IA3Config(),
+        pet.BitFitConfig(),
+    ],
+    ids=lambda config: config.method,
+)
+def test_cells_of_an_adapter_are_no_targets_of_another(models, first):
+    model = models["llama_gqa"]
+    later = [
+        pet.BitFitConfig(),
+        pet.LoRAConfig(rank=2, targets="all-linear", modules_to_save=["norm"]),
+        pet.BottleneckConfig(size=4, targets=["*"]),
+    ]
+    alone = [pet.plan(model, config).entries for config in later]
+    pet.apply(model, first)
+    try:
+        beside = [pet.plan(model, config).entries for config in later]
+        assert [[entry.name for entry in one] for one in beside] == [[entry.name for entry in one] for one in alone]
+    finally:
+        pet.delete_adapter(model, "default")
 
 
 def test_several_problems_are_told_at_once(models):

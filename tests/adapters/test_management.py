@@ -84,6 +84,24 @@ def test_names_status_and_list(model):
     np.testing.assert_array_equal(logits(model), before)
 
 
+def test_the_last_adapter_that_goes_leaves_what_was_trained_before(model):
+    for parameter in model.get_parameters():
+        parameter.requires_grad = "norm" in parameter.name
+    try:
+        for name in ("first", "second"):
+            add(model, name, 1)
+            assert not any(
+                parameter.requires_grad for parameter in model.get_parameters() if "lora" not in parameter.name
+            )
+        pet.delete_adapter(model, "first")
+        assert not model.model.norm.weight.requires_grad
+        pet.delete_adapter(model, "second")
+        assert all(parameter.requires_grad == ("norm" in parameter.name) for parameter in model.get_parameters())
+    finally:
+        for parameter in model.get_parameters():
+            parameter.requires_grad = True
+
+
 def test_disabling_restores_any_state(model):
     before = logits(model)
     add(model, "first", 1)
@@ -131,6 +149,8 @@ def wrong_calls():
         "set twice": (lambda m: pet.set_adapter(m, ["first", "first"]), "twice"),
         "no such target": (lambda m: pet.apply_lora(m, targets=["q_prj"], name="new"), "q_proj"),
         "no such method": (lambda m: pet.combine_adapters(m, ["first"], method="sdv"), "did you mean 'svd'"),
+        "none to combine": (lambda m: pet.combine_adapters(m, []), "no adapter is named"),
+        "combine twice": (lambda m: pet.combine_adapters(m, ["first", "first"]), "names an adapter twice"),
         "wrong weights": (lambda m: pet.combine_adapters(m, ["first"], [1.0, 2.0]), "2 weights"),
         "weight nan": (lambda m: pet.combine_adapters(m, ["first"], [float("nan")]), "weight is nan"),
         "weight too large": (lambda m: pet.combine_adapters(m, ["first"], [10**400]), "weight is 1"),
@@ -343,6 +363,23 @@ def test_what_is_more_than_a_change_of_low_rank_is_not_combined(model):
     for name, part in (("whole", "lm_head"), ("tokens", "embed_tokens")):
         with pytest.raises(pet.InputError, match=part):
             pet.combine_adapters(model, [name])
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda model, place: pet.set_alpha(model, 3.0), "only LoRA has an alpha"),
+        (lambda model, place: pet.combine_adapters(model, ["default"]), "only LoRA can be combined"),
+        (lambda model, place: pet.hotswap_adapter(model, place), "only LoRA can be exchanged"),
+        (lambda model, place: pet.save_ptuning(model, place / "prefix.bin"), "only ptuning2 has ChatGLM's form"),
+    ],
+    ids=["alpha", "combine", "hotswap", "ptuning"],
+)
+def test_what_one_method_has_is_refused_of_others(model, tmp_path, call, words):
+    pet.apply_ia3(model)
+    with pytest.raises(pet.InputError, match=f"adapter 'default' is of method ia3; {words}"):
+        call(model, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 # Exchange in place ----------------------------------------------------------------------------------------------------

@@ -270,6 +270,14 @@ def test_what_cannot_be_is_refused(models, fixtures, tmp_path):
     )
     with pytest.raises(InputError, match=r"shape \(4, 7\)"):
         pet.load_ptuning(model, tmp_path / "odd.safetensors")
+    save_file({"other": np.zeros((4, 7), np.float32)}, tmp_path / "odd.safetensors")
+    with pytest.raises(InputError, match=r"odd\.safetensors: holds no transformer\.prefix_encoder\.embedding\.weight"):
+        pet.load_ptuning(model, tmp_path / "odd.safetensors")
+    with pytest.raises(InputError, match=r"none\.safetensors: no such file"):
+        pet.load_ptuning(model, tmp_path / "none.safetensors")
+    save_file({"other": np.zeros((4, 7), np.float32)}, tmp_path / "even.safetensors")
+    with pytest.raises(InputError, match=r"one \*\.safetensors file expected.*there are 2"):
+        pet.load_ptuning(model, tmp_path)
     pet.apply_prefix(model, length=4)
     with pytest.raises(InputError, match="no weight can do"):
         pet.merge(model)

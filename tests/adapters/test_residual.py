@@ -201,7 +201,7 @@ def test_its_layers_are_one_operator(fixtures, monkeypatch):
 
 @pytest.mark.parametrize("settings", [{}, {"use_dora": True, "targets": ["q_proj", "v_proj", "embed_tokens"]}], ids=str)
 def test_a_saved_adapter_opens_as_it_was_trained_and_can_be_trained_on(fixtures, tmp_path, settings):
-    settings = {"rank_pattern": {"v_proj": 2}, "use_rslora": True, **settings}
+    settings = {"rank_pattern": {"v_proj": 2}, "alpha_pattern": {"q_proj": 5.0}, "use_rslora": True, **settings}
     model, ids = started(loaded(fixtures), **settings), input_ids(fixtures)
     train(model, ids)
     pet.save_adapter(model, tmp_path / "one")

@@ -57,9 +57,10 @@ def written(tmp_path, sizes):
     return write
 
 
-def test_each_matrix_gets_its_expert_s_part(written, sizes):
+@pytest.mark.parametrize("modules", [[], r".*\.gate", None], ids=str)
+def test_each_matrix_gets_its_expert_s_part(written, sizes, modules):
     layers, experts, *_ = sizes
-    directory, tensors = written()
+    directory, tensors = written(target_modules=modules)
     model = AutoModel.from_pretrained(BASE)
     before = {name: parameter.asnumpy().copy() for name, parameter in model.parameters_dict().items()}
     stored = StoredAdapter(directory)

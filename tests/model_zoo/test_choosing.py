@@ -1,6 +1,7 @@
 """How tokens are chosen: every processor against transformers', their settings from all doors, and what is said."""
 
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from model_zoo.auto import AutoModel
 from model_zoo.errors import InputError
 from model_zoo.generation.beams import highest
 from model_zoo.generation.choose import Choice
-from model_zoo.generation.defaults import say_unheeded, say_unused
+from model_zoo.generation.defaults import own_padding, say_unheeded, say_unused
 from model_zoo.generation.generate import generate
 from model_zoo.generation.processors import PROCESSORS, Step, softmax
 from model_zoo.generation_settings import DRAWN, FIELDS, settled
@@ -229,11 +230,32 @@ def test_settled_leaves_sampling_to_the_call():
     }
 
 
+@pytest.mark.parametrize(
+    "config, own, beams, token",
+    [
+        ({"pad_token_id": 0}, {}, 1, 0),
+        ({"pad_token_id": 0}, {}, 2, None),
+        ({"pad_token_id": 7}, {"pad_token_id": 3}, 2, 7),
+        ({}, {"pad_token_id": 3}, 2, 3),
+        ({"pad_token_id": 9}, {}, 1, None),
+        ({"pad_token_id": -1}, {}, 1, None),
+        ({"pad_token_id": True}, {}, 1, None),
+        ({"eos_token_id": 2}, {"pad_token_id": 3}, 1, None),
+    ],
+)
+def test_a_models_own_padding(config, own, beams, token):
+    dims = SimpleNamespace(vocab=9)
+    model = SimpleNamespace(generation_config=config, config=SimpleNamespace(dims=dims, to_dict=lambda: own))
+    assert own_padding(model, beams) == token
+
+
 def test_settings_of_generation_config_that_take_no_effect_are_said_once(caplog):
     """transformers would give other answers by them; those of the draw count only where a caller samples."""
     asked = {"repetition_penalty": 1.05, "guidance_scale": 3, "max_time": None, "temperature": 0.7, "num_beams": 1}
     asked |= {"num_return_sequences": 1, "penalty_alpha": 0.0, "sequence_bias": [], "token_healing": False}
     asked |= {"encoder_repetition_penalty": 1.0, "diversity_penalty": 0}
+    say_unheeded("base", {name: value for name, value in asked.items() if name != "guidance_scale"}, [])
+    assert not caplog.records
     for _ in range(2):
         say_unheeded("base", {**asked, "stop_strings": ["x"]}, [])
     say_unheeded("base", {**asked, "stop_strings": ["x"]}, ["stop_strings"])

@@ -92,6 +92,13 @@ def test_wrong_options(llama, options, complaint):
         llama("a", **options)
 
 
+@pytest.mark.parametrize("ids", [1.5, [1.5], ["a"], None, [None], True, [[1], [2, 3]]], ids=str)
+def test_only_whole_numbers_are_decoded(llama, ids):
+    with pytest.raises(InputError) as caught:
+        llama.decode(ids)
+    assert str(caught.value).endswith(f"whole numbers in lists of one length, found {ids!r}")
+
+
 def test_only_text_is_encoded(llama):
     with pytest.raises(InputError, match="encodes text, found int: 3"):
         llama.encode(3)

@@ -5,6 +5,7 @@ import os
 import shutil
 
 import pytest
+from sentencepiece import SentencePieceTrainer
 from tokenizers import ByteLevelBPETokenizer
 
 from model_zoo.errors import InputError
@@ -593,6 +594,22 @@ def test_a_model_cut_between_two_pieces(make):
     )
 
 
+@pytest.mark.parametrize("token", ["bos", "eos"])
+def test_a_sentencepiece_model_without_the_tokens_around_a_text(tmp_path, token):
+    SentencePieceTrainer.train(
+        input=__file__, model_prefix=str(tmp_path / "tokenizer"), vocab_size=300, minloglevel=2, **{f"{token}_id": -1}
+    )
+    assert f"tokenizer.model: the sentencepiece model defines no {token}_token" in complaint(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({f"{token}_token": "<unk>"}))
+    assert getattr(AutoTokenizer.from_pretrained(tmp_path), f"{token}_token_id") == 0
+
+
+@pytest.mark.parametrize("entry", [{"x": {"content": "a"}}, {"7": "a"}, {"7": {"content": 7}}, {"7": {}}], ids=str)
+def test_control_tokens_are_ids_with_a_content(make, entry):
+    directory = make(LLAMA, tokenizer_config={"added_tokens_decoder": entry})
+    assert "an id with an object that has a content was expected" in complaint(directory)
+
+
 @pytest.mark.parametrize("left", [0.2, 0.6, 0.97])
 def test_truncated_gpt2(make, left):
     for name in ("vocab.json", "merges.txt"):
@@ -605,7 +622,18 @@ def test_truncated_gpt2(make, left):
         assert name in complaint(directory)
 
 
-def test_other_damage(make):
+def test_other_damage(make, fixtures):
+    with pytest.raises(InputError, match=r"found a plain vocabulary, expected merges\.txt with it"):
+        GPT2Tokenizer(fixtures / VOCABULARY)
+    directory = make(VOCABULARY, MERGES)
+    (directory / "vocab.json").write_text('{"a": "b"}')
+    assert "vocab.json: expected an object of pieces and their ids" in complaint(directory)
+    directory = make(RANKS)
+    lines = (directory / "tokenizer.model").read_bytes().splitlines()
+    (directory / "tokenizer.model").write_bytes(b"\n".join([*lines[:300], lines[299].split()[0] + b" 300"]))
+    assert "line 301 is damaged or cut off; expected a new base64 token and the rank 300" in complaint(directory)
+    (directory / "tokenizer.model").write_bytes(b"\n".join(lines[:200]))
+    assert "56 of the 256 single bytes have no rank" in complaint(directory)
     directory = make(LLAMA)
     (directory / "tokenizer.model").write_bytes(b"")
     assert "tokenizer.model: the tokenizer file is empty" in complaint(directory)

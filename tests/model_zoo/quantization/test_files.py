@@ -177,6 +177,21 @@ def test_an_offset_of_factors_that_is_no_number_is_refused(fixtures, tmp_path, o
         Checkpoint(changed(fixtures, tmp_path, "nf4_double", **{STATE: state(nested_offset=offset)}))
 
 
+def test_factors_of_factors_in_other_blocks_are_refused(fixtures, tmp_path):
+    with pytest.raises(InputError, match="nested_blocksize is 128, nested_offset"):
+        Checkpoint(changed(fixtures, tmp_path, "nf4_double", **{STATE: state(nested_blocksize=128)}))
+
+
+@pytest.mark.parametrize("text", ["x", "[1]", "{}", '{"type": "nf5", "block": 64, "double": false, "skip": []}'])
+def test_what_an_adapter_says_of_its_base_is_understood_or_refused(text):
+    asked = Quantization("nf4", 64, True, ("lm_head",))
+    values = {"type": asked.type, "block": asked.block, "double": asked.double, "skip": asked.skip}
+    read = Quantization.read(json.dumps(values))
+    assert (read.type, read.block, read.double, read.skip) == (asked.type, asked.block, asked.double, asked.skip)
+    with pytest.raises(InputError, match=r"base_quantization .* is not understood: "):
+        Quantization.read(text)
+
+
 def test_int8_without_its_factors_is_refused(fixtures, tmp_path):
     with pytest.raises(InputError, match="its SCB or weight_scale is missing"):
         Checkpoint(changed(fixtures, tmp_path, "int8", **{"model.layers.1.mlp.up_proj.SCB": None}))
@@ -274,7 +289,11 @@ def test_reordered_groups_and_other_widths_are_refused(fixtures, tmp_path):
     with pytest.raises(InputError, match=f"{key}: its groups are not of neighbouring inputs"):
         AutoModel.from_pretrained(directory)
     values = json.loads((directory / "config.json").read_text())
-    for setting, words in [({"bits": 3}, "gptq of 3 bits"), ({"quant_method": None}, "no quantization_config")]:
+    for setting, words in [
+        ({"bits": 3}, "gptq of 3 bits"),
+        ({"quant_method": None}, "no quantization_config"),
+        ({"quant_method": "awq", "version": "gemv"}, r"awq of 4 bits \(gemv\)"),
+    ]:
         changed = {**values, "quantization_config": {**values["quantization_config"], **setting}}
         (directory / "config.json").write_text(json.dumps(changed))
         with pytest.raises(InputError, match=words):

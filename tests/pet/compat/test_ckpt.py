@@ -223,7 +223,11 @@ def test_mindspores_own_files(fixtures, tmp_path, monkeypatch):
     assert all(np.array_equal(again[name].asnumpy(), value.asnumpy()) for name, value in tensors.items())
 
 
-@pytest.mark.parametrize("content", [bytes(1000), bytes(1), b"\x12\x02ab", b"\x0a\x00", b"\x08\x01"])
+REMARK = b"\x0a\x0e\x0a\x01a\x12\x09\x12\x03str\x1a\x02hi"
+"""A checkpoint that holds a text alone."""
+
+
+@pytest.mark.parametrize("content", [bytes(1000), bytes(1), b"\x12\x02ab", b"\x0a\x00", b"\x08\x01", REMARK])
 def test_bytes_that_are_no_checkpoint(tmp_path, content):
     (tmp_path / "a.ckpt").write_bytes(content)
     with pytest.raises(InputError, match=r"a\.ckpt: not a whole MindSpore checkpoint"):
@@ -248,6 +252,12 @@ def test_tensors_that_the_model_does_not_have_are_refused_both_ways(fixtures, tm
     with pytest.raises(InputError, match="q_norm is no parameter of this model"):
         to_adapter(tmp_path / "lora.ckpt", tmp_path / "adapter", 8, source)
     assert not (tmp_path / "b.ckpt").exists() and not (tmp_path / "adapter").exists()
+
+
+def test_an_array_of_another_size_is_not_written(tmp_path):
+    with pytest.raises(ValueError, match=r"w: 3 elements were given, \(2,\) takes more or fewer"):
+        write_ckpt(tmp_path / "a.ckpt", {"w": ("float32", (2,))}, lambda name: np.zeros(3, np.float32))
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_does_not_fit_is_listed(fixtures, tmp_path):

@@ -473,6 +473,10 @@ BROKEN = {
     "huge token": ('{"input_ids": [1, 4294967296]}', "4294967296 is no token id"),
     "negative token": ('{"input_ids": [1, -2]}', "-2 is no token id"),
     "labels": ('{"input_ids": [1, 2], "labels": [1]}', "column 'labels' has 1 values, input_ids has 2"),
+    "nothing but padding": (
+        '{"input_ids": [1, 2], "attention_mask": [0, 0]}',
+        "column 'attention_mask' leaves no token",
+    ),
     "deep": ('{"text": ' + "[" * 100000 + "\n", ":1: broken JSON: nested too deeply"),
 }
 
@@ -660,10 +664,12 @@ def test_a_list_without_its_end(write, text):
 def test_paths_that_cannot_be_used(write, tmp_path):
     write("data/train.jsonl", GOOD)
     write("notes.md", "x")
+    write("rows.parquet.gz", "x")
     (tmp_path / "void").mkdir()
     with pytest.raises(InputError) as caught:
-        list(read_rows([tmp_path / "data/tran.jsonl", tmp_path / "notes.md", tmp_path / "void"]))
+        list(read_rows([tmp_path / name for name in ("data/tran.jsonl", "notes.md", "void", "rows.parquet.gz")]))
     text = str(caught.value)
+    assert "rows.parquet.gz: not a data file" in text
     assert "tran.jsonl: no such file or directory (did you mean 'train.jsonl'?)" in text
     assert "notes.md: not a data file" in text and "void: no data file in this directory" in text
 

@@ -122,7 +122,9 @@ def test_a_text_without_a_place_for_what_rows_say(write, settings, letters, capl
     assert "the system message, for which data.template has no {system}, is not read in 1 of 3 rows" in system
     assert "the thought, for which data.template has no place, is not read in 1 of 3 rows (the first:" in thought
     caplog.clear()
+    places = {"template": "{prompt}?", "template_without_input": "{system}{prompt}"}
     load_dataset(paths[0], letters, settings=settings(template="{system}{prompt}?"))
+    load_dataset(paths[0], letters, settings=settings(**places))
     assert not caplog.records
     call = {"type": "function", "function": {"name": "find", "arguments": {}}}
     for row in (
@@ -323,6 +325,10 @@ def test_long_samples_are_cut_or_dropped_and_counted(write, letters, settings, c
         load_dataset(write("long.jsonl", rows[:1] + rows[2:] * 2), letters, settings=settings(max_length=6))
     with pytest.raises(InputError, match=r"no sample is left: 0 samples from 3 rows; 0 cut, 3 dropped as too long"):
         load_dataset(path, letters, settings=settings(max_length=2, too_long="drop"))
+    texts = load_dataset(
+        write("texts.txt", "abc\nabcdefgh\n"), letters, settings=settings(max_length=6, too_long="drop")
+    )
+    assert len(texts) == 1 and (texts.counts.dropped_long, texts.counts.divided) == (1, 0)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -367,7 +373,7 @@ def test_samples_know_where_they_come_from(write, letters, settings, tmp_path):
         "a.jsonl:2",
         "b.csv:2",
     ]
-    assert dataset.summary()["tokens"] == 9 and dataset.summary()["label_tokens"] == 6
+    assert dataset.lengths.sum() == 9 and dataset.label_counts.sum() == 6
 
 
 def test_nothing_is_written_for_broken_data(write, letters, settings, tmp_path):
@@ -446,6 +452,15 @@ def test_the_cache_is_used_for_the_same_content_tokenizer_and_settings(
     assert made_again(path=write("rows.jsonl", CHAT * 4)) == 1
     again = load_dataset(write("rows.jsonl", CHAT * 3), new_letters(), settings=settings())
     assert spelled(again) == spelled(first) and again.counts == first.counts and len(tokenised) == 6
+
+    def one(columns):
+        return [[columns]]
+
+    def other(columns):
+        return []
+
+    digests = {cache_module.settings_digest(new_letters(), settings(conversations=each)) for each in (None, one, other)}
+    assert len(digests) == 3
 
 
 @pytest.mark.parametrize("damage", ["flip", "shorten", "remove", "meta", "field"])

@@ -51,6 +51,12 @@ def test_each_sample_comes_exactly_once_with_all_its_labels(dataset, packing, sh
             assert batch["input_ids"][row, : len(tokens)].tolist() == tokens
 
 
+def test_samples_of_which_nothing_is_learnt_are_refused():
+    first_alone = np.arange(4) == 0  # nothing predicts the first token
+    with pytest.raises(InputError, match="none of the 3 samples has a label"):
+        Loader(TokenDataset.from_samples([(np.arange(4), first_alone)] * 3), 2)
+
+
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_resuming_gives_the_batches_that_would_have_come(dataset, packing):
     whole = list(loader_for(dataset, packing).batches(2))

@@ -7,7 +7,7 @@ import pytest
 
 from model_zoo.errors import InputError
 from pet.data import CollateLoader, DataSettings, from_mindspore
-from pet.data.token_rows import without_padding
+from pet.data.token_rows import learnt_beside, without_padding
 
 PLAIN, ENDS = (0, False), (0, True)
 
@@ -28,6 +28,12 @@ PLAIN, ENDS = (0, False), (0, True)
 )
 def test_padding_is_left_out_and_not_learnt(row, how, ids, marks):
     assert without_padding(row, *how) == (ids, [bool(mark) for mark in marks])
+
+
+def test_rows_of_a_batch_are_learnt_each_for_itself():
+    ids = np.array([[5, 0, 6, 0], [0, 7, 8, 9], [0, 0, 0, 0]])
+    assert learnt_beside(ids, *PLAIN).astype(int).tolist() == [[0, 0, 1, 0], [0, 0, 1, 1], [0, 0, 0, 0]]
+    assert learnt_beside(ids, *ENDS).astype(int).tolist() == [[0, 1, 0, 1], [0, 0, 1, 1], [0, 0, 0, 0]]
 
 
 def test_only_rows_that_say_nothing_of_it_are_read_so(letters, tmp_path):

@@ -22,9 +22,8 @@ def stream(write, letters, tmp_path):
     write("set/b.json", json.dumps(lines[37:], indent=1))
 
     def opened(cache="cache", **changes):
-        settings = DataSettings(
-            streaming=True, stream_window=10, max_length=20, cache_dir=str(tmp_path / cache), **changes
-        )
+        chosen = {"streaming": True, "stream_window": 10, "max_length": 20, "cache_dir": str(tmp_path / cache)}
+        settings = DataSettings(**{**chosen, **changes})
         return load_dataset(tmp_path / "set", letters, settings=settings)
 
     return opened
@@ -59,6 +58,14 @@ def test_each_row_once(stream, tmp_path, packing):
         assert [batch.index for batch in batches] == list(range(len(batches)))
         assert made.where(batches[0]) == samples(batches[:1])
     assert samples(made.batches(0)) != found == samples(made.batches(1))
+
+
+@pytest.mark.parametrize(
+    "packing, lengths", [("pack", [150]), ("none", [150]), ("longest", [64, 128, 150]), ("buckets", [90, 150])]
+)
+def test_shapes_that_may_come(stream, packing, lengths):
+    made = loader(stream(packing=packing, max_length=150, buckets=lengths if packing == "buckets" else None))
+    assert made.shapes() == [(2, length) for length in lengths]
 
 
 def test_the_samples_are_those_of_the_whole_dataset(stream, letters, tmp_path):

@@ -156,6 +156,25 @@ def test_what_cannot_be_loaded_is_refused():
         list(collated(collate_fn=lambda samples: {"input_ids": [[1, 2]]}).batches(0))
     with pytest.raises(InputError, match="expected files, a MindSpore Dataset or an indexable dataset"):
         make_loader(iter([1]), 2)
+    samples = TokenDataset.from_samples([(np.arange(4), np.ones(4, bool))])
+    with pytest.raises(InputError, match="collate_fn: this data is batched by its settings"):
+        make_loader(samples, 1, collate_fn=lambda rows: rows)
+    with pytest.raises(InputError, match="dataset: no rows"):
+        make_loader([], 2)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"input_ids": [1.0, 2.0]}, "input_ids must be whole numbers, found float64"),
+        ({"input_ids": [1, 2], "labels": [1]}, "columns must have one shape"),
+        ({"input_ids": [1, 2], "labels": [-100, -100]}, "no row with anything to learn"),
+        ({"input_ids": [1, 2], "labels": [1, -100]}, "no row with anything to learn"),  # nothing predicts the first
+    ],
+)
+def test_tokens_that_cannot_be_learnt_are_refused(row, message):
+    with pytest.raises(InputError, match=message):
+        from_mindspore(generator_dataset(list(row), [tuple(map(np.array, row.values()))]))
 
 
 def test_two_sets_out_of_one(tmp_path):

@@ -6,6 +6,7 @@ import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from model_zoo.errors import InputError
@@ -248,6 +249,7 @@ def test_environment_variables_in_paths(write, monkeypatch, tmp_path):
     monkeypatch.setenv("PET_TEST_DIR", str(tmp_path / "home"))
     path = write(GOOD.replace("train.jsonl", "${PET_TEST_DIR}/train.jsonl"))
     assert load(path).data.train == [str(tmp_path / "home" / "train.jsonl")]
+    assert '["${PET_TEST_DIR}/train.jsonl"]' in dump(load(path)), "absolute, and not below the recipe's directory"
     monkeypatch.delenv("PET_TEST_DIR")
     (problem,) = problems(path)
     assert "job.yaml:7: data.train" in problem
@@ -326,6 +328,16 @@ def test_all_problems_in_one_report(write):
             "parallel.reduce_buckets",
             "gathers and sums would meet",
         ),
+        (
+            ["parallel={data: 2, shard_base: true}", "adapter={method: none}"],
+            "parallel.shard_base",
+            "every weight is trained",
+        ),
+        (
+            ["parallel={data: 2, shard_base: true}", "model.quantization.type=nf4"],
+            "parallel.shard_base",
+            "packed weights are not gathered",
+        ),
         (["train.momentum=0.5"], "train.momentum", "no effect with train.optimizer: adamw; it belongs to momentum"),
         (["train.power=3"], "train.power", "it belongs to polynomial"),
         (["train.loss_scale.initial=8"], "train.loss_scale", "it belongs to fp16"),
@@ -337,6 +349,12 @@ def test_all_problems_in_one_report(write):
         (["train.r_drop_alpha=4"], "train.r_drop_alpha", "adapter.dropout is 0"),
         (["eval.every_steps=5"], "eval.every_steps", "nothing to evaluate on"),
         (["data.eval_fraction=0.5", "eval.patience=2"], "eval.patience", "needs evaluations along the way"),
+        (
+            ["data.eval_fraction=0.5", "eval={every_steps: 2, every_epochs: 1}"],
+            "eval.every_steps",
+            "give every_steps or every_epochs, not both",
+        ),
+        (["eval.metrics=[loss, loss]"], "eval.metrics", "names a metric twice"),
         (["eval.best_metric=bleu"], "eval.best_metric", "expected one of loss, perplexity"),
         (["generation.top_p=0.5"], "generation.top_p", "no effect without do_sample"),
         (
@@ -444,6 +462,9 @@ def test_all_problems_in_one_report(write):
         (["train.steps=true"], "train.steps", "whole number; got true"),
         (["eval.before=1"], "eval.before", "true or false; got 1"),
         (["name=a/b"], "name", "cannot be used here"),
+        (["train.recompute=often"], "train.recompute", "a whole number of at least 2; got 'often'"),
+        (["adapter.layers=[-1]"], "adapter.layers", "-1 is negative; layers are counted from 0"),
+        (["adapter.trainable_tokens=[-1]"], "adapter.trainable_tokens", "-1"),
         (["adapter.layers=[3-1]"], "adapter.layers", "'3-1' is no layer index or range"),
         (["adapter.targets=[q_prj]"], "adapter.targets", "'q_prj' matches no cell (did you mean 'q_proj'"),
         (["adapter.targets=[norm]"], "adapter.targets", "model.norm is no matrix and no embedding, which no adapter"),
@@ -478,6 +499,26 @@ def test_settings_that_are_no_mistake(write):
     assert load(write(), ["generation.top_k=1"]).generation.top_k == 1  # as greedy decoding
     # the default length of answers is no reason to refuse a small context
     assert load(write(), ["model.config={max_position_embeddings: 48}", "data.max_length=48"]).data.max_length == 48
+
+
+def test_numbers_of_numpy_are_numbers(write):
+    recipe = load(
+        write(), {"train.steps": np.int64(7), "train.betas": (np.float32(0.5), 0.25), "eval.before": np.True_}
+    )
+    assert (recipe.train.steps, recipe.train.betas, recipe.eval.before) == (7, [0.5, 0.25], True)
+
+
+@pytest.mark.parametrize(
+    "settings, mode",
+    [
+        ({"best_metric": "loss"}, "min"),
+        ({"best_metric": "perplexity"}, "min"),
+        ({"best_metric": "rouge_l", "metrics": ["loss", "rouge_l"]}, "max"),
+        ({"best_metric": "rouge_l", "metrics": ["loss", "rouge_l"], "best_mode": "min"}, "min"),
+    ],
+)
+def test_which_end_of_a_measure_is_the_best(write, settings, mode):
+    assert load(write(), {"eval": settings}).eval.best_mode == mode
 
 
 def test_early_stopping_means_the_best_weights_unless_told_otherwise(write):

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import ValidationError
 
+import pet
 from adapters.method import MethodConfig
 from adapters.methods import METHODS
 from adapters.schema import Settings
@@ -96,6 +97,11 @@ def test_a_method_on_the_whole_model_has_no_cells_to_choose():
     with pytest.raises(InputError, match="layers has no meaning here"):
         Whole(layers=[1]).validate()
 
+    class WholeConfig(Whole, MethodConfig):
+        """On the whole model."""
+
+    assert "width: How wide." in WholeConfig.__doc__ and "layers: " not in WholeConfig.__doc__
+
 
 def test_docstrings_list_the_settings():
     assert ToyConfig.__doc__.startswith("The toy's work.\n\n    Args:\n        targets: Cells to adapt")
@@ -118,6 +124,15 @@ def test_every_key_reaches_the_configuration_with_the_same_default(cls, name):
     for field in dataclasses.fields(config):
         value = 3 if field.name == "seed" else getattr(expected, field.name)
         assert (getattr(config, field.name) or None) == (value or None), field.name
+
+
+@pytest.mark.parametrize("name", [name for name in dir(pet) if name.startswith("apply_")])
+def test_a_methods_function_has_the_defaults_of_its_configuration(name, monkeypatch):
+    made = []
+    monkeypatch.setattr("adapters.apply.apply", lambda model, config, name: made.append(config))
+    getattr(pet, name).__wrapped__(None)
+    (config,) = made
+    assert config == type(config)()
 
 
 def test_data_settings():

@@ -63,6 +63,12 @@ def test_lines():
     assert source.where(("d",)) == "f.yaml:7"
 
 
+@pytest.mark.parametrize("escape", ["\\U00110000", "\\UFFFFFFFF"])
+def test_an_escape_of_no_character(escape):
+    source = parse(f'a: "{escape}"', "f")
+    assert source.problems == [r"f: this is no YAML: an escape \U is beyond the last character, \U0010ffff"]
+
+
 def test_duplicate_key():
     source = parse("train:\n  steps: 1\n  steps: 2\n", "f")
     assert source.problems == ["f:3: train.steps: the key stands twice, first in line 2; keep one of them"]

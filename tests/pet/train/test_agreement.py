@@ -17,6 +17,7 @@ from pet.recipe.loading import from_dict
 from pet.train import agreement
 from pet.train.agreement import apart, check_alike, facts_of
 from pet.train.feed import BatchList
+from pet.train.origins import differences
 
 HOST = socket.gethostname()
 
@@ -140,6 +141,20 @@ def test_a_scripts_own_model_begins_with_the_same_weights(scripts):
     assert scripts(one, one) == ["", ""]
     expected = f"rank 1 on {HOST} differs from rank 0 on {HOST}: {agreement.WEIGHTS}: weight has another content"
     assert scripts(one, other) == [expected, expected]
+
+
+@pytest.mark.parametrize(
+    "now, words",
+    [
+        ((("a", "1"), ("b", "3")), "b has another content"),
+        ((("a", "1"), ("c", "3")), "c is new, b is gone"),
+        ((("b", "2"), ("a", "1")), "the files are in another order"),
+        ((("renamed", "1"), ("b", "2")), None),
+    ],
+)
+def test_what_differs_between_two_lists_of_files(now, words):
+    found = list(differences({"data.train": (("a", "1"), ("b", "2"))}, {"data.train": now, "data.eval": now}))
+    assert found == ([] if words is None else [f"data.train: {words}"])
 
 
 def test_a_scripts_own_data_has_as_many_batches_everywhere():

@@ -128,6 +128,10 @@ def test_dynamic_scale_falls_on_overflow_and_grows_after_a_quiet_window():
     scale.good()
     scale.good()
     assert scale.scale == 1024.0
+    scale.good()
+    assert scale.overflow() and (scale.scale, scale.quiet) == (256.0, 0), "the quiet time begins anew"
+    scale.good()
+    assert (scale.scale, scale.quiet) == (256.0, 1)
     again = LossScale(enabled=True, factor=4.0, window=2)
     again.load(scale.state())
     assert again.state() == scale.state()
@@ -219,3 +223,4 @@ def test_keys_differ_in_every_argument():
     assert len(keys) == 800
     assert all(0 <= key < 2**31 for key in keys)
     assert mix(1, 2, 3) == mix(1, 2, 3) != mix(3, 2, 1)
+    assert mix(0) == 0xE220A8397B1DCDAF & 0x7FFFFFFF  # SplitMix64's first number from the seed 0
