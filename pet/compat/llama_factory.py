@@ -12,6 +12,7 @@ from typing import Any
 
 from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
+from model_zoo.generation_settings import DRAWN, OF_BEAMS
 from pet.compat.job_files import (
     BITS,
     CACHE,
@@ -25,6 +26,7 @@ from pet.compat.job_files import (
     MODEL,
     SPEED,
     TOKENS,
+    adapter,
     base_model,
     eval_steps,
     own_template,
@@ -60,6 +62,9 @@ KEYS = {
     "ref_model_adapters": "reference",
 }
 """Settings of preferences, by the names of all releases."""
+ANSWERS = ("do_sample", "num_beams", "max_new_tokens", "repetition_penalty", "temperature", "top_p", "top_k")
+ANSWERS += ("length_penalty",)
+"""Settings of generated answers, by the recipe's names."""
 OPTIMIZER = Refused("an optimizer that is not here; see train.optimizer")
 
 
@@ -102,7 +107,7 @@ TABLE = {
     **same(TOKENS, "resize_vocab add_tokens add_special_tokens"),
     # the adapter
     "finetuning_type": Refused("lora and full are supported", harmless=("lora", "full")),
-    "adapter_name_or_path": "adapter.load",
+    "adapter_name_or_path": adapter,
     "lora_target": targets,
     "lora_rank": "adapter.rank",
     "additional_target": lambda t, n, v: t.put(
@@ -158,7 +163,7 @@ TABLE = {
     "fp8*": Refused("products have fp32, bf16 or fp16; see train.precision"),
     "shift_attn": Refused("every token sees all tokens before it"),
     **same(OPTIMIZER, "use_galore use_apollo use_badam use_adam_mini use_muon"),
-    **same(GENERATION, "do_sample temperature top_p top_k num_beams max_new_tokens repetition_penalty length_penalty"),
+    **{name: f"generation.{name}" for name in ANSWERS},
     **same(GENERATION, "generation_* eval_num_beams infer_* vllm_* sglang_* skip_special_tokens"),
     # how it is run
     "use_kt": Refused("experts are not computed apart"),
@@ -235,9 +240,7 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
             t.refuse(name, f"{values[name]!r}: kto has no likelihood term here; train.sft_weight belongs to pairs")
     if t.get("adapter.load") and t.get("train.objective") in OPTIONS["reference"]:
         t.settings.setdefault("train.reference", ADAPTERS_OFF)  # theirs is the base, whatever adapter a run starts from
-    if values.get("export_dir") and not values.get("do_train"):
-        base, adapter = values.get("model_name_or_path"), _adapter(values)
-        t.refuse("export_dir", f"nothing is trained; pet merge {adapter} --base {base} --output {values['export_dir']}")
+    _answers(t)
     home, texts = Path("data"), values.get("stage") == "pt"
     with t.reading("dataset_dir", values.get("dataset_dir")):
         home = Path(values.get("dataset_dir") or home)
@@ -295,10 +298,15 @@ def _check_learnt(t: Translation, values: Mapping[str, Any]) -> None:
         t.refuse(asked[0], "it is about stage: sft")
 
 
-def _adapter(values: Mapping[str, Any]) -> str:
-    """The directory of the adapter that a file names, where a run of this library may have written it."""
-    named = Path(str(values.get("adapter_name_or_path") or "ADAPTER"))
-    return str(named / "adapter" if (named / "adapter").is_dir() else named)
+def _answers(t: Translation) -> None:
+    """Draws answers where a file says how, unless it says not to; what then has no effect is noted."""
+    drawn = [name for name in DRAWN if f"generation.{name}" in t.settings]
+    t.settings.setdefault("generation.do_sample", bool(drawn))
+    idle = dict.fromkeys(() if t.get("generation.do_sample") else drawn, "do_sample: true")
+    idle |= dict.fromkeys(() if t.get("generation.num_beams", 1) != 1 else OF_BEAMS, "num_beams above 1")
+    for name, needed in idle.items():
+        if t.settings.pop(f"generation.{name}", None) is not None:
+            t.ignore(name, f"it has no effect without {needed}")
 
 
 def check_trained(t: Translation) -> None:
@@ -308,7 +316,9 @@ def check_trained(t: Translation) -> None:
         asked = {name: switched_on(value) for name, value in said.items()}
         if not asked.get("do_train", not any(asked.values())):
             shown = ", ".join(f"{name}: {str(value).lower()}" for name, value in asked.items())
-            t.refuse(shown, f"nothing is trained; pet evaluate FILE --adapter {_adapter(t.values)}")
+            t.refuse(shown, "nothing is trained; pet evaluate FILE")
+        elif t.values.get("export_dir") and not asked.get("do_train"):
+            t.refuse("export_dir", "nothing is trained; pet merge FILE")
 
 
 def _prompts(t: Translation, values: Mapping[str, Any]) -> dict[Any, dict[str, Any]]:

@@ -637,10 +637,11 @@ def test_llama_factorys_list_says_how_rows_are_read(tmp_path, stage, entry, row,
     assert (read.text or [one["content"] for one in read.messages]) == expected
 
 
-def test_llama_factorys_file_that_merges_names_the_command(tmp_path):
-    file = {"model_name_or_path": "org/base", "adapter_name_or_path": "saves/a", "export_dir": "out"}
-    (problem,) = llama_factory.translate(file, tmp_path / "job.yaml").problems
-    assert problem.endswith("export_dir: nothing is trained; pet merge saves/a --base org/base --output out")
+def test_llama_factorys_file_that_merges_names_the_command(base, tmp_path):
+    file = {"model_name_or_path": str(base), "adapter_name_or_path": "saves/a", "export_dir": "out"}
+    path = write(tmp_path / "job.yaml", yaml.safe_dump(file))
+    with pytest.raises(InputError, match="export_dir: nothing is trained; pet merge FILE"):
+        load_any(path, needs=["data.train"], check_files=False)
 
 
 def test_quantised_bases(tmp_path):
@@ -1021,7 +1022,7 @@ def test_a_file_that_does_not_train_names_the_command(base, tmp_path, asked):
     file = {"model_name_or_path": str(base), "stage": "sft", "dataset": str(base / "data.jsonl"), **asked}
     file |= {"adapter_name_or_path": str(tmp_path / "run"), "finetuning_type": "lora"}
     path = write(tmp_path / "job.yaml", yaml.safe_dump(file))
-    with pytest.raises(InputError, match=f"nothing is trained; pet evaluate FILE --adapter {tmp_path}/run/adapter"):
+    with pytest.raises(InputError, match="nothing is trained; pet evaluate FILE"):
         load_any(path, needs=["data.train"], check_files=False)
     assert load_any(path, check_files=False).data.max_length == 128, "their 2048 is more than the base has"
     path = write(tmp_path / "job.yaml", yaml.safe_dump({**file, "cutoff_len": 2048}))
