@@ -358,6 +358,8 @@ def _dataset(t: Translation, key: str, said: str, home: Path, name: str, prompts
         return {"path": name}
     columns = {role: column for role, column in (entry.get("columns") or NAMED[kind]).items() if column}
     columns = columns if not texts or entry.get("columns") else {"prompt": "instruction"}
+    if kind == "alpaca" and "query" in columns and "prompt" not in columns:  # which is then the whole question
+        columns["prompt"] = columns.pop("query")
     roles = {"prompt": "text"} if texts else {**COLUMNS[kind], **(RANKING if t.get("train.objective") else {})}
     tags = {tag: word for tag, word in (entry.get("tags") or {}).items() if word}
     if beyond := [role for role in columns if role not in roles] + [tag for tag in tags if tag not in TAGS]:

@@ -11,10 +11,13 @@ import pytest
 import yaml
 
 from model_zoo.errors import InputError
+from model_zoo.tokenizers import AutoTokenizer
 from pet.compat import axolotl, llama_factory
 from pet.compat.prompts import ALPACA, AXOLOTL, LLAMA_FACTORY
 from pet.compat.yaml_files import convert, load_any
+from pet.data.encode import Encoder
 from pet.data.formats import read_rows
+from pet.data.settings import DataSettings
 from pet.recipe.training import Train
 from pet.train.schedules import Schedule
 
@@ -101,7 +104,7 @@ def test_axolotl(base, tmp_path):
     jinja = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     file |= {"noisy_embedding_alpha": 5, "chat_template": "jinja", "chat_template_jinja": jinja}
     recipe = load_any(write(tmp_path / "ax.yaml", yaml.safe_dump(file)), ["adapter.rank=6"])
-    assert (recipe.train.neftune_alpha, recipe.data.template) == (5, ALPACA["instruct"][0])
+    assert (recipe.train.neftune_alpha, recipe.data.template) == (5, ALPACA["alpaca"][0][0])
     talk = {**file, "datasets": [{"path": str(base / "data.jsonl"), "type": "chat_template"}]}
     assert axolotl.translate(talk, tmp_path / "ax.yaml").get("data.template") == jinja
     assert (recipe.adapter.rank, recipe.adapter.targets, recipe.data.format) == (6, ["c_attn"], "alpaca")
@@ -344,12 +347,12 @@ def test_axolotls_loftq(tmp_path):
         ),
         (
             {"type": "alpaca", "split": "train[:5%]"},
-            {"data.format": "alpaca", "data.rows": [":5%"], "data.template": ALPACA["instruct"][0]}
-            | {"data.template_without_input": ALPACA["instruct"][1]},
+            {"data.format": "alpaca", "data.rows": [":5%"], "data.template": ALPACA["alpaca"][0][0]}
+            | {"data.template_without_input": ALPACA["alpaca"][0][1]},
         ),
         (
             {"type": "alpaca:chat", "ds_type": "json"},
-            {"data.format": "alpaca", "data.template": ALPACA["chat"][0], "data.rows": None},
+            {"data.format": "alpaca", "data.template": ALPACA["alpaca:chat"][0][0], "data.rows": None},
         ),
         (
             {"type": {"field_instruction": "ask", "field_output": "reply", "format": "Q: {instruction}\nA: "}},
@@ -380,6 +383,45 @@ def test_axolotls_kinds_of_data(tmp_path, entry, settings):
     translation = axolotl.translate(file, tmp_path / "job.yaml")
     assert not translation.problems
     assert {key: translation.get(key) for key in settings} == settings
+
+
+ASKED, WITH_INPUT = {"instruction": "Q", "output": "A"}, {"instruction": "Q", "input": "I", "output": "A"}
+INSTRUCT = "### Instruction:\nQ\n\n### Response:\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "expected"),
+    [
+        ("alpaca:chatml", ASKED, "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"),
+        ("alpaca:phi", WITH_INPUT, "request.<|end|>\n<|user|>\nQ<|end|>I<|assistant|>"),
+        ("alpaca_chat.load_qa", {"question": "Q", "answer": "A", "input": "I"}, ".\n\n\nUSER: Q\nASSISTANT:"),
+        (
+            "alpaca_chat.load_qa",
+            {"question": "Q", "answer": "A"},
+            "and concisely completes the request.\n\n\nUSER: Q…",
+        ),
+        (
+            "alpaca_chat.load_concise",
+            WITH_INPUT,
+            "and appropriately completes the request.\n\n\nUSER: Q\nI…",
+        ),
+        ("alpaca_chat.load_camel_ai", {"message_1": "Q", "message_2": "A"}, ".\n\n\nUSER: Q\nASSISTANT:"),
+        ("alpaca_chat.load_no_prompt", ASKED, "^USER: Q\nASSISTANT:"),
+        ("alpaca_instruct.load_no_prompt", ASKED, "^" + INSTRUCT),
+        ("gpteacher", {"instruction": "Q", "response": "A"}, "the request.\n\n" + INSTRUCT),
+        ("oasst", {"INSTRUCTION": "Q", "RESPONSE": "A"}, "the request.\n\n" + INSTRUCT),
+    ],
+)
+def test_axolotls_kinds_of_questions(base, tmp_path, kind, row, expected):
+    write(tmp_path / "rows.jsonl", json.dumps(row) + "\n")
+    entry = {"path": str(tmp_path / "rows.jsonl"), "type": kind}
+    job = {"base_model": str(base), "adapter": "lora", "datasets": [entry]}
+    recipe = load_any(write(tmp_path / "job.yaml", yaml.safe_dump(job)))
+    encoder = Encoder(AutoTokenizer.from_pretrained(base), DataSettings.of(recipe.data))
+    (read,) = read_rows(entry["path"], **encoder.settings.reading)
+    text = "^" + encoder.tokenizer.decode(encoder.prompt(read), skip_special_tokens=False)
+    assert text.endswith(expected.replace("…", "\nASSISTANT:"))
+    assert read.messages[-1]["content"] == "A"
 
 
 def test_axolotls_pretraining_streams_texts(base, tmp_path):
@@ -516,7 +558,7 @@ def test_each_data_set_has_its_own_prompt(tmp_path):
         ("data.eval", {"datasets": entries[:1], "test_datasets": entries[1:]}),
     ):
         t = axolotl.translate({**JOBS["axolotl"], **file}, tmp_path / "job.yaml")
-        assert t.get(key)[-1] == other and t.get("data.template") == ALPACA["instruct"][0]
+        assert t.get(key)[-1] == other and t.get("data.template") == ALPACA["alpaca"][0][0]
     # the tokenizer's own prompt of one data set stays, whatever the file says of the others
     named = [{**entries[1], "chat_template": "tokenizer_default"}, {**entries[1], "path": "c"}]
     t = axolotl.translate({**JOBS["axolotl"], "datasets": named, "chat_template": "llama3"}, tmp_path / "job.yaml")
@@ -590,6 +632,7 @@ TALK = {"formatting": "sharegpt", "columns": {"messages": "talk"}}
     [
         ("pt", {"columns": {"prompt": "body"}}, {"body": "A text."}, "A text."),
         ("sft", {"columns": {"prompt": "input", "response": "output"}}, {"input": "Q", "output": "A"}, ["Q", "A"]),
+        ("sft", {"columns": {"query": "q", "response": "a"}}, {"q": "Q", "a": "A", "instruction": "not"}, ["Q", "A"]),
         (
             "sft",  # what the list does not name is not read
             {"columns": {"prompt": "instruction", "response": "output"}},

@@ -152,7 +152,7 @@ def test_a_file_whose_run_has_written_another_adapter_than_it_names(base, run, t
     recipe = load_any(file, check_files=False)
     assert of_job(recipe) == (run / "adapter", None)
     (tmp_path / "out" / "adapter").mkdir(parents=True)
-    with pytest.raises(InputError, match="but its run has written .*out/adapter; give --adapter"):
+    with pytest.raises(InputError, match=r"but its run has written .*out/adapter; give --adapter"):
         of_job(recipe)
     recipe.adapter.load = None
     assert of_job(recipe) == (tmp_path / "out" / "adapter", None)
