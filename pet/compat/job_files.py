@@ -275,7 +275,9 @@ def settle(t: Translation) -> None:
     if t.get("train.steps"):
         t.drop("train.epochs")
     if not (t.get("data.eval") or t.get("data.eval_fraction")):
-        t.drop(*EVALUATIONS)
+        for key in EVALUATIONS:
+            if t.settings.pop(key, None) is not None:
+                t.ignore(key, "nothing is held out to evaluate on")
 
 
 EMBEDDINGS = re.compile(r"embed|wte|wpe")

@@ -175,6 +175,11 @@ TABLE = {
     **same(SPEED, "preprocessing_batch_size ref_model_quantization_bit use_liger_kernel use_cache use_kv_cache"),
     **same(SPEED, "torch_empty_cache_steps eval_accumulation_steps eval_do_concat_batches accelerator_config"),
     **same(LOGS, "project trackio_*"),
+    "eval_on_start": Ignored("what is held out is measured before training in any case"),
+    "split_special_tokens": Ignored("of what a message says none is a special token in any case"),
+    **same(Ignored("it is about what use_… or finetuning_type switches on"), "galore_* apollo_* badam_* oft_*"),
+    **same(Ignored("it is about what use_… switches on"), "asft_alpha eaft_alpha"),
+    **same(SPEED, "*_full_eval batch_eval_metrics eval_use_gather_object block_diag_attn"),
     "full_determinism": Ignored("runs repeat bit for bit in any case"),
     **same(LOGS, "plot_loss include_* report_to logging_first_step log_* logging_nan_inf_filter debug"),
     **same(LOGS, "skip_memory_metrics print_param_status enable_torch_profiler profiler_*"),
@@ -207,6 +212,9 @@ NAMED = {
     "sharegpt": {"messages": "conversations"},
 }
 """The columns of a data set whose entry names none."""
+ENTRY = {"file_name", "formatting", "columns", "tags", "ranking", "split", "num_samples", "subset", "folder"}
+ENTRY |= {"hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name", "file_sha1"}
+"""What a data set's entry may say, by all releases."""
 TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
 TAGS |= {"observation_tag": "tool", "function_tag": "function_call", "system_tag": "system"}
 """What a data set's entry calls the parts of a message, and its roles."""
@@ -356,6 +364,8 @@ def _dataset(t: Translation, key: str, said: str, home: Path, name: str, prompts
     if kind not in COLUMNS:
         t.lack(key, said, f"{name}: its formatting {kind!r} is not supported")
         return {"path": name}
+    for key in entry.keys() - ENTRY:
+        t.ignore(f"{name}.{key}", "LLaMA-Factory reads no such key of a data set")
     columns = {role: column for role, column in (entry.get("columns") or NAMED[kind]).items() if column}
     columns = columns if not texts or entry.get("columns") else {"prompt": "instruction"}
     if kind == "alpaca" and "query" in columns and "prompt" not in columns:  # which is then the whole question

@@ -687,6 +687,21 @@ def test_llama_factorys_file_that_merges_names_the_command(base, tmp_path):
         load_any(path, needs=["data.train"], check_files=False)
 
 
+def test_what_a_file_says_in_vain_is_noted(tmp_path):
+    index = {"rows": {"file_name": "rows.json", "max_samples": 3, "file_sha1": "…"}}
+    (tmp_path / "dataset_info.json").write_text(json.dumps(index))
+    file = {**JOBS["llama_factory"], "dataset_dir": str(tmp_path), "dataset": "rows", "eval_on_start": True}
+    file |= {"eval_strategy": "steps", "eval_steps": 10, "badam_mode": "layer", "split_special_tokens": True}
+    t = llama_factory.translate(file, tmp_path / "job.yaml")
+    assert not t.problems and "eval.every_steps" not in t.settings
+    assert t.ignored["eval.every_steps"] == "nothing is held out to evaluate on"
+    assert t.ignored["rows.max_samples"] == "LLaMA-Factory reads no such key of a data set"
+    assert {"eval_on_start", "badam_mode", "split_special_tokens"} <= t.ignored.keys()
+    assert not [name for name in t.ignored if name.endswith(("file_sha1", "file_name"))]
+    t = axolotl.translate({**JOBS["axolotl"], "evals_per_epoch": 2, "val_set_size": 0.0}, tmp_path / "job.yaml")
+    assert "eval.every_epochs" in t.ignored and "eval.every_epochs" not in t.settings
+
+
 def test_quantised_bases(tmp_path):
     four = {"model.quantization.type": "nf4", "model.quantization.double": True}
     eight = {"model.quantization.type": "int8"}
