@@ -184,7 +184,7 @@ def count(
             continue
         given, problem = attempt(settings, values, translate, path, work / base)
         if part == MEASURES and not problem:
-            given["adapter.load"] = str(adapter(work / base))
+            given["adapter.load"] = None
         recipe, problem = (None, problem) if problem else attempt(load_any, path, given)
         if problem:
             cases.append(Case(name, *problem, part=part))
@@ -193,7 +193,7 @@ def count(
         job: dict[str, Any] = {"file": str(path), "settings": given}
         if part == MEASURES:
             told = [f"{key}={json.dumps(value)}" for key, value in given.items()]
-            job = {"command": "evaluate", "words": [str(path), *told]}
+            job = {"command": "evaluate", "words": [str(path), "--adapter", str(adapter(work / base)), *told]}
         jobs.setdefault(same, job)
         groups.setdefault(same, []).append((name, part))
     for same, problem in problems(__name__, jobs, work, seconds).items():

@@ -106,12 +106,15 @@ def base_of(adapter: Path, option: str = "--model") -> str:
     return str(base)
 
 
-def _run_recipe(directory: str):
+def _run_recipe(options: argparse.Namespace):
     from pet.compat.yaml_files import load_any
     from pet.recipe.loading import load
 
-    if Path(directory).is_file():
-        return load_any(directory, check_files=False, data=False)
+    directory = options.run
+    if Path(directory).is_file():  # what it names need not be here where the command line has another
+        own = {"model.path": options.model} if options.model else {}
+        own |= {"adapter.load": None} if options.adapter else {}
+        return load_any(directory, own, check_files=False, data=False)
     path = Path(directory, "recipe.yaml")
     if not path.is_file():
         what = "holds no recipe.yaml, so it is no run directory" if path.parent.is_dir() else no_directory(directory)
@@ -162,7 +165,7 @@ def make_chat_session(options: argparse.Namespace) -> ChatSession:
     if options.job and options.run:
         raise InputError(f"{options.job} and --run {options.run}: give one of them")
     options.run = options.run or options.job
-    recipe = _run_recipe(options.run) if options.run else None
+    recipe = _run_recipe(options) if options.run else None
     adapter = Path(options.adapter) if options.adapter else None
     name, tuned = options.model, None
     if recipe is not None:

@@ -63,7 +63,7 @@ def of_file(path: str) -> Merge:
         recipe = load_any(path, check_files=False, bring=False)
         adapter, model = of_job(recipe)
         if model:
-            raise InputError(f"{path}: {NOTHING}")
+            raise InputError(f"{file.name}: {NOTHING}")
         return Merge(recipe.model.path, [str(adapter or Path(recipe.output.dir, "adapter"))])
     t = Translation(file.name)
     t.apply(values, LLAMA_FACTORY if kind == "llama_factory" else AXOLOTL)
@@ -74,6 +74,6 @@ def of_file(path: str) -> Merge:
     found: Any = t.get("adapters") or t.get("run") or []
     adapters = [one.strip() for one in found.split(",")] if isinstance(found, str) else list(found)
     if not adapters or (Path(adapters[0]).is_dir() and find_weights(adapters[0])[0]):
-        raise InputError(f"{path}: {NOTHING}")
+        raise InputError(f"{file.name}: {NOTHING}")
     given = {key: t.get(key) for key in ("dtype", "max_shard_size")}
     return Merge(of_run(t.get("base"), "model"), [of_run(one, "adapter") for one in adapters], t.get("output"), **given)

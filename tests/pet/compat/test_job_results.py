@@ -132,6 +132,9 @@ def test_a_file_is_measured_and_asked_with_its_adapter(base, run, tmp_path, caps
     by_hand = ["--model", str(base), "--template", "{prompt}", "--temperature", "0.9", "--max-new-tokens", "3"]
     tuned = answer(*by_hand, "--adapter", str(run / "adapter"))
     assert answer(file) == answer("--run", file) == tuned != answer(*by_hand)
+    gone = {"model_name_or_path": "org/gone", "adapter_name_or_path": "gone"}
+    elsewhere = write(tmp_path / "there.yaml", **{**values, **gone})
+    assert answer(elsewhere, "--model", str(base), "--adapter", str(run / "adapter")) == tuned
 
     rows = [{"instruction": f"What is {number}?", "input": "", "output": f"It is {number}."} for number in range(4)]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
@@ -144,6 +147,8 @@ def test_a_file_is_measured_and_asked_with_its_adapter(base, run, tmp_path, caps
         return json.loads((tmp_path / "numbers.json").read_text())
 
     assert measured() == measured("--adapter", str(run / "adapter")) != measured("--base")
+    file = write(tmp_path / "predict.yaml", **{**values, **more, "adapter_name_or_path": "gone"})
+    assert measured("--adapter", str(run / "adapter")) != measured("--base", "adapter.load=null")
 
 
 def test_a_file_whose_run_has_written_another_adapter_than_it_names(base, run, tmp_path):
