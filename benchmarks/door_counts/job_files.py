@@ -1,14 +1,16 @@
 """What the counts of LLaMA-Factory's and axolotl's example files have in common.
 
-Counted are the examples of every release that train LoRA on text, for a family that is here, equal contents once. Each
-is run as a user would: `pet finetune FILE model.path=BASE` and sizes for a minute's work, on its own data where the
-clone has them, else on a few rows in their form (`data.train=ROWS`). Files that come to the same recipe, but for names,
-paths and rates, are run once. Bases have one layer, and the tokens that the models of the files have.
+Counted are the examples of every release about text, for a family that is here, equal contents once. Each is run as a
+user would: `pet finetune FILE model.path=BASE` and sizes for a minute's work, on its own data where the clone has them,
+else on a few rows in their form (`data.train=ROWS`); one that does not train by the command for what it does, with an
+adapter of that base. Files that come to the same recipe, but for names, paths and rates, are run once. Bases have one
+layer, and the tokens that the models of the files have.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import logging
 import os
@@ -22,7 +24,10 @@ from pet.compat.prompts import LLAMA_FACTORY
 from . import Case, attempt, write_base
 from .runs import name_of, problems
 
-WHAT = "examples of all releases that train LoRA, for the families that are here; equal files once"
+WHAT = "examples of all releases, for the families that are here; equal files once"
+LORA, FULL = "files that train adapters", "files that train every weight"
+MERGES, ASKS, MEASURES = "files that merge", "files for inference", "files that predict"
+PARTS = (LORA, FULL, "files that freeze layers", MERGES, ASKS, MEASURES, "files with a benchmark")
 SIZES = {
     "adapter.rank": 4,
     "adapter.alpha": 8.0,
@@ -109,12 +114,34 @@ def settings(values: dict[str, Any], translate: Callable, path: Path, base: Path
     return given
 
 
+def commands(part: str, path: Path, base: Path) -> dict[str, Any]:
+    """The command for a file that does not train, and its words."""
+    if part == MERGES:
+        words = [str(path), str(adapter(base)), "--base", str(base), "--output", f"{base}_merged", "--force"]
+        return {"command": "merge", "words": words}
+    words = ["--model", str(base), "--adapter", str(adapter(base)), "--input", "Hello", "--max-new-tokens", "4"]
+    return {"command": "predict", "words": [str(path), *words]}
+
+
+def adapter(base: Path) -> Path:
+    """An adapter on a base, made on first use."""
+    place = base.with_name(f"{base.name}_adapter")
+    if not place.is_dir():
+        import pet
+
+        pet.save_adapter(pet.apply_lora(pet.AutoModel.from_pretrained(base), rank=2), place)
+    return place
+
+
 def run(arguments: dict[str, Any]) -> None:
-    """`pet finetune FILE KEY=VALUE…`"""
+    """`pet finetune FILE KEY=VALUE…`, or the command for a file that does not train."""
     from pet.compat.yaml_files import load_any
     from pet.train.run import finetune
 
-    finetune(load_any(Path(arguments["file"]), arguments["settings"]))
+    if "command" in arguments:
+        importlib.import_module(f"pet.cli.{arguments['command']}").main(arguments["words"])
+    else:
+        finetune(load_any(Path(arguments["file"]), arguments["settings"]))
 
 
 def count(
@@ -122,7 +149,7 @@ def count(
     work: Path,
     seconds: float | None,
     translate: Callable,
-    about: Callable[[dict[str, Any]], str | None],
+    about: Callable[[dict[str, Any]], tuple[str, str] | None],
 ) -> list[Case]:
     """What becomes of each file.
 
@@ -130,7 +157,7 @@ def count(
         clone, work, seconds: see `doors.main`.
         translate: the system's door.
         about: from a file's contents to the bundled base in place of its own, with how that is packed if it is
-            (``llama_tiny gptq``); None where it is not counted.
+            (``llama_tiny gptq``), and one of `PARTS`; None where it is not counted.
     """
     import yaml
 
@@ -141,22 +168,34 @@ def count(
     cases, jobs, groups = [], {}, {}
     for name, content in files(clone):
         values = yaml.safe_load(content)
-        base = about(values) if isinstance(values, dict) else None
-        if base is None:
+        found = about(values) if isinstance(values, dict) else None
+        if found is None:
             continue
+        base, part = found
         if not (work / base).is_dir():
             bundled, *packed = base.split()
             write_base(bundled, work / base, *(packed or [""]), tokens=TOKENS if bundled == "llama_tiny" else ())
         path = work / f"{hashlib.sha256(content).hexdigest()}.yaml"
         path.write_bytes(content)
+        if part in (MERGES, ASKS):
+            same = f"{part} {path.stem}"
+            jobs[same] = commands(part, path, work / base)
+            groups.setdefault(same, []).append((name, part))
+            continue
         given, problem = attempt(settings, values, translate, path, work / base)
+        if part == MEASURES and not problem:
+            given["adapter.load"] = None
         recipe, problem = (None, problem) if problem else attempt(load_any, path, given)
         if problem:
-            cases.append(Case(name, *problem))
+            cases.append(Case(name, *problem, part=part))
             continue
         same = name_of(recipe.model_dump(mode="json", exclude={"name", "description"}, exclude_defaults=True))
-        jobs.setdefault(same, {"file": str(path), "settings": given})
-        groups.setdefault(same, []).append(name)
+        job: dict[str, Any] = {"file": str(path), "settings": given}
+        if part == MEASURES:
+            told = [f"{key}={json.dumps(value)}" for key, value in given.items()]
+            job = {"command": "evaluate", "words": [str(path), "--adapter", str(adapter(work / base)), *told]}
+        jobs.setdefault(same, job)
+        groups.setdefault(same, []).append((name, part))
     for same, problem in problems(__name__, jobs, work, seconds).items():
-        cases += [Case(name, *(problem or ("runs",))) for name in groups[same]]
+        cases += [Case(name, *(problem or ("runs",)), part=part) for name, part in groups[same]]
     return cases

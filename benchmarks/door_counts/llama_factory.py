@@ -1,4 +1,4 @@
-"""LLaMA-Factory's examples that train LoRA: `llamafactory-cli train FILE` -> `pet finetune FILE`."""
+"""LLaMA-Factory's examples: `llamafactory-cli train|export|chat FILE` -> `pet finetune|merge|predict FILE`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,31 @@ from . import Case, job_files
 
 WHAT = job_files.WHAT
 
-TEXT_MODELS = re.compile(r"Llama-3(?!.*Vision)|Llama-2|Qwen3-4B", re.IGNORECASE)
-"""Models of families that are here; llama_tiny stands for all of them, whose matrices have the same names."""
+TEXT_MODELS = re.compile(
+    r"Llama-3(?!.*Vision)|Llama-2|Qwen2-1\.5B|Qwen2\.5-(0\.5|7)B|Qwen3-(4|8|30|235)B|saves/(llama3|qwen3-4b)|llama3-8b.*pro",
+    re.IGNORECASE,
+)
+"""Models of families that are here, and what was made of them; llama_tiny stands for all of them, whose matrices have
+the same names."""
 PACKED = re.compile(r"GPTQ|AWQ|AQLM")
+TRAINED = {"lora": job_files.LORA, "oft": job_files.LORA, "full": job_files.FULL, "freeze": job_files.PARTS[2]}
 
 
-def about(values: dict[str, Any]) -> str | None:
-    """The base in place of the file's own."""
+def about(values: dict[str, Any]) -> tuple[str, str] | None:
+    """The base in place of the file's own, and what the file is for."""
     model = str(values.get("model_name_or_path"))
-    if not (values.get("do_train") and values.get("finetuning_type") == "lora" and TEXT_MODELS.search(model)):
+    if not TEXT_MODELS.search(model):
         return None
     packed = (PACKED.search(model) or [""])[0].lower()
-    return f"llama_tiny {packed}".strip()
+    if values.get("do_train"):
+        part = TRAINED[values.get("finetuning_type", "lora")]
+    elif values.get("export_dir"):
+        part = job_files.MERGES
+    elif values.get("do_predict"):
+        part = job_files.MEASURES
+    else:
+        part = job_files.PARTS[-1] if values.get("task") else job_files.ASKS
+    return f"llama_tiny {packed}".strip(), part
 
 
 def count(clone: Path, work: Path, seconds: float | None = None) -> list[Case]:

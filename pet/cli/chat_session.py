@@ -24,7 +24,10 @@ def add_chat_session(parser: Parser) -> None:
     """The options that choose a model, an adapter and the way of writing."""
     parser.add_argument("--model", help="checkpoint directory, or a bundled tiny base; default: the adapter's base")
     parser.add_argument("--adapter", metavar="DIR", help="an adapter directory in PEFT's format")
-    parser.add_argument("--run", metavar="DIR", help="a run directory: its model, adapter, prompts and settings")
+    parser.add_argument(
+        "--run", metavar="DIR", help="a run directory, or a job file: its model, adapter, prompts and settings"
+    )
+    parser.add_argument("job", metavar="RUN", nargs="?", help="the same as --run")
     parser.add_argument("--no-strict", action="store_true", help="allow an adapter that was trained on another base")
     parser.add_argument("--system", help="a system message")
     parser.add_argument("--template", help="a custom prompt template with {prompt} in it, or a Jinja file's name")
@@ -103,9 +106,15 @@ def base_of(adapter: Path, option: str = "--model") -> str:
     return str(base)
 
 
-def _run_recipe(directory: str):
+def _run_recipe(options: argparse.Namespace):
+    from pet.compat.yaml_files import load_any
     from pet.recipe.loading import load
 
+    directory = options.run
+    if Path(directory).is_file():  # what it names need not be here where the command line has another
+        own = {"model.path": options.model} if options.model else {}
+        own |= {"adapter.load": None} if options.adapter else {}
+        return load_any(directory, own, check_files=False, data=False)
     path = Path(directory, "recipe.yaml")
     if not path.is_file():
         what = "holds no recipe.yaml, so it is no run directory" if path.parent.is_dir() else no_directory(directory)
@@ -151,11 +160,17 @@ def changed(settings: Any, **changes: Any) -> Any:
 
 def make_chat_session(options: argparse.Namespace) -> ChatSession:
     """Load what the options ask for. Raises InputError: neither model, adapter nor run; or one that cannot be used."""
-    recipe = _run_recipe(options.run) if options.run else None
+    from pet.compat.results import of_job
+
+    if options.job and options.run:
+        raise InputError(f"{options.job} and --run {options.run}: give one of them")
+    options.run = options.run or options.job
+    recipe = _run_recipe(options) if options.run else None
     adapter = Path(options.adapter) if options.adapter else None
-    if recipe is not None and adapter is None and (Path(options.run) / "adapter").is_dir():
-        adapter = Path(options.run) / "adapter"
-    name = options.model
+    name, tuned = options.model, None
+    if recipe is not None:
+        found, tuned = of_job(recipe) if Path(options.run).is_file() else _of_run(Path(options.run))
+        adapter = adapter or found
     if recipe is None and name is None:
         if adapter is None:
             raise InputError("no model: give --model, --adapter or --run")
@@ -172,7 +187,7 @@ def make_chat_session(options: argparse.Namespace) -> ChatSession:
     if options.thinking is not None:
         changes["enable_thinking"] = options.thinking
     settings = changed(settings, **changes)
-    model, tokenizer = _of_run(recipe, options) if recipe is not None else _of_checkpoint(name, adapter)
+    model, tokenizer = _of_recipe(recipe, name, tuned) if recipe is not None else _of_checkpoint(name, adapter)
     if adapter is not None:
         load_adapter(model, adapter, strict=not options.no_strict)
     return ChatSession(model, tokenizer, generation, settings, "default" if adapter is not None else None)
@@ -187,13 +202,19 @@ def _of_checkpoint(name: str, adapter: Path | None) -> tuple[Any, Any]:
     return AutoModel.from_pretrained(name, "auto"), AutoTokenizer.from_pretrained(directory)
 
 
-def _of_run(recipe: Any, options: argparse.Namespace) -> tuple[Any, Any]:
-    """A run's model, in the form that it was trained in, and its tokenizer."""
+def _of_run(run: Path) -> tuple[Path | None, Path | None]:
+    """The adapter of a run directory, and the model where every weight was trained."""
+    adapter, model = run / "adapter", run / "model"
+    return (adapter, None) if adapter.is_dir() else (None, model)
+
+
+def _of_recipe(recipe: Any, name: str | None, tuned: Path | None) -> tuple[Any, Any]:
+    """A recipe's model, in the form that it was trained in, and its tokenizer; or another, or the `tuned` one."""
     from pet.train.prepare import load_model, load_tokenizer, on_checkpoint
 
-    if options.model is not None:
-        recipe = on_checkpoint(recipe, options.model)
-    elif recipe.adapter.method == "none":
-        recipe = on_checkpoint(recipe, Path(options.run, "model"))
+    if name is not None:
+        recipe = on_checkpoint(recipe, name)
+    elif recipe.adapter.method == "none" and tuned is not None:
+        recipe = on_checkpoint(recipe, tuned)
         recipe.model.tokenizer = None  # it is saved with the model
     return load_model(recipe), load_tokenizer(recipe)

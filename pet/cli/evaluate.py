@@ -13,6 +13,7 @@ from pet.cli.parser import Parser, add_recipe
 
 EXAMPLES = [
     ("pet evaluate output/glm_lora", "a run again: the same data, settings and numbers"),
+    ("pet evaluate glm_lora", "what its run has written"),
     ("pet evaluate glm_lora --adapter output/glm_lora/adapter", "an adapter by a recipe"),
     ("pet evaluate glm_lora --model merged", "a checkpoint by a recipe"),
     ("pet evaluate glm_lora --base", "the recipe's base, without any adapter"),
@@ -35,7 +36,8 @@ def read_recipe(options: argparse.Namespace):
     # a model is measured whole, however it was divided for training, unless this call says otherwise
     copies = 1 if any(word.startswith("parallel.") for word in options.overrides) else job.size
     layout = [f"parallel.data={copies}", "parallel.tensor=1", "parallel.pipeline=1", "parallel.micro_batches=1"]
-    recipe = load_any(run / "recipe.yaml" if is_run else options.recipe, [*layout, *options.overrides])
+    unused = ["adapter.load=null"] if options.adapter and not is_run else []  # and need not be here
+    recipe = load_any(run / "recipe.yaml" if is_run else options.recipe, [*layout, *unused, *options.overrides])
     if recipe.parallel.pipeline > 1:
         raise InputError(
             f"{recipe.where('parallel.pipeline')}: pet evaluate has no pipeline; give parallel.data=N for speed, "
@@ -43,8 +45,14 @@ def read_recipe(options: argparse.Namespace):
         )
     if not options.base and model is None and adapter is None:
         if not is_run:
-            raise InputError("what is to be measured? Give --adapter DIR, --model DIR or --base; or a run directory")
-        if (run / "adapter").is_dir():
+            from pet.compat.results import of_job
+
+            adapter, model = of_job(recipe)
+            if adapter is None and model is None:
+                raise InputError(
+                    "what is to be measured? Give --adapter DIR, --model DIR or --base; or a run directory"
+                )
+        elif (run / "adapter").is_dir():
             adapter = run / "adapter"
         elif (run / "model").is_dir():
             model = run / "model"
@@ -67,7 +75,9 @@ def main(arguments: Sequence[str]) -> int:
         EXAMPLES,
     )
     add_recipe(parser)
-    parser.add_argument("--adapter", metavar="DIR", help="an adapter directory; default: the run's own")
+    parser.add_argument(
+        "--adapter", metavar="DIR", help="an adapter directory; default: the run's own, or that of the job file"
+    )
     parser.add_argument(
         "--model", help="a checkpoint instead of the recipe's base; no adapter unless --adapter is given"
     )

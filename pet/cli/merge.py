@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ EXAMPLES = [
         "pet merge output/glm_lora/adapter --base glm_tiny --output half --dtype bfloat16",
         "in another type, rounded once",
     ),
+    ("pet merge lora_export.yaml", "as a job file of LLaMA-Factory's or axolotl's says, or with other places"),
     (
         "pet merge output/glm_lora/adapter output/two/adapter --weights 0.7,0.3 --base glm_tiny --output both",
         "several adapters, each with a weight",
@@ -35,6 +37,17 @@ def _factors(text: str | None) -> list[float] | None:
         raise InputError(f"--weights {text!r}: expected numbers with commas between them, such as 0.7,0.3") from None
 
 
+def _read_file(options: argparse.Namespace) -> None:
+    """Takes what the command line does not say from the job file in front of the adapters."""
+    from pet.compat.merging import of_file
+
+    said = of_file(options.adapters.pop(0))
+    options.adapters = options.adapters or said.adapters
+    for name in ("base", "output", "dtype"):
+        setattr(options, name, getattr(options, name) or getattr(said, name))
+    options.max_shard_size = said.max_shard_size or options.max_shard_size
+
+
 def main(arguments: Sequence[str]) -> int:
     """Merge, and say what was done."""
     parser = Parser(
@@ -42,9 +55,11 @@ def main(arguments: Sequence[str]) -> int:
         "Write a plain checkpoint with adapters merged into the weights. One tensor is in memory at a time.",
         EXAMPLES,
     )
-    parser.add_argument("adapters", metavar="ADAPTER", nargs="+", help="adapter directories in PEFT's format")
+    parser.add_argument(
+        "adapters", metavar="ADAPTER", nargs="+", help="adapter directories in PEFT's format, or a job file"
+    )
     parser.add_argument("--base", help="checkpoint directory or bundled tiny base; default: the one the adapter names")
-    parser.add_argument("--output", required=True, metavar="DIR", help="output directory")
+    parser.add_argument("--output", metavar="DIR", help="output directory; default: the one that a job file names")
     parser.add_argument("--safe", action="store_true", help="refuse a result that holds NaN or Inf")
     parser.add_argument("--dtype", help="float32, float16 or bfloat16; default: as each tensor is stored")
     parser.add_argument("--weights", metavar="W,W", help="a weight for each adapter; default: 1")
@@ -57,6 +72,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_shard_size()
     parser.add_argument("--force", action="store_true", help="write into a directory that is not empty")
     options = parser.read(arguments)
+    if Path(options.adapters[0]).suffix in (".yaml", ".yml"):
+        _read_file(options)
+    if not options.output:
+        raise InputError("give the output directory: --output DIR")
     with sole_writer(options.output):
         output = free_output(options)
         factors = _factors(options.weights)

@@ -23,6 +23,7 @@ from pet.compat.job_files import (
     OWN_TOKENS,
     SPEED,
     TOKENS,
+    adapter,
     base_model,
     eval_steps,
     own_template,
@@ -249,7 +250,7 @@ TABLE = {
     "bnb_config_kwargs": lambda t, n, v: t.apply(v if t.get("model.quantization.type") else {}, BNB, f"{n}."),
     # the adapter
     "adapter": Refused("lora and qlora are supported", harmless=("lora", "qlora")),
-    "lora_model_dir": "adapter.load",
+    "lora_model_dir": adapter,
     "lora_r": "adapter.rank",
     "lora_target_modules": targets,
     "lora_target_linear": _every_linear,

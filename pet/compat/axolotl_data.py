@@ -22,7 +22,7 @@ from pet.data.records import Problems
 from pet.recipe.translation import Translation
 
 FORMATS = {
-    "alpaca": "alpaca",
+    **dict.fromkeys(ALPACA, "alpaca"),
     "completion": "text",
     "sharegpt": "sharegpt",
     "chat_template": "chat",
@@ -89,11 +89,12 @@ def datasets(t: Translation, name: str, value: Any) -> None:
             entry = {**entry, **{k: v for k, v in given.items() if k.startswith("field_")}}
             kind = "None" if ranked else "alpaca"
             prompt = own_texts(t, f"{name}.type", given, ranked) if ranked else _own_prompt(t, f"{name}.type", given)
-        elif (whole if ranked and kind != "bradley_terry" else kind) not in known or style not in ("", *ALPACA):
+        elif not ranked and given in ALPACA:
+            kind, (turns, called) = "alpaca", ALPACA[given]
+            prompt = {**dict(zip(TEXTS, turns, strict=True)), "columns": dict(called)}
+        elif (whole if ranked and kind != "bradley_terry" else kind) not in known or style:
             t.lack(key, f"{name}.type", f"{given!r} is not supported; known: {', '.join(known)}")
             prompt = {}
-        elif kind == "alpaca":
-            prompt = dict(zip(TEXTS, ALPACA[style or "instruct"], strict=True))
         else:
             prompt = ranked and plain_texts(kind, variant, ranked, first_row(files[0]))
             prompt = prompt or {"template": _prompt(t, name, {**entry, "type": kind}, kind)}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
+from pet.compat.results import of_run
 from pet.compat.translation import EVALUATIONS, number, same, switched_on
 from pet.data.messages import ROLE_NAMES
 from pet.hub import hub_name
@@ -154,10 +155,20 @@ def base_model(t: Translation, name: str, value: Any) -> None:
     """The base: a directory, or a name on a hub."""
     from pet.names import bundled_models, preset_names
 
+    value = of_run(value, "model")
     t.put("model.path", value)
     known = Path(value).expanduser().exists() or value in (*bundled_models(), *preset_names())
     if not known and hub_name(value) is None:
         t.lack("model.path", name, f"{value!r}: no such directory")
+
+
+def adapter(t: Translation, name: str, value: Any) -> None:
+    """The adapter to go on from, or that a run has written."""
+    several = value.split(",") if isinstance(value, str) else value
+    if len(several) > 1:
+        t.refuse(name, f"{value!r}: give one; pet merge FILE merges several")
+    else:
+        t.put("adapter.load", of_run(several[0].strip(), "adapter"))
 
 
 def revision(t: Translation, name: str, value: Any) -> None:
@@ -264,7 +275,9 @@ def settle(t: Translation) -> None:
     if t.get("train.steps"):
         t.drop("train.epochs")
     if not (t.get("data.eval") or t.get("data.eval_fraction")):
-        t.drop(*EVALUATIONS)
+        for key in EVALUATIONS:
+            if t.settings.pop(key, None) is not None:
+                t.ignore(key, "nothing is held out to evaluate on")
 
 
 EMBEDDINGS = re.compile(r"embed|wte|wpe")

@@ -12,6 +12,7 @@ from typing import Any
 
 from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
+from model_zoo.generation_settings import DRAWN, OF_BEAMS
 from pet.compat.job_files import (
     BITS,
     CACHE,
@@ -25,6 +26,7 @@ from pet.compat.job_files import (
     MODEL,
     SPEED,
     TOKENS,
+    adapter,
     base_model,
     eval_steps,
     own_template,
@@ -60,6 +62,9 @@ KEYS = {
     "ref_model_adapters": "reference",
 }
 """Settings of preferences, by the names of all releases."""
+ANSWERS = ("do_sample", "num_beams", "max_new_tokens", "repetition_penalty", "temperature", "top_p", "top_k")
+ANSWERS += ("length_penalty",)
+"""Settings of generated answers, by the recipe's names."""
 OPTIMIZER = Refused("an optimizer that is not here; see train.optimizer")
 
 
@@ -102,7 +107,7 @@ TABLE = {
     **same(TOKENS, "resize_vocab add_tokens add_special_tokens"),
     # the adapter
     "finetuning_type": Refused("lora and full are supported", harmless=("lora", "full")),
-    "adapter_name_or_path": "adapter.load",
+    "adapter_name_or_path": adapter,
     "lora_target": targets,
     "lora_rank": "adapter.rank",
     "additional_target": lambda t, n, v: t.put(
@@ -158,7 +163,7 @@ TABLE = {
     "fp8*": Refused("products have fp32, bf16 or fp16; see train.precision"),
     "shift_attn": Refused("every token sees all tokens before it"),
     **same(OPTIMIZER, "use_galore use_apollo use_badam use_adam_mini use_muon"),
-    **same(GENERATION, "do_sample temperature top_p top_k num_beams max_new_tokens repetition_penalty length_penalty"),
+    **{name: f"generation.{name}" for name in ANSWERS},
     **same(GENERATION, "generation_* eval_num_beams infer_* vllm_* sglang_* skip_special_tokens"),
     # how it is run
     "use_kt": Refused("experts are not computed apart"),
@@ -170,6 +175,11 @@ TABLE = {
     **same(SPEED, "preprocessing_batch_size ref_model_quantization_bit use_liger_kernel use_cache use_kv_cache"),
     **same(SPEED, "torch_empty_cache_steps eval_accumulation_steps eval_do_concat_batches accelerator_config"),
     **same(LOGS, "project trackio_*"),
+    "eval_on_start": Ignored("what is held out is measured before training in any case"),
+    "split_special_tokens": Ignored("of what a message says none is a special token in any case"),
+    **same(Ignored("it is about what use_… or finetuning_type switches on"), "galore_* apollo_* badam_* oft_*"),
+    **same(Ignored("it is about what use_… switches on"), "asft_alpha eaft_alpha"),
+    **same(SPEED, "*_full_eval batch_eval_metrics eval_use_gather_object block_diag_attn"),
     "full_determinism": Ignored("runs repeat bit for bit in any case"),
     **same(LOGS, "plot_loss include_* report_to logging_first_step log_* logging_nan_inf_filter debug"),
     **same(LOGS, "skip_memory_metrics print_param_status enable_torch_profiler profiler_*"),
@@ -202,6 +212,9 @@ NAMED = {
     "sharegpt": {"messages": "conversations"},
 }
 """The columns of a data set whose entry names none."""
+ENTRY = {"file_name", "formatting", "columns", "tags", "ranking", "split", "num_samples", "subset", "folder"}
+ENTRY |= {"hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name", "file_sha1"}
+"""What a data set's entry may say, by all releases."""
 TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
 TAGS |= {"observation_tag": "tool", "function_tag": "function_call", "system_tag": "system"}
 """What a data set's entry calls the parts of a message, and its roles."""
@@ -235,9 +248,7 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
             t.refuse(name, f"{values[name]!r}: kto has no likelihood term here; train.sft_weight belongs to pairs")
     if t.get("adapter.load") and t.get("train.objective") in OPTIONS["reference"]:
         t.settings.setdefault("train.reference", ADAPTERS_OFF)  # theirs is the base, whatever adapter a run starts from
-    if values.get("export_dir") and not values.get("do_train"):
-        base, adapter = values.get("model_name_or_path"), _adapter(values)
-        t.refuse("export_dir", f"nothing is trained; pet merge {adapter} --base {base} --output {values['export_dir']}")
+    _answers(t)
     home, texts = Path("data"), values.get("stage") == "pt"
     with t.reading("dataset_dir", values.get("dataset_dir")):
         home = Path(values.get("dataset_dir") or home)
@@ -295,10 +306,15 @@ def _check_learnt(t: Translation, values: Mapping[str, Any]) -> None:
         t.refuse(asked[0], "it is about stage: sft")
 
 
-def _adapter(values: Mapping[str, Any]) -> str:
-    """The directory of the adapter that a file names, where a run of this library may have written it."""
-    named = Path(str(values.get("adapter_name_or_path") or "ADAPTER"))
-    return str(named / "adapter" if (named / "adapter").is_dir() else named)
+def _answers(t: Translation) -> None:
+    """Draws answers where a file says how, unless it says not to; what then has no effect is noted."""
+    drawn = [name for name in DRAWN if f"generation.{name}" in t.settings]
+    t.settings.setdefault("generation.do_sample", bool(drawn))
+    idle = dict.fromkeys(() if t.get("generation.do_sample") else drawn, "do_sample: true")
+    idle |= dict.fromkeys(() if t.get("generation.num_beams", 1) != 1 else OF_BEAMS, "num_beams above 1")
+    for name, needed in idle.items():
+        if t.settings.pop(f"generation.{name}", None) is not None:
+            t.ignore(name, f"it has no effect without {needed}")
 
 
 def check_trained(t: Translation) -> None:
@@ -308,7 +324,9 @@ def check_trained(t: Translation) -> None:
         asked = {name: switched_on(value) for name, value in said.items()}
         if not asked.get("do_train", not any(asked.values())):
             shown = ", ".join(f"{name}: {str(value).lower()}" for name, value in asked.items())
-            t.refuse(shown, f"nothing is trained; pet evaluate FILE --adapter {_adapter(t.values)}")
+            t.refuse(shown, "nothing is trained; pet evaluate FILE")
+        elif t.values.get("export_dir") and not asked.get("do_train"):
+            t.refuse("export_dir", "nothing is trained; pet merge FILE")
 
 
 def _prompts(t: Translation, values: Mapping[str, Any]) -> dict[Any, dict[str, Any]]:
@@ -346,8 +364,12 @@ def _dataset(t: Translation, key: str, said: str, home: Path, name: str, prompts
     if kind not in COLUMNS:
         t.lack(key, said, f"{name}: its formatting {kind!r} is not supported")
         return {"path": name}
+    for key in entry.keys() - ENTRY:
+        t.ignore(f"{name}.{key}", "LLaMA-Factory reads no such key of a data set")
     columns = {role: column for role, column in (entry.get("columns") or NAMED[kind]).items() if column}
     columns = columns if not texts or entry.get("columns") else {"prompt": "instruction"}
+    if kind == "alpaca" and "query" in columns and "prompt" not in columns:  # which is then the whole question
+        columns["prompt"] = columns.pop("query")
     roles = {"prompt": "text"} if texts else {**COLUMNS[kind], **(RANKING if t.get("train.objective") else {})}
     tags = {tag: word for tag, word in (entry.get("tags") or {}).items() if word}
     if beyond := [role for role in columns if role not in roles] + [tag for tag in tags if tag not in TAGS]:

@@ -122,15 +122,55 @@ AXOLOTL = {
 AXOLOTL["qwen_25"] = but(AXOLOTL["chatml"], default=_QWEN)
 """axolotl's ``chat_template`` -> prompt."""
 
-ALPACA = {
-    "instruct": tuple(
-        f"{_TASK.format(more)}\n\n### Instruction:\n{{prompt}}\n\n{field}### Response:\n"
-        for more, field in ((_FURTHER, "### Input:\n{input}\n\n"), ("", ""))
+_TURNS = {
+    "instruct": (
+        "{}\n\n",
+        "### Instruction:\n{prompt}\n\n### Input:\n{input}\n\n### Response:\n",
+        "### Instruction:\n{prompt}\n\n### Response:\n",
     ),
-    "chat": tuple(
-        f"SYSTEM: {_TASK.format(more)}\nUSER: {{prompt}}\n{field}ASSISTANT:"
-        for more, field in ((_FURTHER, "{input}\n"), ("", ""))
+    "chat": ("SYSTEM: {}\n", "USER: {prompt}\n{input}\nASSISTANT:", "USER: {prompt}\nASSISTANT:"),
+    "chatml": (
+        "<|im_start|>system\n{}<|im_end|>\n",
+        "<|im_start|>user\n{prompt}\n{input}<|im_end|>\n<|im_start|>assistant\n",
+        "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n",
+    ),
+    "phi": (
+        "<|system|>\n{}<|end|>\n",
+        "<|user|>\n{prompt}<|end|>{input}<|assistant|>",
+        "<|user|>\n{prompt}<|end|>\n<|assistant|>\n",
     ),
 }
-"""Of axolotl's data of ``type: alpaca``, by what follows that and a colon: the text before an answer, of rows with an
-input and of those without."""
+"""axolotl's styles of alpaca: a system text, a question with an input, and one without."""
+_CONCISE = (
+    "Below is an instruction from a USER that describes a task{}. The ASSISTANT writes a response that {} completes "
+    "the request.\n\n"
+)
+
+
+def _alpaca(style: str, *systems: str) -> tuple[str, ...]:
+    """The texts before an answer, of rows with an input and of those without, by the system texts of both."""
+    system, *turns = _TURNS[style]
+    told = systems or (_TASK.format(_FURTHER), _TASK.format(""))
+    return tuple((system.replace("{}", text) if text else "") + turn for text, turn in zip(told, turns, strict=True))
+
+
+ALPACA = {
+    **{f"alpaca:{style}": (_alpaca(style), {}) for style in _TURNS},
+    "alpaca": (_alpaca("instruct"), {}),
+    "alpaca_instruct.load": (_alpaca("instruct"), {}),
+    "alpaca_instruct.load_no_prompt": (_alpaca("instruct", "", ""), {}),
+    "alpaca_chat.load": (_alpaca("chat"), {}),
+    "alpaca_chat.load_no_prompt": (_alpaca("chat", "", ""), {}),
+    "gpteacher": (_alpaca("instruct"), {"answer": "response"}),
+    "oasst": (_alpaca("instruct"), {"prompt": "INSTRUCTION", "answer": "RESPONSE", "input": ""}),
+}
+_CONCISELY = _alpaca(
+    "chat", _CONCISE.format(_FURTHER, "concisely and appropriately"), _CONCISE.format("", "appropriately and concisely")
+)
+ALPACA |= {
+    "alpaca_chat.load_concise": (_CONCISELY, {}),
+    "alpaca_chat.load_qa": (_CONCISELY, {"prompt": "question", "answer": "answer", "input": ""}),
+    "alpaca_chat.load_camel_ai": (_CONCISELY, {"prompt": "message_1", "answer": "message_2", "input": ""}),
+}
+"""axolotl's types of data with a question and an answer: the texts before the answer, and what the columns are called
+where these are not alpaca's."""

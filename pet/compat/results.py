@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from model_zoo.errors import InputError
 from pet.files import copy
@@ -37,6 +38,30 @@ def find_weights(directory: str | os.PathLike) -> tuple[str | None, Path | None]
         f"{path}: neither an adapter, nor a Hugging Face checkpoint directory, nor a run with one of them"
         + ("" if path.exists() else " (there is no such directory)")
     )
+
+
+def of_run(given: Any, entry: str) -> Any:
+    """A directory as it is; of a run of this library its ``adapter/`` or ``model/``, whichever `entry` is."""
+    if not isinstance(given, str):  # refused where it is used
+        return given
+    path, named = Path(given).expanduser(), "adapter_config.json" if entry == "adapter" else "config.json"
+    return str(path / entry) if (path / entry / named).is_file() and not (path / named).is_file() else given
+
+
+def of_job(recipe) -> tuple[Path | None, Path | None]:
+    """(adapter, model) that belong to a job file, at most one of them: the adapter that it names, or what its run has
+    written.
+
+    Raises:
+        InputError: there are both.
+    """
+    named, run = recipe.adapter.load, Path(recipe.output.dir)
+    written = next((run / entry for entry in ("adapter", "model") if (run / entry).is_dir()), None)
+    if named and written and Path(named).resolve() != written.resolve():
+        raise InputError(f"{recipe.where('adapter.load')}: {named}, but its run has written {written}; give --adapter")
+    if written and written.name == "model":
+        return None, written
+    return written or (Path(named) if named else None), None
 
 
 def base_of(directory: str | os.PathLike) -> str | None:

@@ -518,7 +518,7 @@ def test_chat_forgets_the_oldest_turns_when_the_context_is_full(here, capsys, mo
             ]
         ),
         (["finetune", "job.yaml", "output.dir=new", "data.train=broken.jsonl"], "broken.jsonl"),
-        (["evaluate", "job.yaml"], "what is to be measured?"),
+        (["evaluate", "job.yaml", "output.dir=new"], "what is to be measured?"),
         (["evaluate", "output"], "no run directory"),
         (["evaluate", "output/job", "--output", "output"], "--output output: is a directory, expected a file"),
         (["predict", "--model", "base"], "nothing is asked"),

@@ -11,10 +11,13 @@ import pytest
 import yaml
 
 from model_zoo.errors import InputError
+from model_zoo.tokenizers import AutoTokenizer
 from pet.compat import axolotl, llama_factory
 from pet.compat.prompts import ALPACA, AXOLOTL, LLAMA_FACTORY
 from pet.compat.yaml_files import convert, load_any
+from pet.data.encode import Encoder
 from pet.data.formats import read_rows
+from pet.data.settings import DataSettings
 from pet.recipe.training import Train
 from pet.train.schedules import Schedule
 
@@ -101,7 +104,7 @@ def test_axolotl(base, tmp_path):
     jinja = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     file |= {"noisy_embedding_alpha": 5, "chat_template": "jinja", "chat_template_jinja": jinja}
     recipe = load_any(write(tmp_path / "ax.yaml", yaml.safe_dump(file)), ["adapter.rank=6"])
-    assert (recipe.train.neftune_alpha, recipe.data.template) == (5, ALPACA["instruct"][0])
+    assert (recipe.train.neftune_alpha, recipe.data.template) == (5, ALPACA["alpaca"][0][0])
     talk = {**file, "datasets": [{"path": str(base / "data.jsonl"), "type": "chat_template"}]}
     assert axolotl.translate(talk, tmp_path / "ax.yaml").get("data.template") == jinja
     assert (recipe.adapter.rank, recipe.adapter.targets, recipe.data.format) == (6, ["c_attn"], "alpaca")
@@ -344,12 +347,12 @@ def test_axolotls_loftq(tmp_path):
         ),
         (
             {"type": "alpaca", "split": "train[:5%]"},
-            {"data.format": "alpaca", "data.rows": [":5%"], "data.template": ALPACA["instruct"][0]}
-            | {"data.template_without_input": ALPACA["instruct"][1]},
+            {"data.format": "alpaca", "data.rows": [":5%"], "data.template": ALPACA["alpaca"][0][0]}
+            | {"data.template_without_input": ALPACA["alpaca"][0][1]},
         ),
         (
             {"type": "alpaca:chat", "ds_type": "json"},
-            {"data.format": "alpaca", "data.template": ALPACA["chat"][0], "data.rows": None},
+            {"data.format": "alpaca", "data.template": ALPACA["alpaca:chat"][0][0], "data.rows": None},
         ),
         (
             {"type": {"field_instruction": "ask", "field_output": "reply", "format": "Q: {instruction}\nA: "}},
@@ -380,6 +383,45 @@ def test_axolotls_kinds_of_data(tmp_path, entry, settings):
     translation = axolotl.translate(file, tmp_path / "job.yaml")
     assert not translation.problems
     assert {key: translation.get(key) for key in settings} == settings
+
+
+ASKED, WITH_INPUT = {"instruction": "Q", "output": "A"}, {"instruction": "Q", "input": "I", "output": "A"}
+INSTRUCT = "### Instruction:\nQ\n\n### Response:\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "expected"),
+    [
+        ("alpaca:chatml", ASKED, "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"),
+        ("alpaca:phi", WITH_INPUT, "request.<|end|>\n<|user|>\nQ<|end|>I<|assistant|>"),
+        ("alpaca_chat.load_qa", {"question": "Q", "answer": "A", "input": "I"}, ".\n\n\nUSER: Q\nASSISTANT:"),
+        (
+            "alpaca_chat.load_qa",
+            {"question": "Q", "answer": "A"},
+            "and concisely completes the request.\n\n\nUSER: Q…",
+        ),
+        (
+            "alpaca_chat.load_concise",
+            WITH_INPUT,
+            "and appropriately completes the request.\n\n\nUSER: Q\nI…",
+        ),
+        ("alpaca_chat.load_camel_ai", {"message_1": "Q", "message_2": "A"}, ".\n\n\nUSER: Q\nASSISTANT:"),
+        ("alpaca_chat.load_no_prompt", ASKED, "^USER: Q\nASSISTANT:"),
+        ("alpaca_instruct.load_no_prompt", ASKED, "^" + INSTRUCT),
+        ("gpteacher", {"instruction": "Q", "response": "A"}, "the request.\n\n" + INSTRUCT),
+        ("oasst", {"INSTRUCTION": "Q", "RESPONSE": "A"}, "the request.\n\n" + INSTRUCT),
+    ],
+)
+def test_axolotls_kinds_of_questions(base, tmp_path, kind, row, expected):
+    write(tmp_path / "rows.jsonl", json.dumps(row) + "\n")
+    entry = {"path": str(tmp_path / "rows.jsonl"), "type": kind}
+    job = {"base_model": str(base), "adapter": "lora", "datasets": [entry]}
+    recipe = load_any(write(tmp_path / "job.yaml", yaml.safe_dump(job)))
+    encoder = Encoder(AutoTokenizer.from_pretrained(base), DataSettings.of(recipe.data))
+    (read,) = read_rows(entry["path"], **encoder.settings.reading)
+    text = "^" + encoder.tokenizer.decode(encoder.prompt(read), skip_special_tokens=False)
+    assert text.endswith(expected.replace("…", "\nASSISTANT:"))
+    assert read.messages[-1]["content"] == "A"
 
 
 def test_axolotls_pretraining_streams_texts(base, tmp_path):
@@ -516,7 +558,7 @@ def test_each_data_set_has_its_own_prompt(tmp_path):
         ("data.eval", {"datasets": entries[:1], "test_datasets": entries[1:]}),
     ):
         t = axolotl.translate({**JOBS["axolotl"], **file}, tmp_path / "job.yaml")
-        assert t.get(key)[-1] == other and t.get("data.template") == ALPACA["instruct"][0]
+        assert t.get(key)[-1] == other and t.get("data.template") == ALPACA["alpaca"][0][0]
     # the tokenizer's own prompt of one data set stays, whatever the file says of the others
     named = [{**entries[1], "chat_template": "tokenizer_default"}, {**entries[1], "path": "c"}]
     t = axolotl.translate({**JOBS["axolotl"], "datasets": named, "chat_template": "llama3"}, tmp_path / "job.yaml")
@@ -590,6 +632,7 @@ TALK = {"formatting": "sharegpt", "columns": {"messages": "talk"}}
     [
         ("pt", {"columns": {"prompt": "body"}}, {"body": "A text."}, "A text."),
         ("sft", {"columns": {"prompt": "input", "response": "output"}}, {"input": "Q", "output": "A"}, ["Q", "A"]),
+        ("sft", {"columns": {"query": "q", "response": "a"}}, {"q": "Q", "a": "A", "instruction": "not"}, ["Q", "A"]),
         (
             "sft",  # what the list does not name is not read
             {"columns": {"prompt": "instruction", "response": "output"}},
@@ -637,10 +680,26 @@ def test_llama_factorys_list_says_how_rows_are_read(tmp_path, stage, entry, row,
     assert (read.text or [one["content"] for one in read.messages]) == expected
 
 
-def test_llama_factorys_file_that_merges_names_the_command(tmp_path):
-    file = {"model_name_or_path": "org/base", "adapter_name_or_path": "saves/a", "export_dir": "out"}
-    (problem,) = llama_factory.translate(file, tmp_path / "job.yaml").problems
-    assert problem.endswith("export_dir: nothing is trained; pet merge saves/a --base org/base --output out")
+def test_llama_factorys_file_that_merges_names_the_command(base, tmp_path):
+    file = {"model_name_or_path": str(base), "adapter_name_or_path": "saves/a", "export_dir": "out"}
+    path = write(tmp_path / "job.yaml", yaml.safe_dump(file))
+    with pytest.raises(InputError, match="export_dir: nothing is trained; pet merge FILE"):
+        load_any(path, needs=["data.train"], check_files=False)
+
+
+def test_what_a_file_says_in_vain_is_noted(tmp_path):
+    index = {"rows": {"file_name": "rows.json", "max_samples": 3, "file_sha1": "…"}}
+    (tmp_path / "dataset_info.json").write_text(json.dumps(index))
+    file = {**JOBS["llama_factory"], "dataset_dir": str(tmp_path), "dataset": "rows", "eval_on_start": True}
+    file |= {"eval_strategy": "steps", "eval_steps": 10, "badam_mode": "layer", "split_special_tokens": True}
+    t = llama_factory.translate(file, tmp_path / "job.yaml")
+    assert not t.problems and "eval.every_steps" not in t.settings
+    assert t.ignored["eval.every_steps"] == "nothing is held out to evaluate on"
+    assert t.ignored["rows.max_samples"] == "LLaMA-Factory reads no such key of a data set"
+    assert {"eval_on_start", "badam_mode", "split_special_tokens"} <= t.ignored.keys()
+    assert not [name for name in t.ignored if name.endswith(("file_sha1", "file_name"))]
+    t = axolotl.translate({**JOBS["axolotl"], "evals_per_epoch": 2, "val_set_size": 0.0}, tmp_path / "job.yaml")
+    assert "eval.every_epochs" in t.ignored and "eval.every_epochs" not in t.settings
 
 
 def test_quantised_bases(tmp_path):
@@ -1021,7 +1080,7 @@ def test_a_file_that_does_not_train_names_the_command(base, tmp_path, asked):
     file = {"model_name_or_path": str(base), "stage": "sft", "dataset": str(base / "data.jsonl"), **asked}
     file |= {"adapter_name_or_path": str(tmp_path / "run"), "finetuning_type": "lora"}
     path = write(tmp_path / "job.yaml", yaml.safe_dump(file))
-    with pytest.raises(InputError, match=f"nothing is trained; pet evaluate FILE --adapter {tmp_path}/run/adapter"):
+    with pytest.raises(InputError, match="nothing is trained; pet evaluate FILE"):
         load_any(path, needs=["data.train"], check_files=False)
     assert load_any(path, check_files=False).data.max_length == 128, "their 2048 is more than the base has"
     path = write(tmp_path / "job.yaml", yaml.safe_dump({**file, "cutoff_len": 2048}))

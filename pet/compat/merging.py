@@ -1,0 +1,79 @@
+"""What a job file says of a merge: ``llamafactory-cli export FILE``, ``axolotl merge-lora FILE``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from model_zoo.errors import InputError
+from pet.compat import axolotl, llama_factory
+from pet.compat.job_files import TOKENS
+from pet.compat.results import find_weights, of_job, of_run
+from pet.compat.translation import elsewhere, same
+from pet.compat.yaml_files import load_any, values_of
+from pet.recipe.translation import Ignored, Refused, Translation
+
+
+@dataclasses.dataclass
+class Merge:
+    """The arguments of `pet.export.merge_checkpoint` that a file has; None where it does not say."""
+
+    base: str | None
+    adapters: list[str]
+    output: str | None = None
+    dtype: str | None = None
+    max_shard_size: str | None = None
+
+
+UNPACKED = "the unquantised base gets the adapter; --dequantize merges into the numbers that it was trained on"
+NOTHING = "no adapter is named, or every weight was trained, so there is nothing to merge"
+LLAMA_FACTORY = {
+    **dict.fromkeys(llama_factory.TABLE, elsewhere),  # of training, or of prompts
+    "model_name_or_path": "base",
+    "adapter_name_or_path": "adapters",
+    "output_dir": "run",
+    "export_dir": "output",
+    "export_size": lambda t, name, value: t.put("max_shard_size", f"{value}GB"),
+    "infer_dtype": lambda t, name, value: t.put("dtype", None if value == "auto" else value),
+    "export_device": Ignored("one tensor is in memory at a time"),
+    "export_legacy_format": Ignored("weights are written as safetensors"),
+    "export_quantization_bit": Refused("merge first; pet quantize writes 8 and 4 bits"),
+    "export_hub_model_id": Refused("nothing is uploaded"),
+    "quantization_bit": Refused("a base that is packed cannot take it in; leave this out"),
+    **same(TOKENS, "resize_vocab add_tokens add_special_tokens"),
+}
+AXOLOTL = {
+    **dict.fromkeys(axolotl.TABLE, elsewhere),
+    "base_model": "base",
+    "lora_model_dir": "adapters",
+    "output_dir": "run",
+    "load_in_4bit": lambda t, name, value: t.ignore(name, UNPACKED) if value else None,
+}
+
+
+def of_file(path: str) -> Merge:
+    """What a file says; of a recipe's or another system's that trains, what its run has written is merged.
+
+    Raises:
+        InputError: it asks for something unsupported, or trains every weight.
+    """
+    kind, file, values = values_of(path)
+    if kind not in ("llama_factory", "axolotl"):
+        recipe = load_any(path, check_files=False, bring=False)
+        adapter, model = of_job(recipe)
+        if model:
+            raise InputError(f"{file.name}: {NOTHING}")
+        return Merge(recipe.model.path, [str(adapter or Path(recipe.output.dir, "adapter"))])
+    t = Translation(file.name)
+    t.apply(values, LLAMA_FACTORY if kind == "llama_factory" else AXOLOTL)
+    if kind == "axolotl":  # beside what was trained
+        t.settings.setdefault("run", "model-out")
+        t.put("output", Path(t.get("run"), "merged"))
+    t.finish()
+    found: Any = t.get("adapters") or t.get("run") or []
+    adapters = [one.strip() for one in found.split(",")] if isinstance(found, str) else list(found)
+    if not adapters or (Path(adapters[0]).is_dir() and find_weights(adapters[0])[0]):
+        raise InputError(f"{file.name}: {NOTHING}")
+    given = {key: t.get(key) for key in ("dtype", "max_shard_size")}
+    return Merge(of_run(t.get("base"), "model"), [of_run(one, "adapter") for one in adapters], t.get("output"), **given)

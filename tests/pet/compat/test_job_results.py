@@ -1,0 +1,195 @@
+"""What a job file's result is for: merged, measured and asked by `pet COMMAND FILE`."""
+
+from __future__ import annotations
+
+import json
+
+import mindspore as ms
+import numpy as np
+import pytest
+import yaml
+
+import pet
+from model_zoo.checkpoint.safetensors_io import read_file
+from model_zoo.errors import InputError
+from pet.cli.main import main
+from pet.compat import llama_factory, merging
+from pet.compat.results import of_job
+from pet.compat.yaml_files import load_any
+
+
+def write(path, **values):
+    path.write_text(yaml.safe_dump(values))
+    return str(path)
+
+
+def saved(base, directory, seed=0):
+    """An adapter that changes the base."""
+    model = pet.apply_lora(pet.AutoModel.from_pretrained(base), rank=2)
+    draw = np.random.default_rng(seed)
+    for weight in model.trainable_params():
+        weight.set_data(ms.Tensor(draw.normal(size=weight.shape).astype(np.float32)))
+    pet.save_adapter(model, directory)
+    return directory
+
+
+def merged(directory):
+    return {name: value.tobytes() for name, value in read_file(directory / "model.safetensors").items()}
+
+
+@pytest.fixture
+def run(base, tmp_path):
+    """The directory of a run, as both systems name one: with its adapter."""
+    saved(base, tmp_path / "saves" / "adapter")
+    return tmp_path / "saves"
+
+
+def test_llama_factorys_export(base, run, tmp_path, caplog):
+    file = write(
+        tmp_path / "merge.yaml",
+        model_name_or_path=str(base),
+        adapter_name_or_path=str(run),
+        template="qwen3_nothink",
+        trust_remote_code=True,
+        export_dir=str(tmp_path / "merged"),
+        export_size=5,
+        export_device="cpu",
+        export_legacy_format=False,
+    )
+    assert main(["merge", file]) == 0
+    assert main(["merge", str(run / "adapter"), "--base", str(base), "--output", "by_hand"]) == 0
+    assert merged(tmp_path / "merged") == merged(tmp_path / "by_hand") != merged(base)
+    assert "export_device" in caplog.text
+    other = saved(base, tmp_path / "other", seed=1)
+    assert main(["merge", file, str(other), "--output", "others"]) == 0, "what the command line says counts"
+    assert merged(tmp_path / "others") not in (merged(base), merged(tmp_path / "merged"))
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"adapter_name_or_path": "a, b"}, {"adapters": ["a", "b"]}),
+        ({"adapter_name_or_path": ["a"], "infer_dtype": "float16"}, {"adapters": ["a"], "dtype": "float16"}),
+        ({"adapter_name_or_path": "a", "infer_dtype": "auto", "export_size": 2}, {"max_shard_size": "2GB"}),
+        ({"output_dir": "run", "do_train": True, "stage": "ppo"}, {"adapters": ["run"], "output": "m"}),
+    ],
+)
+def test_what_an_export_file_says(tmp_path, more, expected):
+    said = merging.of_file(write(tmp_path / "m.yaml", model_name_or_path="base", export_dir="m", **more))
+    assert {name: getattr(said, name) for name in expected} == expected
+    assert said.base == "base"
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"quantization_bit": 4}, "quantization_bit: 4: a base that is packed cannot take it in"),
+        ({"export_quantization_bit": 4}, "export_quantization_bit: 4: merge first; pet quantize"),
+        ({"export_hub_model_id": "me/it"}, "nothing is uploaded"),
+        ({"add_tokens": "<a>"}, "the tokenizer and the embedding stay"),
+        ({"exprot_size": 5}, "exprot_size: is not known"),
+        ({"adapter_name_or_path": None}, "no adapter is named, or every weight was trained"),
+    ],
+)
+def test_exports_that_are_refused(tmp_path, given, problem):
+    values = {"model_name_or_path": "base", "adapter_name_or_path": "a", "export_dir": "m", **given}
+    with pytest.raises(InputError, match=problem):
+        merging.of_file(write(tmp_path / "m.yaml", **values))
+
+
+def test_axolotls_merge(base, run, tmp_path, caplog):
+    values = {"base_model": str(base), "adapter": "qlora", "load_in_4bit": True, "rl": "grpo"}
+    values["datasets"] = [{"path": "org/rows", "type": "alpaca"}]
+    file = write(tmp_path / "job.yml", output_dir=str(run), **values)
+    assert main(["merge", file]) == 0, "what it trains, and on which data, is no matter"
+    assert "load_in_4bit: the unquantised base gets the adapter; --dequantize" in caplog.text
+    assert main(["merge", str(run / "adapter"), "--base", str(base), "--output", "by_hand"]) == 0
+    assert merged(run / "merged") == merged(tmp_path / "by_hand")
+    said = merging.of_file(write(tmp_path / "job.yml", lora_model_dir="a", **values))
+    assert (said.adapters, said.output) == (["a"], "model-out/merged")
+
+
+def test_a_recipes_run_is_merged(base, tmp_path, capsys):
+    saved(base, tmp_path / "out" / "adapter")
+    file = write(tmp_path / "r.yaml", model={"path": str(base)}, data={"train": "x.jsonl"}, output={"dir": "out"})
+    assert main(["merge", file]) == 2
+    assert "--output DIR" in capsys.readouterr().err
+    assert main(["merge", file, "--output", "plain"]) == 0
+    (tmp_path / "out" / "adapter").rename(tmp_path / "out" / "model")
+    assert main(["merge", file, "--output", "two"]) == 2
+    assert "every weight was trained" in capsys.readouterr().err
+
+
+def test_a_file_is_measured_and_asked_with_its_adapter(base, run, tmp_path, capsys):
+    values = {"model_name_or_path": str(base), "adapter_name_or_path": str(run), "template": "empty"}
+    values |= {"temperature": 0.9, "max_new_tokens": 3}
+    file = write(tmp_path / "chat.yaml", infer_backend="huggingface", dataset="gone", **values)
+
+    def answer(*words):
+        assert main(["predict", *words, "--input", "What is 3?", "--json", "--seed", "1"]) == 0
+        return json.loads(capsys.readouterr().out)["answer"]
+
+    by_hand = ["--model", str(base), "--template", "{prompt}", "--temperature", "0.9", "--max-new-tokens", "3"]
+    tuned = answer(*by_hand, "--adapter", str(run / "adapter"))
+    assert answer(file) == answer("--run", file) == tuned != answer(*by_hand)
+    gone = {"model_name_or_path": "org/gone", "adapter_name_or_path": "gone"}
+    elsewhere = write(tmp_path / "there.yaml", **{**values, **gone})
+    assert answer(elsewhere, "--model", str(base), "--adapter", str(run / "adapter")) == tuned
+
+    rows = [{"instruction": f"What is {number}?", "input": "", "output": f"It is {number}."} for number in range(4)]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    more = {"stage": "sft", "do_predict": True, "eval_dataset": "rows.json", "dataset_dir": str(tmp_path)}
+    more |= {"finetuning_type": "lora", "cutoff_len": 64, "output_dir": "predicted"}
+    file = write(tmp_path / "predict.yaml", **values, **more)
+
+    def measured(*words):
+        assert main(["evaluate", file, "--output", "numbers.json", *words]) == 0
+        return json.loads((tmp_path / "numbers.json").read_text())
+
+    assert measured() == measured("--adapter", str(run / "adapter")) != measured("--base")
+    file = write(tmp_path / "predict.yaml", **{**values, **more, "adapter_name_or_path": "gone"})
+    assert measured("--adapter", str(run / "adapter")) != measured("--base", "adapter.load=null")
+
+
+def test_a_file_whose_run_has_written_another_adapter_than_it_names(base, run, tmp_path):
+    values = {"base_model": str(base), "adapter": "lora", "datasets": [{"path": str(base / "data.jsonl")}]}
+    file = write(tmp_path / "job.yml", output_dir="out", lora_model_dir=str(run), **values)
+    recipe = load_any(file, check_files=False)
+    assert of_job(recipe) == (run / "adapter", None)
+    (tmp_path / "out" / "adapter").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"but its run has written .*out/adapter; give --adapter"):
+        of_job(recipe)
+    recipe.adapter.load = None
+    assert of_job(recipe) == (tmp_path / "out" / "adapter", None)
+    (tmp_path / "out" / "adapter").rename(tmp_path / "out" / "model")
+    assert of_job(recipe) == (None, tmp_path / "out" / "model")
+
+
+def test_a_run_of_every_weight_is_a_base(base, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "model").symlink_to(base)
+    file = write(tmp_path / "chat.yaml", model_name_or_path=str(tmp_path / "full"), template="empty")
+    assert load_any(file, check_files=False).model.path == str(tmp_path / "full" / "model")
+    t = llama_factory.translate({"model_name_or_path": "b", "adapter_name_or_path": "a,b"}, tmp_path / "job.yaml")
+    assert t.problems == ["job.yaml: adapter_name_or_path: 'a,b': give one; pet merge FILE merges several"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected", "ignored"),
+    [
+        ({"temperature": 0.7, "top_p": 0.8}, {"do_sample": True, "temperature": 0.7, "top_p": 0.8}, []),
+        ({"do_sample": False, "temperature": 0.7, "max_new_tokens": 9}, {"max_new_tokens": 9}, ["temperature"]),
+        ({"num_beams": 1, "length_penalty": 2.0}, {"num_beams": 1}, ["length_penalty"]),
+        (
+            {"num_beams": 4, "length_penalty": 2.0, "repetition_penalty": 1.1},
+            {"num_beams": 4, "length_penalty": 2.0},
+            [],
+        ),
+        ({}, {"do_sample": False}, []),
+    ],
+)
+def test_how_llama_factory_writes_answers(base, tmp_path, given, expected, ignored):
+    t = llama_factory.translate({"model_name_or_path": str(base), **given}, tmp_path / "job.yaml")
+    assert {f"generation.{name}": value for name, value in expected.items()}.items() <= t.settings.items()
+    assert [name for name in given if name in t.ignored] == ignored
+    load_any(write(tmp_path / "job.yaml", model_name_or_path=str(base), **given), check_files=False)
