@@ -11,6 +11,7 @@ from mindspore import Tensor, nn, ops
 
 from model_zoo.arguments import asked_as_elsewhere
 from model_zoo.configs import Config, Family
+from model_zoo.elsewhere import METHODS
 from model_zoo.ends import listed_ends
 from model_zoo.engine import set_kernels
 from model_zoo.errors import InputError
@@ -62,6 +63,15 @@ class CausalLM(nn.Cell):
         self.score = None
         self.compiles = True
         self.generation_config: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        """The cell's own; of what is a method elsewhere (`model_zoo.elsewhere`) the error says what it is here."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name not in METHODS:
+                raise
+            raise AttributeError(f"a model has no {name}: it {METHODS[name]}") from None
 
     @property
     def family(self) -> Family:

@@ -71,8 +71,11 @@ ELSEWHERE = {
     "load_adapter": {
         "adapter_name": "is name",
         "is_trainable": f"{NONE}an active adapter is trained, and pet.freeze_modules freezes",
+        "torch_dtype": f"{NONE}an adapter is computed in float32",
+        **{name: OPENED[name] for name in ("device_map", "low_cpu_mem_usage", "trust_remote_code", "revision")},
         "torch_device": OPENED["device_map"],
     },
+    "hotswap_adapter": {"adapter_name": "is name", "torch_device": OPENED["device_map"]},
     "save_adapter": {**SAVED, "adapter_name": "is name", "selected_adapters": "is name, one at a time"},
     "save_pretrained": {**SAVED, "selected_adapters": "is pet.save_adapter(model, directory, name)"},
     "set_adapter": {"adapter_name": "is names"},
@@ -87,6 +90,47 @@ ELSEWHERE = {
     },
 }
 """{function: {argument there: what is said of it}}."""
+_CLASSES = f"{NONE}an adapter's settings are those of its method; leave it out"
+_MODEL = "is pet.AutoModel"
+NAMES = {
+    "get_peft_model": "is pet.apply_lora(model, rank=8), or pet.apply(model, config); the model itself is changed",
+    **dict.fromkeys(
+        ("PeftModel", "PeftModelForCausalLM", "PeftMixedModel"),
+        "is pet.load_adapter(model, directory); the model itself is changed",
+    ),
+    **dict.fromkeys(
+        ("AutoPeftModel", "AutoPeftModelForCausalLM"),
+        "is pet.load_adapter(model, directory), onto a model of pet.AutoModel.from_pretrained(base)",
+    ),
+    "PeftConfig": f"{NONE}pet.load_adapter reads the file, whose base_model_name_or_path names the base",
+    "LoraConfig": "is pet.LoRAConfig, or the arguments of pet.apply_lora",
+    "PrefixTuningConfig": "is pet.PrefixConfig, or the arguments of pet.apply_prefix",
+    "PromptTuningConfig": "is pet.PromptConfig, or the arguments of pet.apply_prompt",
+    "PromptEncoderConfig": "is the arguments of pet.apply_p_tuning",
+    **dict.fromkeys(("TaskType", "PeftType"), _CLASSES),
+    "prepare_model_for_kbit_training": f"{NONE}a packed base needs no preparing; leave it out",
+    "BitsAndBytesConfig": 'is an argument: pet.AutoModel.from_pretrained(base, quantization={"type": "nf4"})',
+    "AutoModelForCausalLM": _MODEL,
+    "AutoModelForSequenceClassification": f'{_MODEL}, and pet.Trainer(…, objective="classification") adds the head',
+    **dict.fromkeys(("SFTTrainer", "DPOTrainer", "Seq2SeqTrainer"), "is pet.Trainer, with an objective"),
+    **dict.fromkeys(("SFTConfig", "DPOConfig"), "is the arguments of pet.Trainer"),
+}
+"""PEFT's, transformers' and TRL's names, and what is in `pet` in their place."""
+METHODS = {
+    **{name: f"is pet.{name}(model, …)" for name in ("add_adapter", "delete_adapter", "load_adapter", "set_adapter")},
+    **{name: f"is pet.{name}(model)" for name in ("merge_and_unload", "print_trainable_parameters")},
+    "merge_adapter": "is pet.merge(model)",
+    "unmerge_adapter": "is pet.unmerge(model)",
+    "add_weighted_adapter": "is pet.combine_adapters(model, names, weights)",
+    "disable_adapter": "is a block: with pet.disable_adapters(model)",
+    "eval": "is set_train(False)",
+    "train": "is set_train()",
+    "named_parameters": "is parameters_and_names()",
+    "num_parameters": "is among what pet.print_trainable_parameters(model) says",
+    "gradient_checkpointing_enable": "is train.recompute of a recipe",
+    "enable_input_require_grads": f"{NONE}leave it out",
+}
+"""What models have as methods there."""
 CALLS = {"CausalLM.__call__": "model", "TextClassification.__call__": "pipeline"}
 """What is called, where it is no function."""
 

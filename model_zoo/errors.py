@@ -95,11 +95,19 @@ SYNONYMS = {
     "lr": "learning_rate",
     "num_virtual_tokens": "length",
     "prefix_projection": "projection",
+    "prompt_tuning_init_text": "init_text",
     "r": "rank",
     "rm": "reward",
     "sigmoid": "dpo",
     "target_modules": "targets",
     "trainable_token_indices": "trainable_tokens",
+}
+# Settings that scripts for PEFT have by habit, and what makes them needless here.
+NEEDLESS = {
+    "fan_in_fan_out": "a cell says itself how its weight lies",
+    "inference_mode": "an adapter that is opened can be trained, too",
+    "task_type": "a model says itself what it is for",
+    "tokenizer_name_or_path": "pet.apply_prompt takes the tokenizer itself, as tokenizer=",
 }
 
 
@@ -110,6 +118,8 @@ def similar(name: object, candidates: Iterable[object], limit: int = 3) -> str:
     is another name. Upper and lower case count as the same.
     """
     names, text = sorted({str(candidate) for candidate in candidates}), str(name).lower()
+    if text in NEEDLESS and text not in names:
+        return f" (leave it out: {NEEDLESS[text]})"
     if (synonym := SYNONYMS.get(text)) in names:
         return f" (did you mean {synonym!r}?)"
     ranked = []

@@ -7,8 +7,10 @@ nothing: the command ``pet`` cannot answer Ctrl-C before this file has run.
 
 from __future__ import annotations
 
+import sys
+
 import model_zoo  # it sets what MindSpore reads when it is imported
-from pet.lazy import names_of, stub_table
+from pet.lazy import Unknown, names_of, stub_table
 
 __version__ = "0.1.0"
 
@@ -27,3 +29,4 @@ def _check() -> None:
 
 
 __getattr__, __dir__ = names_of(__name__, lambda: stub_table(__file__), _check, elsewhere="pet.compat")
+sys.meta_path.append(Unknown)

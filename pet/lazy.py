@@ -63,13 +63,31 @@ def names_of(
         if name == "__all__":
             return sorted(name for name, module in known().items() if not module.startswith(elsewhere))
         if name.startswith("__") or name not in known():
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{_in_its_place(f'{package}.{name}')}")
         check()
         with _whole():
             namespace[name] = value = getattr(import_module(where[name]), name)
         return value
 
     return find, lambda: sorted({*namespace, *known()})
+
+
+def _in_its_place(fullname: str) -> str:
+    """``": it is …"`` of another library's name below `pet`, otherwise nothing."""
+    from model_zoo.elsewhere import NAMES
+
+    package, _, name = fullname.rpartition(".")
+    return f": it {NAMES[name]}" if package == "pet" and name in NAMES else ""
+
+
+class Unknown:
+    """A finder of modules that says, where ``from pet import name`` looks for a module last, what is here in the place
+    of another library's name: Python's own error would not say more than that there is none."""
+
+    @staticmethod
+    def find_spec(fullname: str, path=None, target=None) -> None:
+        if fullname.startswith("pet.") and (instead := _in_its_place(fullname)):
+            raise ImportError(f"pet has no {fullname.removeprefix('pet.')}{instead}", name="pet")
 
 
 def stub_table(source: str) -> dict[str, list[str]]:

@@ -26,6 +26,8 @@ NO_MODEL = re.compile(
 """How what lies beside them is called, and what is a part of a model."""
 _WRITE = "write it once with transformers: AutoModelForCausalLM.from_pretrained(directory{}).save_pretrained(output)"
 FOREIGN = {
+    "adapter_config.json": "an adapter's: open its base, then pet.load_adapter(model, directory); or join the two by "
+    "pet merge",
     "zero_pp_rank_*_model_states.pt": "in parts by ZeRO 3; join them with DeepSpeed's zero_to_fp32.py from beside them",
     "consolidated.*.pth": f"in Meta's own format; get {SINGLE} of this model, which Meta publishes as well",
     "*.gguf": "in llama.cpp's own format; " + _WRITE.format(', gguf_file="NAME"'),

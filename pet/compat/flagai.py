@@ -6,7 +6,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,19 @@ TABLE = {
 # FlagAI's own defaults, where ours are others; it trains no epoch unless some are given
 DEFAULTS = {"epochs": 1, "lr": 1e-3, "warm_up": 0.1, "weight_decay": 0.1, "batch_size": 1, "clip_grad": 1.0}
 DEFAULTS["seed"] = 1234
+
+
+class _Rows(Sequence):
+    """A list of samples as a dataset: a plain list holds batches."""
+
+    def __init__(self, rows: Sequence[Any]):
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
 
 
 class Trainer:
@@ -110,7 +123,8 @@ class Trainer:
             optimizer: an optimizer of MindSpore, or of torch, whose kind and numbers are taken; None for the settings.
             lr_scheduler: the learning rate by the step, see `pet.compat.optimizers.rates_of`; None for FlagAI's own:
                 `annealed`, with ``bmtrain`` `noam`, with DeepSpeed that of its file.
-            train_dataset, valid_dataset: indexable datasets of dictionaries.
+            train_dataset, valid_dataset: indexable datasets of dictionaries, or torch DataLoaders over such, whose
+                ``batch_size``, order and ``collate_fn`` then count.
             metric_methods: pairs of a name and a function of logits ``(N, S, V)`` and labels ``(N, S)``, Tensors of all
                 evaluation rows, which may take ``meta`` (None) and ``tokenizer`` besides; measured on one process.
             collate_fn: from a list of samples to a dictionary with ``input_ids`` ``(B, S)``, and ``labels`` unshifted
@@ -127,7 +141,12 @@ class Trainer:
             raise InputError("Trainer.train: metric_methods: are measured on one process; leave them out here")
         if train_dataset is None:
             raise InputError("Trainer.train: train_dataset is missing")
+        train_dataset, joined, shuffle = self._unloaded("train_dataset", train_dataset, collate_fn)
+        valid_dataset, other, _ = self._unloaded("valid_dataset", valid_dataset, collate_fn)
+        if valid_dataset is not None and joined != other:
+            raise InputError("Trainer.train: train_dataset and valid_dataset have two collate_fn; one was expected")
         t = self._translation()
+        t.put("data.shuffle", shuffle)
         t.ignored.clear()  # it has been said
         every = t.settings.pop("eval.every_steps", None)
         rates = put_optimizer(t, optimizer) if optimizer is not None else None
@@ -151,12 +170,29 @@ class Trainer:
             more = {"meta": None, "tokenizer": self.settings.get("tokenizer")}
             return {name: float(call(method, logits, labels, **more)) for name, method in metric_methods}
 
-        objects = Objects(model, None, train_dataset, valid_dataset, collate_fn, forward if own else None)
+        objects = Objects(model, None, train_dataset, valid_dataset, joined, forward if own else None)
         objects.rates = rates or self._rates(objects, recipe.train)
         objects.metrics = metrics if metric_methods else None
         summary = run(recipe, objects, eval_schedule={"every_steps": every} if every and valid_dataset else None)
         self.directory = Path(recipe.output.dir)
         return summary
+
+    def _unloaded(self, name: str, data: Any, collate_fn: Callable | None) -> tuple[Any, Callable | None, bool | None]:
+        """A torch DataLoader's dataset, its ``collate_fn``, and whether it shuffles; other data as they are."""
+        if not all(hasattr(data, own) for own in ("dataset", "sampler", "drop_last", "collate_fn")):
+            return data, collate_fn, None
+        order, own = type(data.sampler).__name__, data.collate_fn
+        wrong = {
+            f"its sampler is a {order}": order not in ("SequentialSampler", "RandomSampler", "DistributedSampler"),
+            "it has no batch_size": not data.batch_size,
+            "its drop_last leaves rows out": data.drop_last and len(data.dataset) % (data.batch_size or 1),
+        }
+        if why := next((reason for reason, holds in wrong.items() if holds), None):
+            raise InputError(f"Trainer.train: {name}: {why}; give the dataset itself and collate_fn=")
+        if name == "train_dataset":
+            self.settings = {**self.settings, "batch_size": data.batch_size}
+        rows = _Rows(data.dataset) if isinstance(data.dataset, (list, tuple)) else data.dataset
+        return rows, own, bool(getattr(data.sampler, "shuffle", order != "SequentialSampler"))
 
     def _rates(self, objects, train) -> Callable[[int], float] | None:
         """The learning rate by the step where no scheduler is given; None where the settings say all of it."""

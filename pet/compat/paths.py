@@ -18,13 +18,21 @@ class _Modules(MetaPathFinder, Loader):
     """Finds the modules that a package states in a table, ``__modules__``."""
 
     def find_spec(self, fullname: str, path=None, target=None) -> ModuleSpec | None:
+        """Also of a name that ``from package import name`` looks for as a module last. What is not there is an error
+        that says where a reader finds more."""
         outer, _, inner = fullname.partition(".")
         while inner:
-            table = vars(sys.modules[outer]).get("__modules__", {}) if outer in sys.modules else {}
-            if inner in table:
-                spec = ModuleSpec(fullname, self, is_package=any(name.startswith(f"{inner}.") for name in table))
+            own = vars(sys.modules[outer]) if outer in sys.modules else {}
+            if inner in (table := own.get("__modules__", {})):
+                spec = ModuleSpec(fullname, self, is_package=True)
                 spec.loader_state = table[inner]
                 return spec
+            if table:
+                package = own["__name__"]
+                page = f"docs/coming-from/{package.rpartition('.')[2].replace('_', '')}.md"
+                raise ModuleNotFoundError(
+                    f"{package} has no {inner}; {page} says what does not run, and what to do", name=package
+                )
             step, _, inner = inner.partition(".")
             outer = f"{outer}.{step}"
         return None

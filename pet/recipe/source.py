@@ -2,7 +2,7 @@
 
 The scalars follow YAML 1.2's core schema, not PyYAML's YAML 1.1: ``3e-4`` is a number without a dot, ``no`` and ``on``
 are words, ``1:30`` is no number. Of YAML 1.1 there are merge keys (``<<: *name``). A key that stands twice in a mapping
-is a problem, not a silent overwrite.
+is a problem; of other systems' files the last one counts, as PyYAML has it, which is said.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from model_zoo.atomic import open_file
-from model_zoo.errors import InputError, first_line
+from model_zoo.errors import InputError, first_line, warn_once
 
 KeyPath = tuple[str | int, ...]
 
@@ -183,9 +183,12 @@ class _Builder:
                 continue
             if key in values:
                 first = self.source.lines[(*path, key)]
-                where = dotted((*path, key))
-                self.fail(key_node, f"{where}: the key stands twice, first in line {first}; keep one of them")
-                continue
+                twice = f"{dotted((*path, key))}: the key stands twice, first in line {first}"
+                if self.scalar is not old_scalar:
+                    self.fail(key_node, f"{twice}; keep one of them")
+                    continue
+                here = f"{self.source.name}:{key_node.start_mark.line + 1}: {twice}"
+                warn_once(f"{here}; the last one counts, as in PyYAML", here)
             self.source.lines[(*path, key)] = key_node.start_mark.line + 1
             values[key] = self.build(value_node, (*path, key))
         return values

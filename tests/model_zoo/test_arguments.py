@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from model_zoo.arguments import checked, misfit
-from model_zoo.elsewhere import ELSEWHERE
-from model_zoo.errors import InputError
+from model_zoo.elsewhere import ELSEWHERE, METHODS, NAMES
+from model_zoo.errors import NEEDLESS, InputError
 from pet.text_classification import TextClassification
 
 FITTING = {
@@ -124,6 +124,8 @@ def test_arguments_of_other_libraries_are_named_here(tmp_path):
         "generate: penalty_alpha has no counterpart": (model.generate, [[5]], "penalty_alpha"),
         "model: labels has no counterpart: logits are given; pet.Trainer computes": (model, [[5]], "labels"),
         "load_adapter: adapter_name is name": (functools.partial(pet.load_adapter, model), "x", "adapter_name"),
+        "load_adapter: device_map has no counterpart": (functools.partial(pet.load_adapter, model), "x", "device_map"),
+        "hotswap_adapter: adapter_name is name": (functools.partial(pet.hotswap_adapter, model), "x", "adapter_name"),
         "load_adapter: is_trainable has no": (functools.partial(pet.load_adapter, model), "x", "is_trainable"),
         "save_adapter: selected_adapters is name": (pet.save_adapter, model, "selected_adapters"),
         "save_pretrained: safe_serialization has no": (model.save_pretrained, tmp_path, "safe_serialization"),
@@ -155,3 +157,49 @@ def test_what_is_said_of_other_libraries_arguments_is_true():
         assert not others.keys() & known.keys(), name
         here = [said.removeprefix("is ") for said in others.values() if re.fullmatch(r"is \w+", said)]
         assert set(here) <= known.keys(), name
+
+
+def test_names_and_methods_of_other_libraries_are_named_here():
+    """A first line that says what to write in its place, however the name is asked for."""
+    import pet
+    from pet.compat import mindformers
+
+    model = pet.AutoModel.from_pretrained("llama_tiny")
+    for name, said in NAMES.items():
+        with pytest.raises(ImportError) as caught:
+            exec(f"from pet import {name}", {})
+        assert str(caught.value) == f"pet has no {name}: it {said}" and not hasattr(pet, name)
+        with pytest.raises(AttributeError, match=re.escape(said)):
+            getattr(pet, name)
+    for name, said in METHODS.items():
+        with pytest.raises(AttributeError, match=re.escape(f"a model has no {name}: it {said}")):
+            getattr(model, name)
+    for said in [*NAMES.values(), *METHODS.values()]:
+        for own in re.findall(r"pet\.(\w+)(?:\.(\w+))?\b(?! merge)", said):
+            functools.reduce(getattr, filter(None, own), pet)  # it is there
+    with pytest.raises(ImportError, match="cannot import name 'nothing_of_this_name' from 'pet'"):
+        exec("from pet import nothing_of_this_name", {})
+    with pytest.raises(AttributeError, match="object has no attribute 'nothing_of_this_name'"):
+        model.nothing_of_this_name  # noqa: B018
+    from_compat = {
+        "mindformers.models.nowhere import X": "mindformers has no models.nowhere; docs/coming-from/mindformers.md",
+        "mindformers.tools.utils import nothing": "mindformers has no tools.utils.nothing; docs/",
+        "flagai.auto_model.auto_loader import AutoLoader": "flagai has no auto_model; docs/coming-from/flagai.md",
+    }
+    for words, message in from_compat.items():
+        with pytest.raises(ImportError, match=re.escape(f"pet.compat.{message}")):
+            exec(f"from pet.compat.{words}", {})
+    assert not hasattr(mindformers, "nowhere")
+    for name, reason in NEEDLESS.items():
+        with pytest.raises(InputError, match=re.escape(f"lora: there is no setting '{name}' (leave it out: {reason})")):
+            pet.LoRAConfig(**{name: True})
+
+
+def test_an_adapter_in_a_models_place_is_called_one(tmp_path):
+    import pet
+
+    pet.save_adapter(pet.apply_lora(pet.AutoModel.from_pretrained("llama_tiny"), rank=2), tmp_path)
+    with pytest.raises(
+        InputError, match=r"holds no config.json.*adapter_config.json is an adapter's: open its base, then"
+    ):
+        pet.AutoModel.from_pretrained(tmp_path)

@@ -114,7 +114,10 @@ def give_defaults(model, given: Mapping[str, Any], checkpoint: Any = None) -> No
         for name in IDLE:
             if settings.pop(name, None):
                 warn_once(f"generate: {name} has no effect: it changes no answer", name)
-        called = dict(signature.bind_partial(model, *arguments, **settings).arguments)
+        try:
+            called = dict(signature.bind_partial(model, *arguments, **settings).arguments)
+        except TypeError:  # the model's own says it better
+            return type(model).generate(model, *arguments, **settings)
         del called["model"]
         called = {name: value for name, value in called.items() if not (value is None and name in HANDED_ON)}
         called = _drawn(completed(defaults if own is None else defaults_in(own.to_dict()), called, model.room))

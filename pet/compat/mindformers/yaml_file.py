@@ -42,6 +42,7 @@ TOP = {
     **picked(ARGUMENTS, "seed eval_step_interval eval_epoch_interval resume_training only_save_strategy profile"),
     "output_dir": lambda t, n, v: t.put("output.dir", output_directory(v)),
     "processor": lambda t, n, v: _tokenizer(t, n, v),
+    "vocab_file": lambda t, n, v: _tokenizer(t, n, {"tokenizer": {n: v}}),  # of research/llama3's scripts
     "moe_config": lambda t, n, v: _experts(t, n, v),
     "load_ckpt_format": Ignored("the file itself says it"),
     "metric": Ignored("eval.metrics says what is measured"),

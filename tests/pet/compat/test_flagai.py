@@ -297,3 +297,37 @@ def test_a_measure_gets_each_row_once(base, tmp_path):
     measures = [["rows", lambda logits, labels: len(logits)], ["learnt", lambda logits, labels: (labels != -100).sum()]]
     summary = trainer.train(model, train_dataset=rows, valid_dataset=rows, metric_methods=measures)
     assert (summary["after"]["rows"], summary["after"]["learnt"]) == (5, 45)
+
+
+def test_a_loader_of_torch_in_the_place_of_a_dataset(recipes):
+    """FlagAI takes it as it is: its ``batch_size``, order and ``collate_fn`` count, not those of the trainer."""
+    from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield from data
+
+    def join(batch):
+        return {"input_ids": [row["input_ids"] for row in batch]}
+
+    data = [{"input_ids": [1, 2, number]} for number in range(6)]
+    for shuffle in (False, True):
+        loader = DataLoader(data, batch_size=3, shuffle=shuffle, collate_fn=join)
+        Trainer(batch_size=8).train(object(), train_dataset=loader, valid_dataset=DataLoader(data, collate_fn=join))
+        recipe, objects, _ = recipes.pop()
+        assert (recipe.train.batch_size, recipe.data.shuffle) == (3, shuffle)
+        assert [*objects.train] == [*objects.evaluation] == data and objects.collate_fn is join
+    Trainer(batch_size=8).train(object(), train_dataset=DataLoader(data, collate_fn=join), collate_fn=dict)
+    assert recipes.pop()[1].collate_fn is join
+    refused = {
+        "a WeightedRandomSampler": DataLoader(data, 2, sampler=WeightedRandomSampler([1.0] * 6, 6)),
+        "_InfiniteConstantSampler": DataLoader(Stream(), 2),
+        "its drop_last leaves rows out": DataLoader(data, 4, drop_last=True),
+        "it has no batch_size": DataLoader(data, batch_size=None),
+    }
+    for why, loader in refused.items():
+        with pytest.raises(InputError, match=rf"train_dataset: .*{why}.*; give the dataset itself and collate_fn="):
+            Trainer().train(object(), train_dataset=loader)
+    with pytest.raises(InputError, match="have two collate_fn; one was expected"):
+        Trainer().train(object(), train_dataset=DataLoader(data, collate_fn=join), valid_dataset=data, collate_fn=dict)
+    assert not recipes

@@ -124,6 +124,8 @@ def test_settings_of_generation_as_an_object():
         GenerationConfig(max_lenght=3)
     with pytest.raises(InputError, match=r"encoder_repetition_penalty: 2: only 1\.0 is supported"):
         GenerationConfig(encoder_repetition_penalty=2)
+    with pytest.raises(InputError, match="return_dict_in_generate has no counterpart: ids are given"):
+        model.generate(ids, max_length=8, return_dict_in_generate=True)
 
 
 def test_what_was_tuned_on_questions_is_asked_in_their_prompt(tmp_path):

@@ -10,6 +10,7 @@ import yaml
 
 from model_zoo.errors import InputError
 from pet.compat.yaml_files import convert, load_any
+from pet.names import bundled_models
 
 MINDFORMERS = """
 seed: 7
@@ -79,6 +80,18 @@ def test_mindformers(base, tmp_path):
     assert recipe.eval.every_epochs == 1.0
     assert recipe.eval.every_steps is None
     assert recipe.callbacks[0].args == {"url": "file:///tmp/somewhere", "every": 3}
+
+
+def test_a_vocabulary_at_the_top_of_a_mindformers_file(base, tmp_path, caplog):
+    """As files for research/llama3 have it: of a directory that is there it is the tokenizer, else it lies beside the
+    checkpoint, which a line says."""
+    text = MINDFORMERS.format(base=base, parallel=True)
+    tokenizer = bundled_models()["llama_tiny"]
+    recipe = load_any(write(tmp_path / "a.yaml", f"vocab_file: {tokenizer}/tokenizer.model\n{text}"))
+    assert recipe.model.tokenizer == str(tokenizer)
+    recipe = load_any(write(tmp_path / "b.yaml", f"vocab_file: /nowhere/tokenizer.model\n{text}"))
+    assert recipe.model.tokenizer == "llama_tiny"
+    assert "vocab_file: the tokenizer lies beside the checkpoint" in caplog.text
 
 
 def test_converted_text_is_the_same_recipe(base, tmp_path):

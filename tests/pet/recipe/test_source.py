@@ -5,7 +5,7 @@ import math
 import pytest
 import yaml
 
-from pet.recipe.source import _Loader, parse
+from pet.recipe.source import _Loader, old_scalar, parse, read
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,16 @@ def test_an_escape_of_no_character(escape):
 def test_duplicate_key():
     source = parse("train:\n  steps: 1\n  steps: 2\n", "f")
     assert source.problems == ["f:3: train.steps: the key stands twice, first in line 2; keep one of them"]
+
+
+def test_of_another_systems_file_the_last_of_two_keys_counts(tmp_path, caplog):
+    """As in PyYAML, by which it is read there; a line says so."""
+    file = tmp_path / "theirs.yaml"
+    file.write_text("model:\n  is_dynamic: yes\n  top_k: 3\n  is_dynamic: no\n")
+    source = read(file, "theirs.yaml", old_scalar)
+    assert (source.value, source.problems) == ({"model": {"is_dynamic": False, "top_k": 3}}, [])
+    said = "theirs.yaml:4: model.is_dynamic: the key stands twice, first in line 2; the last one counts, as in PyYAML"
+    assert caplog.messages == [said]
 
 
 @pytest.mark.parametrize(
