@@ -94,8 +94,10 @@ _FAMILIES = {
 _FAST = {"gpt2": "GPT2TokenizerFast", "llama": "LlamaTokenizerFast"}
 _BASES = (
     *("BaseConfig", "BaseModel", "BaseProcessor", "BaseTokenizer", "PreTrainedModel", "PreTrainedTokenizer"),
-    *("PreTrainedTokenizerBase", "PretrainedConfig"),
+    *("PreTrainedTokenizerBase", "PretrainedConfig", "ProcessorMixin"),
 )
+_OF_BASES = ("base_config", "base_model", "base_processor", "base_tokenizer", "configuration_utils", "modeling_utils")
+_OF_BASES += ("processing_utils", "tokenization_utils", "tokenization_utils_base")
 _CONVERTING = {"convert_weight": ("convert_pt_to_ms", "convert_weight"), "convert_reversed": ("convert_ms_to_pt",)}
 
 
@@ -130,6 +132,7 @@ __modules__ = modules_of(
         "models.build_config": {_REGISTERING: ("build_model_config",)},
         "models.build_processor": {_REGISTERING: ("build_processor",)},
         "models.build_tokenizer": {_REGISTERING: ("build_tokenizer",)},
+        **{f"models.{module}": {_CLASSES: _BASES} for module in _OF_BASES},
         "auto_class": _AUTO,
         **dict.fromkeys(("models.auto", *(f"models.auto.{kind}_auto" for kind in _OF_AUTO)), _AUTO),
         **dict.fromkeys(("modules", "modules.transformer", "modules.transformer.transformer"), _PARALLEL),

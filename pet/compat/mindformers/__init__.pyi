@@ -51,6 +51,7 @@ from pet.compat.mindformers.classes import (
     PretrainedConfig as PretrainedConfig,
     PreTrainedModel as PreTrainedModel,
     PreTrainedTokenizer as PreTrainedTokenizer,
+    PreTrainedTokenizerBase as PreTrainedTokenizerBase,
 )
 from pet.compat.mindformers.config import (
     ChatGLM2Config as ChatGLM2Config,

@@ -31,7 +31,7 @@ from pet.compat.mindformers.saving import place_of
 from pet.compat.mindformers.sizes import file_config, model_section, name_of, read_file
 from pet.compat.mindformers.tokenizing import Spoken, spoken
 from pet.names import find_tokenizer, preset_names
-from pet.recipe.translation import is_off
+from pet.recipe.translation import Ignored, is_off
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -128,7 +128,7 @@ class AutoTokenizer(Listed, auto.AutoTokenizer):
         if (values := _values(name_or_path)) is not None:
             own = (values.get("processor") or {}).get("tokenizer") or {}
             name_or_path = own.get("vocab_file") or name_of(values)
-        take_said("AutoTokenizer", settings, TRUST)
+        take_said("AutoTokenizer", settings, {**TRUST, "use_fast": Ignored("there is one tokenizer for each file")})
         return spoken(auto.AutoTokenizer.from_pretrained(split_name(name_or_path)[0], *arguments, **settings))
 
 
@@ -219,7 +219,9 @@ class _Named(Listed, Spoken):
         if on := [f"{name}={said[name]!r}" for name in OFF if not is_off(said.get(name))]:
             raise InputError(f"{type(self).__name__}: {', '.join(on)}: is not supported; expected it off")
         said = {name: value for name, value in said.items() if name in SAID and value is not None}
+        further = more.pop("additional_special_tokens", None) or ()
         super().__init__(vocab_file, *arguments, settings={**(settings or {}), **said}, **more)
+        self.add_tokens(further)
 
     @classmethod
     def from_pretrained(cls, path, prompt_style: str | None = None) -> Self:
@@ -308,7 +310,7 @@ class Processor(Listed):
         return [self.tokenizer.decode(row.tolist(), skip_special_tokens=True) for row in np.atleast_2d(np.asarray(ids))]
 
 
-GPT2Processor = GLMProcessor = LlamaProcessor = AutoProcessor = BaseProcessor = Processor
+GPT2Processor = GLMProcessor = LlamaProcessor = AutoProcessor = BaseProcessor = ProcessorMixin = Processor
 """The tokenizer says what differs."""
 BaseConfig = PretrainedConfig = Config
 BaseModel = PreTrainedModel = CausalLM

@@ -209,7 +209,7 @@ class Trainer(Watched, Request):
         generation = self._change_by_call(generation)
         if input_data is None:
             raise InputError("Trainer.predict: input_data is missing; run_mindformer.py takes it by --predict_data")
-        if isinstance(input_data, (str, os.PathLike)) and Path(str(input_data)[:255]).is_file():
+        if is_path(input_data) and not isinstance(input_data, (list, tuple)) and os.path.isfile(input_data):
             lines = Path(input_data).read_text("utf-8-sig").split("\n")
             input_data = [line for line in lines if line.strip()]
         model, tokenizer = self._model_and_tokenizer(predict_checkpoint)

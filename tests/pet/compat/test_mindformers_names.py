@@ -85,7 +85,12 @@ from mindformers.tools.utils import is_version_ge
 from mindformers.models.gpt2.gpt2 import GPT2WithLora
 from mindformers.models.llama import LlamaForCausalLMWithLora, LlamaTokenizerFast
 from mindformers.models.llama.llama_tokenizer_fast import LlamaTokenizerFast
-from mindformers import GPT2TokenizerFast, BaseModel
+from mindformers import GPT2TokenizerFast, BaseModel, PreTrainedTokenizerBase
+from mindformers.models.modeling_utils import PreTrainedModel
+from mindformers.models.configuration_utils import PretrainedConfig
+from mindformers.models.tokenization_utils_base import PreTrainedTokenizerBase
+from mindformers.models.base_model import BaseModel
+from mindformers.models import ProcessorMixin
 from mindformers.dataset.dataloader.datareaders import wikitext_clean
 from mindformers.tools.dataset_preprocess.llama.conversation import get_default_conv_template
 from mindformers.tools.transform_ckpt import get_strategy
@@ -109,6 +114,17 @@ def test_a_module_of_a_functions_name_is_called_as_the_function():
 
     with pytest.raises(InputError, match="task"):
         pet.compat.mindformers.pipeline("translation", model="llama_tiny")
+
+
+def test_a_module_of_an_objects_name_has_the_objects_attributes(capsys):
+    """Importing ``tools.logger`` puts the module in the place of ``tools``'s logger."""
+    importlib.import_module("pet.compat.mindformers.tools.logger")
+    from pet.compat.mindformers.tools import logger
+
+    logger.info("said %d", 7)
+    assert "said 7" in capsys.readouterr().out
+    with pytest.raises(AttributeError, match="nothing"):
+        logger.nothing  # noqa: B018
 
 
 def test_names_with_lora():
@@ -524,3 +540,11 @@ def test_versions(one, other, newer):
     from pet.compat.mindformers.tools.utils import is_version_ge
 
     assert is_version_ge(one, other) is newer
+
+
+def test_a_text_that_is_too_long_for_a_files_name_is_asked():
+    from pet.compat.mindformers import Trainer
+
+    text = "快速排序" * 22  # 88 characters, but 264 bytes
+    found = Trainer(model="glm_tiny").predict(text, max_new_tokens=1)
+    assert "快速排序" in found[0]["text_generation_text"][0]
