@@ -183,10 +183,11 @@ class Absent(type):
 
 
 class Lacking(MetaPathFinder, Loader):
-    """Modules of MindFormers that are not here, and names that the others lack."""
+    """Modules of MindFormers that are not here, and names that the others lack; and packages that its tests import
+    beside it, where they are not installed."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        theirs = fullname.partition(".")[0] in ("mindformers", "research")
+        theirs = fullname.partition(".")[0] in ("mindformers", "research", "cv2", "datasets")
         return ModuleSpec(fullname, self, is_package=True) if theirs else None
 
     def exec_module(self, module: ModuleType) -> None:

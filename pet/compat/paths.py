@@ -44,12 +44,23 @@ class _Modules(MetaPathFinder, Loader):
         module.__getattr__, module.__dir__ = names_of(module.__name__, module.__spec__.loader_state)
         own = module.__name__.rpartition(".")[2]
         if any(own in names for names in module.__spec__.loader_state.values()):
-            module.__class__ = _Called
-            module.__doc__ = f"The module {module.__name__}, which is called as its function `{own}`."
+            find = module.__getattr__
+
+            def of_both(name: str) -> object:
+                try:
+                    return find(name)
+                except AttributeError:
+                    if name.startswith("__"):
+                        raise
+                    return getattr(find(own), name)
+
+            module.__class__, module.__getattr__ = _Called, of_both
+            module.__doc__ = f"The module {module.__name__}, which is used as its `{own}`, too."
 
 
 class _Called(ModuleType):
-    """A module with a function of its own name: importing it puts it in that name's place in the package."""
+    """A module with a function or an object of its own name: importing it puts it in that name's place in the package.
+    It can be called as the one, and has the attributes of the other."""
 
     def __call__(self, *arguments, **settings):
         return getattr(self, self.__name__.rpartition(".")[2])(*arguments, **settings)

@@ -8,6 +8,7 @@ _CLASSES, _CONFIG, _CONTEXT, _HIGH_LEVEL, _ARGUMENTS, _PET, _CALLBACKS = (
     for name in ("classes", "config", "context", "high_level", "training_arguments", "pet_config", "callbacks")
 )
 _RATES, _OPTIMIZERS = f"{__name__}.learning_rates", f"{__name__}.optimizers"
+_REGISTERING, _METRICS = f"{__name__}.registering", f"{__name__}.metrics"
 _SCRIPT, _SCRIPT_CONFIG = f"{__name__}.script", f"{__name__}.script_config"
 _STREAMERS = {"model_zoo.generation.streamers": ("TextIteratorStreamer", "TextStreamer")}
 _GENERATION = {f"{__name__}.generation_defaults": ("GenerationConfig",)}
@@ -26,7 +27,18 @@ _TUNING = {
 _AUTO = {_CLASSES: ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoProcessor", "AutoTokenizer")}
 _OF_AUTO = ("configuration", "modeling", "processing", "tokenization")
 _LOGGER = {f"{__name__}.logs": ("logger",)}
-_REGISTER = {_SCRIPT_CONFIG: ("ActionDict", "DictConfig", "MindFormerConfig")}
+_REGISTER = {
+    _SCRIPT_CONFIG: ("ActionDict", "DictConfig", "MindFormerConfig"),
+    _REGISTERING: ("MindFormerModuleType", "MindFormerRegister"),
+}
+_METRIC = {
+    _METRICS: ("EmF1Metric", "EntityScore", "PerplexityMetric", "PromptAccMetric"),
+    _REGISTERING: ("build_metric",),
+}
+_BUILDERS = ("build_callback", "build_loss", "build_lr", "build_metric", "build_optim")
+_MAKERS = ("build_model", "build_model_config", "build_network", "build_processor", "build_tokenizer")
+_LOADER = {_REGISTERING: ("build_dataset_loader",)}
+_DATASET = {_REGISTERING: ("build_dataset", "build_dataset_loader")}
 _PLACES = ("get_output_root_path", "set_output_path")
 _UTILS = {
     "pet.compat.command_line": ("str2bool",),
@@ -38,6 +50,7 @@ _UTILS = {
         "check_in_modelarts",
         "check_shared_disk",
         "is_publicly_accessible_path",
+        "is_version_ge",
         "set_remote_save_url",
         "str2bool_or_str",
     ),
@@ -47,17 +60,29 @@ _LR = {
         *("ConstantWarmUpLR", "ConstantWithCoolDownLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts"),
         *("CosineWithRestartsAndWarmUpLR", "CosineWithWarmUpLR", "LinearWithWarmUpLR"),
         *("PolynomialWithWarmUpLR", "WarmUpStableDecayLR"),
-    )
+    ),
+    _REGISTERING: ("build_lr",),
 }
-_OPTIM = {_OPTIMIZERS: ("AdamW", "FP32StateAdamWeightDecay", "FusedAdamWeightDecay")}
+_OPTIM = {
+    _OPTIMIZERS: ("AdamW", "FP32StateAdamWeightDecay", "FusedAdamWeightDecay"),
+    _REGISTERING: ("build_optim",),
+}
 _MONITORS = {_CALLBACKS: ("CheckpointMonitor", "MFLossMonitor", "ObsMonitor", "SummaryMonitor")}
-_WATCHERS = {_CALLBACKS: (*_MONITORS[_CALLBACKS], "CheckpointMointor", "EvalCallBack", "ProfileMonitor")}
+_WATCHERS = {
+    _CALLBACKS: (*_MONITORS[_CALLBACKS], "CheckpointMointor", "EvalCallBack", "ProfileMonitor"),
+    _REGISTERING: ("build_callback",),
+}
 # package below models -> model classes, configuration, tokenizer, processor
 _FAMILIES = {
-    "gpt2": (("GPT2LMHeadModel",), "GPT2Config", "GPT2Tokenizer", "GPT2Processor"),
-    "llama": (("LlamaForCausalLM",), "LlamaConfig", "LlamaTokenizer", "LlamaProcessor"),
+    "gpt2": (("GPT2LMHeadModel", "GPT2WithLora"), "GPT2Config", "GPT2Tokenizer", "GPT2Processor"),
+    "llama": (
+        ("LlamaForCausalLM", "LlamaForCausalLMWithLora"),
+        "LlamaConfig",
+        "LlamaTokenizer",
+        "LlamaProcessor",
+    ),
     "glm": (
-        ("GLMChatModel", "GLMChatModelWithLora", "GLMForPreTraining"),
+        ("GLMChatModel", "GLMChatModelWithLora", "GLMForPreTraining", "GLMForPreTrainingWithLora"),
         "GLMConfig",
         "ChatGLMTokenizer",
         "GLMProcessor",
@@ -66,11 +91,18 @@ _FAMILIES = {
     "glm3": ((), "ChatGLM2Config", "ChatGLM3Tokenizer", "GLMProcessor"),
 }
 
+_FAST = {"gpt2": "GPT2TokenizerFast", "llama": "LlamaTokenizerFast"}
+_BASES = (
+    *("BaseConfig", "BaseModel", "BaseProcessor", "BaseTokenizer", "PreTrainedModel", "PreTrainedTokenizer"),
+    *("PreTrainedTokenizerBase", "PretrainedConfig", "ProcessorMixin"),
+)
+_OF_BASES = ("base_config", "base_model", "base_processor", "base_tokenizer", "configuration_utils", "modeling_utils")
+_OF_BASES += ("processing_utils", "tokenization_utils", "tokenization_utils_base")
 _CONVERTING = {"convert_weight": ("convert_pt_to_ms", "convert_weight"), "convert_reversed": ("convert_ms_to_pt",)}
 
 
 def _families() -> dict:
-    found = {"models": {_CLASSES: list(_AUTO[_CLASSES]), _CONFIG: []}}
+    found = {"models": {_CLASSES: [*_AUTO[_CLASSES], *_BASES], _CONFIG: []}}
     for package, (models, config, tokenizer, processor) in _FAMILIES.items():
         path = f"models.{package}"
         found[path] = {_CLASSES: (*models, tokenizer, processor), _CONFIG: (config,)}
@@ -80,6 +112,9 @@ def _families() -> dict:
         found[f"{path}.{package}_config"] = {_CONFIG: (config,)}
         found[f"{path}.{package}_tokenizer"] = {_CLASSES: (tokenizer,)}
         found[f"{path}.{package}_processor"] = {_CLASSES: (processor,)}
+        if fast := _FAST.get(package):
+            found[f"{path}.{package}_tokenizer_fast"] = {_CLASSES: (fast,)}
+            found[path][_CLASSES] += (fast,)
         if package == "glm2":  # its package has those of the later ones, too
             found[path][_CLASSES] += ("ChatGLM3Tokenizer", "ChatGLM4Tokenizer")
         found["models"][_CLASSES] += found[path][_CLASSES]
@@ -92,8 +127,12 @@ __getattr__, __dir__ = names_of(__name__, lambda: stub_table(__file__))
 __modules__ = modules_of(
     {
         **_MODELS,
-        "models": {**_MODELS["models"], _SCRIPT: ("build_model",)},
-        "models.build_model": {_SCRIPT: ("build_model",)},
+        "models": {**_MODELS["models"], _REGISTERING: _MAKERS},
+        "models.build_model": {_REGISTERING: ("build_model", "build_network")},
+        "models.build_config": {_REGISTERING: ("build_model_config",)},
+        "models.build_processor": {_REGISTERING: ("build_processor",)},
+        "models.build_tokenizer": {_REGISTERING: ("build_tokenizer",)},
+        **{f"models.{module}": {_CLASSES: _BASES} for module in _OF_BASES},
         "auto_class": _AUTO,
         **dict.fromkeys(("models.auto", *(f"models.auto.{kind}_auto" for kind in _OF_AUTO)), _AUTO),
         **dict.fromkeys(("modules", "modules.transformer", "modules.transformer.transformer"), _PARALLEL),
@@ -102,10 +141,13 @@ __modules__ = modules_of(
         "models.glm.chatglm_6b_tokenizer": {_CLASSES: ("ChatGLMTokenizer",)},
         **dict.fromkeys(("common.context", "core.context.build_context"), _BUILD),
         **{f"{room}.parallel_config": {_SCRIPT: ("build_parallel_config",)} for room in ("common", "core")},
-        "core": {**_BUILD, **_MONITORS, **_LR, **_OPTIM},
+        "core": {**_BUILD, **_MONITORS, **_LR, **_OPTIM, **_METRIC, _REGISTERING: _BUILDERS},
         **dict.fromkeys(("core.lr", "core.lr.lr_schedule"), _LR),
         **dict.fromkeys(("core.optim", "core.optim.optim", "core.optim.adamw"), _OPTIM),
         **dict.fromkeys(("core.callback", "core.callback.callback"), _WATCHERS),
+        **dict.fromkeys(("core.metric", "core.metric.metric"), _METRIC),
+        "core.loss": {_REGISTERING: ("build_loss",)},
+        "wrapper": {_REGISTERING: ("build_wrapper",)},
         "core.context": _BUILD,
         "generation": {**_STREAMERS, **_GENERATION},
         "generation.generation_config": _GENERATION,
@@ -115,16 +157,24 @@ __modules__ = modules_of(
         "pet.pet_model": _TUNING,
         "pet.tuners": _TUNERS,
         **{f"pet.tuners.{name}_adapter": _TUNERS for name in ("lora", "pet", "prefix_tuning", "ptuning2")},
+        **dict.fromkeys(("dataset", "dataset.build_dataset"), _DATASET),
+        **dict.fromkeys(("dataset.dataloader", "dataset.dataloader.build_dataloader"), _LOADER),
+        "pipeline.build_pipeline": {_REGISTERING: ("build_pipeline",)},
         "dataset.dataloader.datareaders": {f"{__name__}.preparing": ("wikitext_clean",)},
         **dict.fromkeys(("pipeline", "pipeline.pipeline", "pipeline.text_generation_pipeline"), _PIPELINE),
         "dataset.dataloader.training_dataloader": {_SCRIPT: ("TrainingDataLoader", "TrainingDataset")},
-        "mindformer_book": {_SCRIPT: ("MindFormerBook",)},
-        "tools": {**_LOGGER, **_UTILS, _SCRIPT_CONFIG: (*_REGISTER[_SCRIPT_CONFIG], *_UTILS[_SCRIPT_CONFIG])},
+        "mindformer_book": {f"{__name__}.book": ("MindFormerBook",)},
+        "tools": {
+            **_LOGGER,
+            **_UTILS,
+            **_REGISTER,
+            _SCRIPT_CONFIG: (*_REGISTER[_SCRIPT_CONFIG], *_UTILS[_SCRIPT_CONFIG]),
+        },
         "tools.cloud_adapter": {_SCRIPT: ("cloud_monitor",)},
         "tools.dataset_preprocess.llama.conversation": {f"{__name__}.preparing": ("get_default_conv_template",)},
         "tools.logger": _LOGGER,
         "tools.register": _REGISTER,
-        "tools.register.config": _REGISTER,
+        **dict.fromkeys(("tools.register.config", "tools.register.register"), _REGISTER),
         "tools.resume_ckpt": {_SCRIPT: ("get_resume_checkpoint",)},
         "tools.transform_ckpt": {f"{__name__}.preparing": ("get_strategy",)},
         "tools.utils": _UTILS,

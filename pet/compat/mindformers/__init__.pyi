@@ -9,6 +9,9 @@ from pet.compat.mindformers.asking import (
     TextGenerationPipeline as TextGenerationPipeline,
     pipeline as pipeline,
 )
+from pet.compat.mindformers.book import (
+    MindFormerBook as MindFormerBook,
+)
 from pet.compat.mindformers.callbacks import (
     CheckpointMonitor as CheckpointMonitor,
     MFLossMonitor as MFLossMonitor,
@@ -21,6 +24,10 @@ from pet.compat.mindformers.classes import (
     AutoModelForCausalLM as AutoModelForCausalLM,
     AutoProcessor as AutoProcessor,
     AutoTokenizer as AutoTokenizer,
+    BaseConfig as BaseConfig,
+    BaseModel as BaseModel,
+    BaseProcessor as BaseProcessor,
+    BaseTokenizer as BaseTokenizer,
     ChatGLM2ForConditionalGeneration as ChatGLM2ForConditionalGeneration,
     ChatGLM2Tokenizer as ChatGLM2Tokenizer,
     ChatGLM3Tokenizer as ChatGLM3Tokenizer,
@@ -29,13 +36,22 @@ from pet.compat.mindformers.classes import (
     GLMChatModel as GLMChatModel,
     GLMChatModelWithLora as GLMChatModelWithLora,
     GLMForPreTraining as GLMForPreTraining,
+    GLMForPreTrainingWithLora as GLMForPreTrainingWithLora,
     GLMProcessor as GLMProcessor,
     GPT2LMHeadModel as GPT2LMHeadModel,
     GPT2Processor as GPT2Processor,
     GPT2Tokenizer as GPT2Tokenizer,
+    GPT2TokenizerFast as GPT2TokenizerFast,
+    GPT2WithLora as GPT2WithLora,
     LlamaForCausalLM as LlamaForCausalLM,
+    LlamaForCausalLMWithLora as LlamaForCausalLMWithLora,
     LlamaProcessor as LlamaProcessor,
     LlamaTokenizer as LlamaTokenizer,
+    LlamaTokenizerFast as LlamaTokenizerFast,
+    PretrainedConfig as PretrainedConfig,
+    PreTrainedModel as PreTrainedModel,
+    PreTrainedTokenizer as PreTrainedTokenizer,
+    PreTrainedTokenizerBase as PreTrainedTokenizerBase,
 )
 from pet.compat.mindformers.config import (
     ChatGLM2Config as ChatGLM2Config,
@@ -69,6 +85,12 @@ from pet.compat.mindformers.learning_rates import (
 from pet.compat.mindformers.logs import (
     logger as logger,
 )
+from pet.compat.mindformers.metrics import (
+    EmF1Metric as EmF1Metric,
+    EntityScore as EntityScore,
+    PerplexityMetric as PerplexityMetric,
+    PromptAccMetric as PromptAccMetric,
+)
 from pet.compat.mindformers.optimizers import (
     AdamW as AdamW,
     FP32StateAdamWeightDecay as FP32StateAdamWeightDecay,
@@ -82,8 +104,25 @@ from pet.compat.mindformers.pet_config import (
     Ptuning2Config as Ptuning2Config,
     get_pet_model as get_pet_model,
 )
+from pet.compat.mindformers.registering import (
+    MindFormerModuleType as MindFormerModuleType,
+    MindFormerRegister as MindFormerRegister,
+    build_callback as build_callback,
+    build_dataset as build_dataset,
+    build_dataset_loader as build_dataset_loader,
+    build_loss as build_loss,
+    build_lr as build_lr,
+    build_metric as build_metric,
+    build_model as build_model,
+    build_model_config as build_model_config,
+    build_network as build_network,
+    build_optim as build_optim,
+    build_pipeline as build_pipeline,
+    build_processor as build_processor,
+    build_tokenizer as build_tokenizer,
+    build_wrapper as build_wrapper,
+)
 from pet.compat.mindformers.script import (
-    MindFormerBook as MindFormerBook,
     SFTDataLoader as SFTDataLoader,
     TrainingDataLoader as TrainingDataLoader,
     build_context as build_context,

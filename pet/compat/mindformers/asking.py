@@ -9,9 +9,9 @@ from typing import Any
 
 from model_zoo.errors import InputError
 from pet.compat.mindformers.classes import AutoModel, AutoTokenizer
-from pet.compat.mindformers.presets import Listed
+from pet.compat.mindformers.presets import TRUST, Listed, take_said
 from pet.pipelines import check_task
-from pet.recipe.translation import Ignored, Translation
+from pet.recipe.translation import Ignored
 from pet.text_classification import TextClassification
 from pet.text_generation import TextGeneration
 
@@ -19,7 +19,7 @@ NAME = "text_generation_text"
 BUILT = {
     name: Ignored("keys and values are kept in any case, and rows are as long as their texts")
     for name in ("use_past", "seq_length")
-}
+} | TRUST
 """Arguments by which MindFormers makes its model."""
 OF_LABELS = {
     **BUILT,
@@ -77,7 +77,7 @@ class TextGenerationPipeline(Listed, TextGeneration):
         Returns:
             ``[{"text_generation_text": [text]}, …]``; an entry for each batch, which holds its texts.
         """
-        _said(settings, BUILT)
+        take_said("pipeline", settings, BUILT)
         if isinstance(text, Mapping):
             text = text[(keys or {}).get("src_language", "text")]
         given = self.together if batch_size is None else batch_size
@@ -124,15 +124,8 @@ def named(model, tokenizer, adapter, defaults: dict[str, Any], theirs: Mapping[s
     if isinstance(model, (str, os.PathLike)):
         tokenizer = AutoTokenizer.from_pretrained(model) if tokenizer is None and adapter is None else tokenizer
         model = AutoModel.from_pretrained(model)
-    _said(defaults, theirs)
+    take_said("pipeline", defaults, theirs)
     return model, tokenizer
-
-
-def _said(settings: dict[str, Any], theirs: Mapping[str, Any]) -> None:
-    """Takes what is said in `theirs` out of the settings, and says it."""
-    said = Translation("pipeline")
-    said.apply({name: settings.pop(name) for name in theirs if name in settings}, theirs)
-    said.finish()
 
 
 def pipeline(

@@ -15,7 +15,8 @@ import numpy as np
 from model_zoo import tokenizers as own
 from model_zoo.causal_lm import CausalLM
 from model_zoo.configs import Config
-from model_zoo.errors import InputError
+from model_zoo.elsewhere import OPENED
+from model_zoo.errors import InputError, similar
 from model_zoo.tokenizers.chatglm import ChatGLMTokenizer as OwnChatGLM
 from model_zoo.tokenizers.chatglm2 import ChatGLM2Tokenizer as OwnChatGLM2, ChatGLM3Tokenizer as OwnChatGLM3
 from model_zoo.tokenizers.glm4 import GLM4Tokenizer
@@ -25,12 +26,12 @@ from pet import auto
 from pet.compat.mindformers.building import built, from_pretrained
 from pet.compat.mindformers.config import TransformerOpParallelConfig, give_names
 from pet.compat.mindformers.pet_config import PetConfig, get_pet_model, pet_config_of, with_adapter
-from pet.compat.mindformers.presets import LORA, Listed, split_name
+from pet.compat.mindformers.presets import LORA, TRUST, Listed, split_name, take_said
 from pet.compat.mindformers.saving import place_of
 from pet.compat.mindformers.sizes import file_config, model_section, name_of, read_file
 from pet.compat.mindformers.tokenizing import Spoken, spoken
 from pet.names import find_tokenizer, preset_names
-from pet.recipe.translation import is_off
+from pet.recipe.translation import Ignored, is_off
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -52,11 +53,12 @@ class AutoConfig(Listed, auto.AutoConfig):
     MindFormers' YAML file."""
 
     @staticmethod
-    def from_pretrained(name_or_directory) -> ScriptConfig:
+    def from_pretrained(name_or_directory, **settings) -> ScriptConfig:
         """See `pet.AutoConfig`. Scripts read and set it by MindFormers' names, until a model is made of it: sizes,
-        ``checkpoint_name_or_path``, ``do_sample`` and the like. ``parallel_config`` is there to be set, too, and has
-        no meaning: see ``set_parallel_config``.
+        ``checkpoint_name_or_path``, ``do_sample`` and the like; those among the settings are set at once.
+        ``parallel_config`` is there to be set, too, and has no meaning: see ``set_parallel_config``.
         """
+        take_said("AutoConfig", settings, TRUST)
         (name, lora), values = split_name(name_or_directory), _values(name_or_directory)
         if values is None:
             config = auto.AutoConfig.from_pretrained(name)
@@ -68,6 +70,11 @@ class AutoConfig(Listed, auto.AutoConfig):
         if section := values and model_section(values).get("pet_config"):
             config.pet_config = PetConfig(**section)
         config.checkpoint_name_or_path = None if name in preset_names() else name
+        kind = type(config).kind
+        lacking = [f"{one!r}{similar(one, kind.rules)}" for one in settings if kind.rule(one) is None]
+        InputError.raise_any(f"AutoConfig.from_pretrained: there is no {one}" for one in lacking)
+        for one, value in settings.items():
+            setattr(config, one, value)
         return config
 
 
@@ -77,14 +84,19 @@ class AutoModel(Listed, auto.AutoModel):
     @staticmethod
     def from_pretrained(name_or_directory, **settings) -> CausalLM:
         """See `pet.AutoModel`. Of a MindFormers YAML file: the model that it describes, with the weights that it
-        names. With ``download_checkpoint=False`` random weights."""
-        if not settings.pop("download_checkpoint", True):
-            return AutoModel.from_config(AutoConfig.from_pretrained(name_or_directory), download_checkpoint=False)
-        if (values := _values(name_or_directory)) is not None:
-            config = AutoConfig.from_pretrained(name_or_directory)
-            config.checkpoint_name_or_path = model_section(values).get("checkpoint_name_or_path")
-            return AutoModel.from_config(config)
-        return from_pretrained(name_or_directory, **settings)
+        names. With ``download_checkpoint=False`` random weights. Settings of the configuration, such as ``use_past`` or
+        ``seq_length``, are set on it."""
+        take_said("AutoModel", settings, TRUST)
+        loads, values = settings.pop("download_checkpoint", True), _values(name_or_directory)
+        own = [*inspect.signature(auto.AutoModel.from_pretrained).parameters, *OPENED]
+        if loads and values is None and (not settings or {*own} & {*settings}):
+            return from_pretrained(name_or_directory, **settings)
+        config = AutoConfig.from_pretrained(name_or_directory, **settings)
+        named = (
+            split_name(name_or_directory)[0] if values is None else model_section(values).get("checkpoint_name_or_path")
+        )
+        config.checkpoint_name_or_path = named
+        return AutoModel.from_config(config, download_checkpoint=loads)
 
     @staticmethod
     def from_config(config, **settings) -> CausalLM:
@@ -116,16 +128,19 @@ class AutoTokenizer(Listed, auto.AutoTokenizer):
         if (values := _values(name_or_path)) is not None:
             own = (values.get("processor") or {}).get("tokenizer") or {}
             name_or_path = own.get("vocab_file") or name_of(values)
+        take_said("AutoTokenizer", settings, {**TRUST, "use_fast": Ignored("there is one tokenizer for each file")})
         return spoken(auto.AutoTokenizer.from_pretrained(split_name(name_or_path)[0], *arguments, **settings))
 
 
 class _Model(Listed, CausalLM if TYPE_CHECKING else object):
     """A model of one family: random weights, or those of the configuration's ``checkpoint_name_or_path``."""
 
-    _preset = ""
+    _preset, _lora = "", ""
 
     def __new__(cls, config=None) -> CausalLM:
-        return AutoModel.from_config(cls._preset if config is None else config)
+        model = AutoModel.from_config(cls._preset if config is None else config)
+        plain = not cls._lora or getattr(config, "pet_config", None)
+        return model if plain else with_adapter(model, dict(LORA[cls._lora]))
 
     @staticmethod
     def from_pretrained(name_or_directory) -> CausalLM:
@@ -158,9 +173,22 @@ GLMChatModel = GLMForPreTraining
 class GLMChatModelWithLora(GLMForPreTraining):
     """ChatGLM-6B with LoRA: that of the configuration's ``pet_config``, or else MindFormers' own for it."""
 
-    def __new__(cls, config=None) -> CausalLM:
-        model = super().__new__(cls, config)
-        return model if getattr(config, "pet_config", None) else with_adapter(model, dict(LORA["glm"]))
+    _lora = "glm"
+
+
+GLMForPreTrainingWithLora = GLMChatModelWithLora
+
+
+class LlamaForCausalLMWithLora(LlamaForCausalLM):
+    """LLaMA with LoRA, in the same way."""
+
+    _lora = "llama"
+
+
+class GPT2WithLora(GPT2LMHeadModel):
+    """GPT-2 with LoRA, in the same way."""
+
+    _lora = "gpt2"
 
 
 class ChatGLM2ForConditionalGeneration(_Model):
@@ -191,7 +219,9 @@ class _Named(Listed, Spoken):
         if on := [f"{name}={said[name]!r}" for name in OFF if not is_off(said.get(name))]:
             raise InputError(f"{type(self).__name__}: {', '.join(on)}: is not supported; expected it off")
         said = {name: value for name, value in said.items() if name in SAID and value is not None}
+        further = more.pop("additional_special_tokens", None) or ()
         super().__init__(vocab_file, *arguments, settings={**(settings or {}), **said}, **more)
+        self.add_tokens(further)
 
     @classmethod
     def from_pretrained(cls, path, prompt_style: str | None = None) -> Self:
@@ -205,6 +235,10 @@ class GPT2Tokenizer(_Named, OwnGPT2):
 
 class LlamaTokenizer(_Named, OwnLlama):
     """LLaMA's SentencePiece tokenizer."""
+
+
+GPT2TokenizerFast, LlamaTokenizerFast = GPT2Tokenizer, LlamaTokenizer
+"""The same ids."""
 
 
 class ChatGLMTokenizer(_Named, OwnChatGLM):
@@ -264,19 +298,24 @@ class Processor(Listed):
         """The processor over the tokenizer of a checkpoint directory or bundled base, or of MindFormers' YAML file."""
         section = (_values(name_or_directory) or {}).get("processor") or {}
         settings = {**{name: section[name] for name in PROCESSOR if name in section}, **settings}
+        take_said("AutoProcessor", settings, TRUST)
         return cls(AutoTokenizer.from_pretrained(name_or_directory), **settings)
 
-    def save_pretrained(self, directory=None, save_name: str | None = None) -> None:
+    def save_pretrained(self, save_directory=None, save_name: str | None = None) -> None:
         """Writes the tokenizer's files, from which `AutoProcessor.from_pretrained` makes a processor again."""
-        self.tokenizer.save_pretrained(place_of(directory, save_name))
+        self.tokenizer.save_pretrained(place_of(save_directory, save_name))
 
     def decode(self, ids) -> list[str]:
         """The texts of a batch of ids."""
         return [self.tokenizer.decode(row.tolist(), skip_special_tokens=True) for row in np.atleast_2d(np.asarray(ids))]
 
 
-GPT2Processor = GLMProcessor = LlamaProcessor = AutoProcessor = Processor
+GPT2Processor = GLMProcessor = LlamaProcessor = AutoProcessor = BaseProcessor = ProcessorMixin = Processor
 """The tokenizer says what differs."""
+BaseConfig = PretrainedConfig = Config
+BaseModel = PreTrainedModel = CausalLM
+BaseTokenizer = PreTrainedTokenizer = PreTrainedTokenizerBase = own.Tokenizer
+"""What scripts ask of an object whether it is one."""
 WIDE = dict(zip(",!:;?", "，！：；？", strict=True))
 
 

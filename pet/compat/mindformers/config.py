@@ -13,24 +13,31 @@ from model_zoo.errors import InputError
 from model_zoo.families import chatglm, chatglm2, gpt2, llama
 from pet.compat.mindformers.generation_defaults import NAMES as GENERATION
 from pet.compat.mindformers.presets import Listed, split_name
+from pet.compat.mindformers.script_config import read_number
 from pet.compat.mindformers.scripted import Kind, Scripted, make_scripted
 from pet.compat.translation import elsewhere, flag, same
-from pet.recipe.translation import Ignored, Refused, Rule, Translation
+from pet.recipe.translation import Ignored, Refused, Rule, Translation, is_off
+
+
+def _on(t: Translation, name: str, value: Any) -> None:
+    if is_off(value):
+        t.refuse(name, f"{value!r}: only True is supported")
+
 
 # Arguments that would make another model; with these values it is the one that there is.
 FIXED = {
     "rotary_pct": Refused("only 1 is supported", harmless=(1, 1.0)),
     "rotary_percent": Refused("only 0.5 is supported", harmless=(0.5,)),
     "layernorm_order": Refused("only 'post' is supported", harmless=("post",)),
-    "use_final_layernorm": Refused("only True is supported", harmless=(True,)),
     "activation_func": Refused("only 'gelu' is supported", harmless=("GELU", "gelu")),
     "quantization_bit": Refused("only 0 is supported"),
+    **same(_on, "use_final_layernorm mlp_has_gate"),
 }
 ACTIVATIONS = {"gelu": "gelu_new", "fast_gelu": "quick_gelu"}
 # MindFormers' names -> the names in a config.json
 GPT2_NAMES = {
-    "hidden_size": "n_embd",
-    "num_layers": "n_layer",
+    **same("n_embd", "embedding_size hidden_size"),  # the first is release 0.3's
+    **same("n_layer", "num_layers num_hidden_layers"),
     **same("n_head", "num_heads num_attention_heads"),
     **same("n_positions", "seq_length max_position_embeddings"),
     "layernorm_epsilon": "layer_norm_epsilon",
@@ -48,7 +55,11 @@ LLAMA_NAMES = {
     **same(elsewhere, "extend_method scaling_factor"),  # see `rope_scaling`
 }
 GLM_NAMES = {"num_heads": "num_attention_heads", "seq_length": "max_sequence_length"}
-GLM2_NAMES = {"num_heads": "num_attention_heads", "seq_len": "seq_length"}
+GLM2_NAMES = {
+    "num_heads": "num_attention_heads",
+    "seq_len": "seq_length",
+    **same(Ignored("MindFormers reads it for ChatGLM-6B only"), "position_encoding_2d inner_hidden_size"),
+}
 DROPOUTS = {
     "embedding_dropout_prob": "embedding",
     "hidden_dropout_rate": "hidden",
@@ -65,9 +76,9 @@ TABLE = {
         "use_prompt_flash_attention use_incre_flash_attention use_paged_attention use_ring_attention "
         "use_attn_mask_compression block_size num_blocks qkv_concat mlp_concat use_rearrange_rope "
         "fine_grain_interleave is_npu_acceleration is_sample_acceleration bias_dropout_fusion "
-        "apply_query_key_layer_scaling attention_softmax_in_fp32 fp32_residual_connection compute_dtype "
-        "layernorm_compute_type layernorm_compute_dtype softmax_compute_type softmax_compute_dtype rotary_dtype "
-        "param_init_type embedding_init_type initializer_range compute_in_2d use_past_shard max_position_embedding "
+        "apply_query_key_layer_scaling attention_softmax_in_fp32 fp32_residual_connection *_dtype *_compute_type "
+        "*_init_type mask_type initializer_range compute_in_2d use_past_shard max_position_embedding pet_config "
+        "no_recompute_layers pp_interleave_num use_kbk_infer use_kvcache_op ffn_concat pa_block_size pa_num_blocks "
         "bos_token eos_token pad_token ignore_token_id ignore_index mask_token_id gmask_token_id input_sliced_sig "
         "is_enhanced_encoder auto_map num_block pretrain_seqlen pre_seq_len prefix_projection",
     ),
@@ -102,7 +113,7 @@ def config_values(own: type[Config], rules: Mapping[str, Rule], given: Mapping[s
         InputError: an argument that neither side knows.
     """
     t = Translation(own.__name__)
-    t.apply(given, rules)
+    t.apply({name: read_number(value) for name, value in given.items()}, rules)
     InputError.raise_any(t.problems)
     return t.settings
 
@@ -184,7 +195,7 @@ class _Config(Listed):
     _own: type[Config]
 
     def __new__(cls, **given):
-        kind = kind_of(cls._own)
+        kind, given = kind_of(cls._own), {name: read_number(value) for name, value in given.items()}
         named = {name: value for name, value in given.items() if name not in kind.sources}
         config = cls._own.from_dict(kind.translate({**named, **cls._made(given)}))
         give_names(config, given)
@@ -219,7 +230,8 @@ class GPT2Config(_Config):
     def _made(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         if given.get("expand_ratio") is None or given.get("intermediate_size") is not None:
             return {}
-        return {"intermediate_size": given["expand_ratio"] * given.get("hidden_size", 768)}
+        width = given.get("hidden_size") or given.get("embedding_size") or 768
+        return {"intermediate_size": given["expand_ratio"] * width}
 
 
 class LlamaConfig(_Config):

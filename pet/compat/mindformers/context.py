@@ -79,13 +79,7 @@ def init_context(
     """
     import mindspore as ms
 
-    if isinstance(use_parallel, str):
-        from pet.compat.command_line import place_or_switch
-
-        word, use_parallel = use_parallel, place_or_switch(use_parallel)
-        check_one_of("init_context: use_parallel", use_parallel, (True, False))
-        if not use_parallel:
-            log.warning("init_context: use_parallel=%r is False here; MindFormers takes every text for True", word)
+    use_parallel = asks_parallel(use_parallel, "init_context: use_parallel")
     context = ContextConfig(**context_config) if isinstance(context_config, dict) else context_config
     if isinstance(parallel_config, dict):
         parallel_config = ParallelContextConfig(**parallel_config)
@@ -114,6 +108,20 @@ def init_context(
 
         defaults["optimizer_shard"] = True
     return job.rank, job.size
+
+
+def asks_parallel(value: Any, name: str) -> bool:
+    """Whether a setting turns several processes on. A text is one of the words for True and False, and one for False is
+    said: MindFormers takes every text for True."""
+    if not isinstance(value, str):
+        return bool(value)
+    from pet.compat.command_line import place_or_switch
+
+    found = place_or_switch(value)
+    check_one_of(name, found, (True, False))
+    if not found:
+        log.warning("%s=%r is False here; MindFormers takes every text for True", name, value)
+    return bool(found)
 
 
 def _choose_device(ms, context: ContextConfig, use_parallel: bool) -> None:

@@ -21,6 +21,7 @@ from pet.compat.mindformers.logs import logger, report
 from pet.compat.mindformers.request import Request, in_a_list, is_path
 from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.mindformers.training_arguments import TrainingArguments
+from pet.compat.mindformers.watching import Watched
 from pet.compat.results import bring_checkpoint, find_weights
 from pet.compat.translation import ANY_LAYOUT, same
 from pet.recipe.callback_names import is_named
@@ -61,9 +62,13 @@ THEIRS = {
 """Arguments of MindFormers' trainer that this one has not."""
 
 
+def _is_file(value: Any) -> bool:
+    """Whether settings are those of a job file."""
+    return isinstance(value, MindFormerConfig) or (is_path(value) and os.fspath(value).endswith((".yaml", ".yml")))
+
+
 def _is_args(value: Any) -> bool:
-    file = isinstance(value, (str, os.PathLike)) and os.fspath(value).endswith((".yaml", ".yml"))
-    return file or isinstance(value, (TrainingArguments, Mapping, MindFormerConfig))
+    return _is_file(value) or isinstance(value, (TrainingArguments, Mapping))
 
 
 def _placed(arguments, model: Any, args: Any, task: Any = None, third: Any = None, *more: Any) -> Any:
@@ -84,7 +89,7 @@ def _once(name: str, by_name: Any, by_place: Any) -> Any:
     return by_place if by_name is None else by_name
 
 
-class Trainer(Request):
+class Trainer(Watched, Request):
     """Trains, tunes, measures and asks a model.
 
     Args:
@@ -98,6 +103,7 @@ class Trainer(Request):
         recipe: the path of a recipe, whose settings `args` then overrides.
         train_dataset, eval_dataset: files or directories, a MindSpore Dataset of ``input_ids``, a list of batches, or
             an indexable dataset of dictionaries.
+        model_name: the model, where none is given; of one that is an object, whose tokenizer it has.
         tokenizer: an object, or the place it is read from. Default: the model's own.
         callbacks: one or several of `pet.train.callbacks`, or their names.
         data_collator: from a list of an indexable dataset's samples to a batch.
@@ -125,9 +131,13 @@ class Trainer(Request):
                 f"Trainer: {', '.join(others)}: settings of a trainer over batches, which needs train_data; or put "
                 f"them in args={similar(others[0], ARGUMENTS)}{''.join(map(hint, others))}"
             )
+        self.model_name = arguments.get("model_name") if model is None or not is_path(model) else None
         said = Translation("Trainer")
-        said.apply({name: arguments[name] for name in THEIRS if not is_off(arguments.get(name))}, THEIRS)
+        kept = [name for name in THEIRS if name != "model_name" or self.model_name is None]
+        said.apply({name: arguments[name] for name in kept if not is_off(arguments.get(name))}, THEIRS)
         said.finish()
+        if model is None and own.get("recipe") is None and not _is_file(own.get("args")):
+            model = self.model_name
         super().__init__(model, **own)
         self.named_callbacks += in_a_list(arguments.get("eval_callbacks"))
         self.result: Path | None = None
@@ -199,7 +209,7 @@ class Trainer(Request):
         generation = self._change_by_call(generation)
         if input_data is None:
             raise InputError("Trainer.predict: input_data is missing; run_mindformer.py takes it by --predict_data")
-        if isinstance(input_data, (str, os.PathLike)) and Path(str(input_data)[:255]).is_file():
+        if is_path(input_data) and not isinstance(input_data, (list, tuple)) and os.path.isfile(input_data):
             lines = Path(input_data).read_text("utf-8-sig").split("\n")
             input_data = [line for line in lines if line.strip()]
         model, tokenizer = self._model_and_tokenizer(predict_checkpoint)
@@ -345,9 +355,11 @@ class Trainer(Request):
         from pet.auto import AutoModel, AutoTokenizer
 
         if not is_path(self.model) and self.model is not None:
-            if self.tokenizer is None:
-                raise InputError("Trainer.predict: a model that is an object needs tokenizer=")
-            tokenizer = AutoTokenizer.from_pretrained(self.tokenizer) if is_path(self.tokenizer) else self.tokenizer
+            places = (self.tokenizer, getattr(self.model, "loaded_from", None), self.model_name)
+            tokenizer = next((place for place in places if place is not None), None)
+            if tokenizer is None:
+                raise InputError("Trainer.predict: a model that is an object, of no checkpoint, needs tokenizer=")
+            tokenizer = AutoTokenizer.from_pretrained(tokenizer) if is_path(tokenizer) else tokenizer
             self._weights(checkpoint)
             return self.model, tokenizer
         model, adapter = self._weights(checkpoint)

@@ -17,6 +17,7 @@ from mindspore.nn.learning_rate_schedule import LearningRateSchedule
 
 from model_zoo.arguments import misfit
 from model_zoo.errors import InputError, located, similar
+from pet.compat.mindformers.script_config import read_number
 from pet.train.schedules import Schedule
 
 LONGEST = 100_000
@@ -93,6 +94,7 @@ class _Rates(LearningRateSchedule):
         name = type(self).__name__
         known, make = KINDS[name]
         values = {**known, **dict(zip(list(known)[:1], placed, strict=False)), **given}
+        values = {one: read_number(value) for one, value in values.items()}
         if name.startswith("Constant") and values["total_steps"] is None:
             values["total_steps"] = (values["warmup_steps"] or 0) + 1
         for part in ("warmup", "decay", "decay_start"):

@@ -5,14 +5,15 @@ from __future__ import annotations
 from mindspore import nn
 
 from model_zoo.errors import InputError
+from pet.compat.mindformers.script_config import read_number
 
 
 class AdamW(nn.Optimizer):
     """AdamW over parameters, or groups of them; the rate is a number or a schedule of MindSpore's kind."""
 
     def __init__(self, params, learning_rate=1e-3, betas=(0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0):
-        super().__init__(learning_rate, params, float(weight_decay))
-        self.betas, self.eps = tuple(betas), eps
+        super().__init__(read_number(learning_rate), params, float(weight_decay))
+        self.betas, self.eps = tuple(map(float, betas)), float(eps)
 
     def construct(self, gradients):
         raise InputError("AdamW: runs within a Trainer; for a step of your own take one of MindSpore's optimizers")

@@ -9,6 +9,7 @@ from model_zoo.counting import layout_of
 from model_zoo.errors import warn_once
 from pet.compat.mindformers.logs import logger
 from pet.names import bundled_models, model_config, preset_names
+from pet.recipe.translation import Ignored, Rule, Translation, is_off
 
 # The settings that MindFormers ships for each family, over this library's default targets.
 LORA = {
@@ -39,6 +40,17 @@ def usual_alpha(config: Mapping[str, Any], place: Any) -> float:
     alpha = LORA.get(FAMILIES.get(layout, layout), LORA["llama"])["alpha"]
     warn_once(f"{place}: lora_alpha is taken to be {alpha:g}, as in MindFormers' own files for this family")
     return alpha
+
+
+TRUST = {"trust_remote_code": Ignored("no code is loaded with a model")}
+
+
+def take_said(system: str, settings: dict[str, Any], theirs: Mapping[str, Rule]) -> None:
+    """Takes what is said in `theirs` out of the settings, and says it."""
+    said = Translation(system)
+    given = {name: settings.pop(name) for name in theirs if name in settings}
+    said.apply({name: value for name, value in given.items() if not is_off(value)}, theirs)
+    said.finish()
 
 
 class Listed:

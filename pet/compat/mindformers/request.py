@@ -13,6 +13,7 @@ from adapters.settings import named
 from model_zoo.errors import InputError
 from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import is_ckpt
+from pet.compat.mindformers.context import asks_parallel
 from pet.compat.mindformers.padding import put_padding
 from pet.compat.mindformers.parallel import TABLE as LAYOUT, rows_of, translate_parallel
 from pet.compat.mindformers.presets import split_name, usual_alpha
@@ -94,6 +95,8 @@ class Request:
                 "Trainer: optimizers= is an optimizer over the parameters of a model that is an object; else args say "
                 "optim, learning_rate, weight_decay, adam_beta1 …"
             )
+        if isinstance(self.arguments.get("use_parallel"), str):
+            self.arguments["use_parallel"] = asks_parallel(self.arguments["use_parallel"], "Trainer: use_parallel")
         self.do_eval = do_eval if do_eval is not None else self.arguments.get("do_eval")
         self.load_checkpoint = load_checkpoint or self.arguments.get("load_checkpoint")
         self.options = dict(options or {})
@@ -305,7 +308,8 @@ class Request:
         """The recipe's layout, or the MindFormers file's where that or the script (`use`) turns it on."""
         kind, _, values = self.job_file()
         if kind == "mindformers":
-            section = dict(values.get("parallel_config") or {}) if use or values.get("use_parallel") else {}
+            use = use or asks_parallel(values.get("use_parallel"), "use_parallel")
+            section = dict(values.get("parallel_config") or {}) if use else {}
         else:  # what else a recipe says of its processes is taken with it
             there = (values.get("parallel") if isinstance(values, Mapping) else None) or {}
             keys = {name: key.partition(".")[2] for name, key in LAYOUT.items() if isinstance(key, str)}

@@ -16,7 +16,6 @@ from pet.compat.mindformers.high_level import Trainer
 from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.mindformers.training_arguments import TrainingArguments
 from pet.compat.modelarts import ON_MODELARTS
-from pet.names import preset_names
 
 DEVICE = ("device_target", "device_id")
 """Of the section ``context``; its other settings are MindSpore's compiler's."""
@@ -37,7 +36,7 @@ def build_context(config: MindFormerConfig | TrainingArguments) -> None:
     values: Mapping[str, Any] = config.given if isinstance(config, TrainingArguments) else config
     given: Mapping[str, Any] = values.get("context") or {}
     device = {name: given[name] for name in DEVICE if given.get(name) is not None}
-    rank, size = init_context(bool(values.get("use_parallel")), ContextConfig(**device))
+    rank, size = init_context(values.get("use_parallel") or False, ContextConfig(**device))
     for name, value in {"rank_id": rank, "local_rank": rank, "device_num": size}.items():
         object.__setattr__(config, name, value)  # no key of the file: scripts look at them
 
@@ -79,11 +78,6 @@ class TaskTrainer:
 def build_trainer(config: Mapping[str, Any] | None = None) -> TaskTrainer:
     """The trainer of a file's section ``trainer``, which is looked at when it is used."""
     return TaskTrainer()
-
-
-def build_model(config: Mapping[str, Any]) -> None:
-    """Raises InputError: MindFormers' scripts make a model so to export it to MindIR, which is not written here."""
-    raise InputError("build_model: is for MindIR, which is not written here; see pet export, pet merge and AutoModel")
 
 
 def transform_and_load_checkpoint(config: MindFormerConfig, model, network, dataset=None, **settings) -> None:
@@ -158,6 +152,13 @@ check_shared_disk = is_publicly_accessible_path
 str2bool_or_str = place_or_switch
 
 
+def is_version_ge(current_version: str, base_version: str) -> bool:
+    """Whether a version is the other one or newer, by its numbers: of ``2.3.0rc1`` by 2 and 3."""
+    pairs = zip(current_version.split("."), base_version.split("."), strict=False)
+    numbers = [(int(one), int(other)) for one, other in pairs if one.isdigit() and other.isdigit()]
+    return all(one == other for one, other in numbers) or next(one > other for one, other in numbers if one != other)
+
+
 def get_resume_checkpoint(checkpoint_dir: str, resume_training: bool | str, **settings) -> bool | str:
     """What ``resume_training`` says: the trainer finds the last whole checkpoint."""
     return resume_training
@@ -182,11 +183,3 @@ TrainingDataset = TrainingDataLoader
 
 class SFTDataLoader(TrainingDataLoader):
     """The same of rows with questions and answers."""
-
-
-class MindFormerBook:
-    """The names of models that there are."""
-
-    def get_model_name_support_list(self) -> list[str]:
-        """All of them."""
-        return list(preset_names())

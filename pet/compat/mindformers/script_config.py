@@ -124,6 +124,12 @@ def _listed(word: str) -> str:
     return f"{key}{equals}[{value.strip('()')}]" if plain else word
 
 
+def read_number(value: Any) -> Any:
+    """The number in a text such as ``1e-5``, which PyYAML takes for a word; anything else as it is."""
+    found = plain_scalar(value) if isinstance(value, str) else value
+    return found if isinstance(found, float) else value
+
+
 def parse_value(text: str) -> Any:
     """A number, True or False, what JSON says, or else the text itself."""
     value = plain_scalar(text)

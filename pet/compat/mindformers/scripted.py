@@ -12,12 +12,15 @@ from typing import Any
 from model_zoo.configs import Config
 from model_zoo.errors import InputError, similar
 from pet.compat.mindformers.saving import place_of
+from pet.compat.mindformers.script_config import read_number
 from pet.recipe.translation import Rule, entry_in
 
 log = logging.getLogger("pet")
 
 UNSAID = {"batch_size": 1, "use_past": False, "multiple_of": 256}
 """What MindFormers' configurations have where nobody has said it, as far as scripts read it."""
+READ = {"vocab_size": "padded_vocab_size"}
+"""Fields that are read by another name, too: of ChatGLM2's, which has no such field itself."""
 KEPT = ("checkpoint_name_or_path", "parallel_config", "moe_config", "pet_config")
 """What scripts set that is no setting of the model."""
 
@@ -68,7 +71,8 @@ class Scripted:
 
     def __getattr__(self, name: str) -> Any:
         """What is no attribute: a field by MindFormers' name, or a setting that nobody has said."""
-        kind, rule = type(self).kind, None if name.startswith("_") else type(self).kind.rule(name)
+        kind = type(self).kind
+        rule = None if name.startswith("_") else kind.rule(READ.get(name, name))
         if isinstance(rule, str):
             return vars(self)[rule] if rule in kind.fields else vars(self).get("extra", {}).get(rule)
         if rule is None and name not in kind.sources and name not in KEPT:
@@ -80,7 +84,7 @@ class Scripted:
         if "stated" not in vars(self):  # it is being made
             object.__setattr__(self, name, value)
             return
-        kind = type(self).kind
+        kind, value = type(self).kind, read_number(value)
         before = {field: make(self) for field, make in kind.follows.items()}
         if name in kind.fields or kind.rule(name) is not None:
             self._take(name, value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from model_zoo.tokenizers import Tokenizer
 from model_zoo.tokenizers.base import padded
 from model_zoo.tokenizers.prompts import STYLES, check_messages, joined
 from pet.compat.mindformers.encodings import Encoding, as_arrays, rows_of
+from pet.compat.mindformers.saving import place_of
 
 Texts = Sequence[str]
 UNLIMITED = int(1e30)
@@ -221,6 +223,10 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
         if not isinstance(rows, int) and len(rows) and np.ndim(rows[0]) == 1:
             return [super(Spoken, self).decode(row, skip_special_tokens, **settings) for row in rows]
         return super().decode(ids, skip_special_tokens, **settings)
+
+    def save_pretrained(self, save_directory=None, save_name: str | None = None, save_json: bool = True) -> list[Path]:
+        """See `Tokenizer.save_pretrained`; no YAML file is written whatever `save_json` says."""
+        return super().save_pretrained(place_of(save_directory, save_name))
 
     def batch_decode(self, rows: Iterable, *arguments, **settings) -> list[str]:
         """The text of each row of ids."""

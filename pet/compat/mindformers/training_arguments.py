@@ -100,7 +100,7 @@ TABLE = {
     "num_train_epochs": number("train.epochs"),
     "max_steps": positive("train.steps"),
     "gradient_accumulation_steps": "train.accumulation",
-    "label_smoothing_factor": "train.label_smoothing",
+    "label_smoothing_factor": number("train.label_smoothing"),
     "neftune_noise_alpha": number("train.neftune_alpha"),
     "fp16": flag("train.precision", "fp16"),
     "bf16": flag("train.precision", "bf16"),

@@ -11,6 +11,7 @@ from typing import Any
 from model_zoo.counting import layout_of
 from model_zoo.errors import InputError
 from pet.compat.mindformers.config import DROPOUTS
+from pet.compat.mindformers.context import asks_parallel
 from pet.compat.mindformers.padding import put_padding
 from pet.compat.mindformers.parallel import rows_of, translate_parallel
 from pet.compat.mindformers.pet_config import put_method
@@ -274,7 +275,7 @@ def _compare(t: Translation, values: dict[str, Any], config: Mapping[str, Any], 
 
 def _layout(t: Translation, values: dict[str, Any]) -> None:
     section = _section(t, values, "parallel_config")
-    if not values.get("use_parallel"):
+    if not asks_parallel(values.get("use_parallel"), f"{t.system}: use_parallel"):
         if any(isinstance(size, int) and size > 1 for size in section.values()):
             t.ignore("parallel_config", "use_parallel is off")
         return

@@ -8,7 +8,15 @@ import pytest
 import pet
 from adapters.apply import list_adapters
 from model_zoo.errors import InputError
-from pet.compat.mindformers import AutoConfig, AutoModel, GPT2Config, LlamaConfig, LlamaForCausalLM
+from pet.compat.mindformers import (
+    AutoConfig,
+    AutoModel,
+    ChatGLM2Config,
+    GLMConfig,
+    GPT2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 from pet.train.base_dropout import Dropout
 
 LLAMA = {"num_layers": 2, "hidden_size": 64, "num_heads": 4, "vocab_size": 1216, "seq_length": 64}
@@ -259,3 +267,59 @@ def test_a_lora_model_of_chatglm():
     config.pet_config = LoraConfig(lora_rank=2)
     found = GLMChatModelWithLora(config).parameters_dict()
     assert {one.shape[0] for name, one in found.items() if name.endswith("lora_A.weight")} == {2}
+
+
+def test_numbers_that_pyyaml_has_left_texts():
+    """``1e-5`` without a dot is a word to YAML 1.1; a script hands such a section on as it is."""
+    config = GPT2Config(layernorm_epsilon="1e-5", hidden_dropout_rate="1e-1")
+    assert (config.layer_norm_epsilon, config.hidden_dropout_rate) == (1e-5, 0.1)
+    config.layernorm_epsilon = "1e-3"
+    assert config.layer_norm_epsilon == 1e-3 == config.plain().layer_norm_epsilon
+    config = LlamaConfig(**{**LLAMA, "num_heads": 2}, rms_norm_eps="1e-6", theta="1e4", ffn_dim_multiplier="1e0")
+    assert (config.rms_norm_eps, config.rope_theta, config.intermediate_size) == (1e-6, 1e4, 256)
+    assert ChatGLM2Config(layernorm_epsilon="1e-5", pre_seq_len="None").layernorm_epsilon == 1e-5
+    with pytest.raises(InputError, match="layernorm_epsilon is 'small'; a number above 0 was expected"):
+        ChatGLM2Config(layernorm_epsilon="small")
+
+
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [
+        (ChatGLM2Config, {"position_encoding_2d": True, "inner_hidden_size": 64, "no_recompute_layers": [20]}),
+        (ChatGLM2Config, {"residual_dtype": "bfloat16", "mask_type": "float16"}),
+        (GPT2Config, {"layernorm_dtype": "float32", "softmax_dtype": "float16", "param_init_type": "float16"}),
+        (LlamaConfig, {"pa_block_size": 16, "pa_num_blocks": 512, "use_kbk_infer": True, "pp_interleave_num": 1}),
+        (LlamaConfig, {"mlp_has_gate": True, "ffn_concat": False, "embedding_init_type": "float32"}),
+    ],
+)
+def test_what_changes_nothing_of_the_model_may_stand_there(make, settings):
+    assert make(**settings) == make()
+    for name, value in settings.items():
+        assert getattr(make(**settings), name) == value
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "why"),
+    [
+        (LlamaConfig, {"mlp_has_gate": False}, "mlp_has_gate: False: only True is supported"),
+        (GLMConfig, {"use_final_layernorm": False}, "use_final_layernorm: False: only True is supported"),
+        (LlamaConfig, {"quantization_config": {"quant_method": "rtn"}}, "quantization_config: is not known"),
+        (LlamaConfig, {"position_encoding_2d": True}, "position_encoding_2d: is not known"),
+        (GPT2Config, {"num_label": 2}, "num_label: is not known"),
+    ],
+)
+def test_what_would_change_it_is_refused(make, settings, why):
+    with pytest.raises(InputError, match=why):
+        make(**settings)
+
+
+def test_sizes_by_the_names_of_old_releases():
+    config = GPT2Config(embedding_size=64, num_hidden_layers=1, num_heads=4, expand_ratio=2)
+    assert (config.n_embd, config.n_layer, config.n_inner) == (64, 1, 128)
+    assert GPT2Config(embedding_size=32, hidden_size=64, num_heads=4).n_embd == 64
+    assert ChatGLM2Config(padded_vocab_size=1344).vocab_size == 1344
+
+
+def test_an_adapter_in_a_configurations_section():
+    model = LlamaForCausalLM(LlamaConfig(**LLAMA, pet_config={"pet_type": "lora", "lora_rank": 4, "lora_alpha": 8}))
+    assert list_adapters(model) == ["default"]

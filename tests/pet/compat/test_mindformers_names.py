@@ -68,7 +68,29 @@ from mindformers.models.glm2.convert_weight import convert_weight
 from mindformers import build_context, TrainingDataLoader, SFTDataLoader
 from mindformers.dataset.dataloader.training_dataloader import TrainingDataset
 from mindformers.tools.utils import FILE_PERMISSION
-from mindformers.models import build_model
+from mindformers.models import build_model, build_network, build_tokenizer, build_processor
+from mindformers.models import BaseModel, BaseConfig, BaseTokenizer, BaseProcessor, PreTrainedModel, PretrainedConfig
+from mindformers.models.build_config import build_model_config
+from mindformers.core import build_lr, build_optim, build_callback, build_metric, build_loss
+from mindformers.core.lr import build_lr
+from mindformers.core.optim import build_optim
+from mindformers.core.metric import EntityScore, PerplexityMetric, PromptAccMetric, EmF1Metric
+from mindformers.dataset import build_dataset, build_dataset_loader
+from mindformers.dataset.dataloader.build_dataloader import build_dataset_loader
+from mindformers.pipeline.build_pipeline import build_pipeline
+from mindformers.wrapper import build_wrapper
+from mindformers.tools import MindFormerRegister, MindFormerModuleType, MindFormerConfig
+from mindformers.tools.register.register import MindFormerRegister
+from mindformers.tools.utils import is_version_ge
+from mindformers.models.gpt2.gpt2 import GPT2WithLora
+from mindformers.models.llama import LlamaForCausalLMWithLora, LlamaTokenizerFast
+from mindformers.models.llama.llama_tokenizer_fast import LlamaTokenizerFast
+from mindformers import GPT2TokenizerFast, BaseModel, PreTrainedTokenizerBase
+from mindformers.models.modeling_utils import PreTrainedModel
+from mindformers.models.configuration_utils import PretrainedConfig
+from mindformers.models.tokenization_utils_base import PreTrainedTokenizerBase
+from mindformers.models.base_model import BaseModel
+from mindformers.models import ProcessorMixin
 from mindformers.dataset.dataloader.datareaders import wikitext_clean
 from mindformers.tools.dataset_preprocess.llama.conversation import get_default_conv_template
 from mindformers.tools.transform_ckpt import get_strategy
@@ -92,6 +114,17 @@ def test_a_module_of_a_functions_name_is_called_as_the_function():
 
     with pytest.raises(InputError, match="task"):
         pet.compat.mindformers.pipeline("translation", model="llama_tiny")
+
+
+def test_a_module_of_an_objects_name_has_the_objects_attributes(capsys):
+    """Importing ``tools.logger`` puts the module in the place of ``tools``'s logger."""
+    importlib.import_module("pet.compat.mindformers.tools.logger")
+    from pet.compat.mindformers.tools import logger
+
+    logger.info("said %d", 7)
+    assert "said 7" in capsys.readouterr().out
+    with pytest.raises(AttributeError, match="nothing"):
+        logger.nothing  # noqa: B018
 
 
 def test_names_with_lora():
@@ -365,8 +398,153 @@ def test_use_parallel_as_a_text_of_the_command_line(caplog):
         init_context(use_parallel="perhaps")
 
 
-def test_export_to_mindir_is_refused_by_name():
-    from pet.compat.mindformers.models import build_model
+def test_use_parallel_as_a_text_of_arguments_and_files(caplog):
+    """As of the command line: a word for False is False, and what MindFormers does with it is said."""
+    from pet.compat.mindformers import MindFormerConfig, Trainer, TrainingArguments, build_context
+    from pet.compat.mindformers.yaml_file import translate
 
-    with pytest.raises(InputError, match="MindIR, which is not written here"):
-        build_model({"model_config": {"type": "LlamaConfig"}})
+    for args in (TrainingArguments(use_parallel="False"), {"use_parallel": "no"}):
+        assert Trainer(model="gpt_tiny", args=args).arguments["use_parallel"] is False
+    assert "Trainer: use_parallel='False' is False here" in caplog.text
+    with pytest.raises(InputError, match="Trainer: use_parallel: unknown value 'perhaps'"):
+        Trainer(model="gpt_tiny", args={"use_parallel": "perhaps"})
+    build_context(config := MindFormerConfig(use_parallel="False"))
+    assert config.device_num == 1
+    layout = {"data_parallel": 2, "model_parallel": 1, "pipeline_stage": 1}
+    said = [
+        translate({"use_parallel": use, "parallel_config": layout, "load_checkpoint": "gpt_tiny"}, Path("job.yaml"))
+        for use in ("True", "False")
+    ]
+    assert said[0].get("parallel.data") == 2 and "parallel.data" not in said[1].settings
+    assert said[1].ignored["parallel_config"] == "use_parallel is off"
+
+
+def test_settings_of_the_configuration_beside_a_models_name(caplog):
+    from pet.compat.mindformers import AutoConfig, AutoModel, AutoTokenizer
+
+    model = AutoModel.from_pretrained("llama_tiny", use_past=True, seq_length=32, trust_remote_code=True)
+    assert (model.config.use_past, model.config.seq_length) == (True, 32)
+    own = pet.AutoModel.from_pretrained("llama_tiny").parameters_dict()
+    assert all(np.array_equal(one.asnumpy(), own[name].asnumpy()) for name, one in model.parameters_dict().items())
+    assert list_adapters(AutoModel.from_pretrained("gpt_tiny_lora", use_past=True)) == ["default"]
+    assert AutoConfig.from_pretrained("gpt_tiny", num_layers=1, trust_remote_code=True).n_layer == 1
+    assert AutoTokenizer.from_pretrained("gpt_tiny", trust_remote_code=True).encode("a")
+    assert caplog.text.count("ignored: trust_remote_code: no code is loaded with a model") == 3
+    with pytest.raises(InputError, match=r"there is no 'use_pas' \(did you mean 'use_past'"):
+        AutoModel.from_pretrained("gpt_tiny", use_pas=True)
+    with pytest.raises(InputError, match="device_map has no counterpart"):
+        AutoModel.from_pretrained("gpt_tiny", device_map="auto")
+    with pytest.raises(InputError, match="'llama_7b': is a known size, but its weights are not bundled"):
+        AutoModel.from_pretrained("llama_7b", use_past=True)  # no random weights
+
+
+def test_a_model_that_is_an_object_is_asked_by_its_own_tokenizer():
+    from pet.compat.mindformers import AutoModel, AutoTokenizer, GPT2Config, GPT2LMHeadModel, Trainer
+
+    asked = {"input_data": "a red shirt", "max_new_tokens": 3, "do_sample": False}
+    model = AutoModel.from_pretrained("gpt_tiny")
+    told = Trainer(model=model, tokenizer=AutoTokenizer.from_pretrained("gpt_tiny")).predict(**asked)
+    assert Trainer(model=model).predict(**asked) == told == Trainer(model_name="gpt_tiny").predict(**asked)
+    bare = GPT2LMHeadModel(GPT2Config(num_layers=1, hidden_size=32, num_heads=2, vocab_size=1344))
+    assert Trainer(model=bare, model_name="gpt_tiny").predict(**asked)[0]["text_generation_text"]
+    with pytest.raises(InputError, match="of no checkpoint, needs tokenizer="):
+        Trainer(model=bare).predict(**asked)
+
+
+def test_callbacks_come_and_go():
+    from pet.compat.mindformers import MFLossMonitor, Trainer
+    from pet.train.callbacks import Callback
+
+    class Own(Callback):
+        """One of a script."""
+
+    trainer, own = Trainer(model="gpt_tiny"), Own()
+    for one in (MFLossMonitor(per_print_times=7), MFLossMonitor, Own, own):
+        trainer.add_callback(one)
+    assert trainer.callback_list == "MFLossMonitor\nMFLossMonitor\nOwn\nOwn"
+    assert trainer.pop_callback(own) is own and isinstance(trainer.callbacks[0], Own)
+    trainer.remove_callback(MFLossMonitor)
+    assert trainer.callback_list == "MFLossMonitor\nOwn"
+    trainer.remove_callback(Own)
+    assert trainer.pop_callback(own) is own and trainer.callbacks == []
+    trainer.remove_callback(MFLossMonitor)
+    trainer.add_callback(MFLossMonitor(per_print_times=7))
+    assert trainer.recipe("train").train.log_every == 7
+
+
+def test_a_models_job_file_in_a_clone(tmp_path, monkeypatch):
+    from pet.compat.mindformers import MindFormerBook, Trainer
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs/gpt2").mkdir(parents=True)
+    for name in ("run_gpt2", "run_gpt2_13b", "predict_gpt2", "pretrain_llama2_7b"):
+        (tmp_path / f"configs/gpt2/{name}.yaml").write_text(f"run_mode: train\noutput_dir: {name}\n")
+    assert Trainer.get_task_config("text_generation", "gpt2").output_dir == "run_gpt2"
+    assert Trainer.get_task_config("text_generation", "llama2_7b").output_dir == "pretrain_llama2_7b"
+    found = MindFormerBook.get_trainer_support_task_list()["text_generation"]
+    assert found["gpt2_13b"] == str(tmp_path / "configs/gpt2/run_gpt2_13b.yaml")
+    with pytest.raises(InputError, match="no job file of 'gpt3'; start in a clone of MindFormers"):
+        Trainer.get_task_config("text_generation", "gpt3")
+    with pytest.raises(InputError, match="task 'fill_mask' is not known"):
+        Trainer.get_task_config("fill_mask", "gpt2")
+
+
+def test_the_book_of_names_and_places(monkeypatch, tmp_path, capsys):
+    from pet.compat.mindformers import MindFormerBook
+
+    assert MindFormerBook.get_project_path() == str(Path.cwd())
+    assert MindFormerBook.get_default_checkpoint_save_folder() == "./checkpoint_save"
+    monkeypatch.setenv("CHECKPOINT_DOWNLOAD_FOLDER", str(tmp_path))
+    assert MindFormerBook.get_default_checkpoint_download_folder() == str(tmp_path)
+    MindFormerBook.set_default_checkpoint_download_folder("elsewhere")
+    assert MindFormerBook.get_default_checkpoint_download_folder() == "elsewhere"
+    MindFormerBook.set_default_checkpoint_download_folder("")
+    assert "glm_tiny_lora" in MindFormerBook.get_model_support_list()["glm"]
+    assert "gpt2" in MindFormerBook().get_model_name_support_list()
+    assert MindFormerBook.get_model_config_to_name()["LlamaConfig"] == "llama_7b"
+    MindFormerBook.show_project_path()
+    assert "project_path" in capsys.readouterr().out
+    with pytest.raises(AttributeError, match="MindFormerBook has no 'get_projects'"):
+        MindFormerBook.get_projects()
+
+
+def test_models_with_lora_by_their_class():
+    from pet.compat.mindformers import GPT2Config, GPT2WithLora, LlamaConfig, LlamaForCausalLMWithLora, LoraConfig
+
+    sizes = {"num_layers": 1, "hidden_size": 32, "num_heads": 2, "vocab_size": 100}
+    for make, config, rank in ((GPT2WithLora, GPT2Config, 8), (LlamaForCausalLMWithLora, LlamaConfig, 16)):
+        assert ranks(make(config(**sizes))) == {rank}
+        assert ranks(make(config(**sizes, pet_config=LoraConfig(lora_rank=4, lora_alpha=8)))) == {4}
+
+
+def ranks(model) -> set[int]:
+    return {one.shape[0] for one in model.trainable_params() if "lora_A" in one.name}
+
+
+def test_tokenizers_and_processors_are_saved_by_mindformers_names(tmp_path):
+    from pet.compat.mindformers import AutoProcessor, AutoTokenizer, BaseProcessor, BaseTokenizer
+
+    tokenizer, processor = AutoTokenizer.from_pretrained("gpt_tiny"), AutoProcessor.from_pretrained("gpt_tiny")
+    assert isinstance(tokenizer, BaseTokenizer) and isinstance(processor, BaseProcessor)
+    for one, name in ((tokenizer, "a"), (processor, "b")):
+        one.save_pretrained(save_directory=str(tmp_path / name), save_name="gpt2")
+        assert AutoTokenizer.from_pretrained(tmp_path / name).encode("a red") == tokenizer.encode("a red")
+    tokenizer.save_pretrained(str(tmp_path / "c"), save_json=True)
+    assert (tmp_path / "c/vocab.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "newer"), [("2.10.0", "2.3.1", True), ("1.8.1", "2.0.0", False), ("2.3.0rc1", "2.3.0", True)]
+)
+def test_versions(one, other, newer):
+    from pet.compat.mindformers.tools.utils import is_version_ge
+
+    assert is_version_ge(one, other) is newer
+
+
+def test_a_text_that_is_too_long_for_a_files_name_is_asked():
+    from pet.compat.mindformers import Trainer
+
+    text = "快速排序" * 22  # 88 characters, but 264 bytes
+    found = Trainer(model="glm_tiny").predict(text, max_new_tokens=1)
+    assert "快速排序" in found[0]["text_generation_text"][0]

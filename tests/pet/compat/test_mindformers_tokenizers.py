@@ -255,6 +255,9 @@ def test_settings_of_a_tokenizer_that_is_made_by_its_file():
     LlamaTokenizer(str(file), sp_model_kwargs={}, use_default_system_prompt=False, auto_register="x.LlamaTokenizer")
     with pytest.raises(InputError, match="use_default_system_prompt=True: is not supported"):
         LlamaTokenizer(str(file), use_default_system_prompt=True)
+    assert LlamaTokenizer(str(file), additional_special_tokens=["</s>"]).encode("a red") == plain.encode("a red")
+    with pytest.raises(InputError, match=r"add_tokens: '<\|im_start\|>': the tokenizer and the model's embedding stay"):
+        LlamaTokenizer(str(file), additional_special_tokens=["<|im_start|>", "</s>"])
     with pytest.raises(TypeError, match="bos_tokens"):
         LlamaTokenizer(str(file), bos_tokens="<s>")
 

@@ -1,0 +1,148 @@
+"""MindFormers' builders and registry, and its metrics as objects."""
+
+from __future__ import annotations
+
+import math
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import nn
+
+from adapters.apply import list_adapters
+from model_zoo.errors import InputError
+from pet.compat import mindformers as theirs
+from pet.compat.mindformers import MindFormerConfig, MindFormerModuleType, MindFormerRegister
+from pet.compat.mindformers.learning_rates import CosineWithWarmUpLR, LinearWithWarmUpLR
+
+SIZES = {"num_layers": 1, "hidden_size": 32, "num_heads": 2, "vocab_size": 100, "seq_length": 16}
+SECTION = {"arch": {"type": "LlamaForCausalLM"}, "model_config": {"type": "LlamaConfig", **SIZES}}
+
+
+def test_what_a_job_files_sections_name_is_built(tmp_path):
+    model = theirs.build_model(MindFormerConfig(**SECTION))
+    assert model.config.dims.hidden == 32 and model.config.seq_length == 16
+    assert theirs.build_model(SECTION, default_args={"num_layers": 2}).config.dims.layers == 2
+    pet = {"pet_type": "lora", "lora_rank": 2, "lora_alpha": 4}
+    network = theirs.build_network({**SECTION, "model_config": {**SECTION["model_config"], "pet_config": pet}})
+    assert list_adapters(network) == ["default"]
+    assert theirs.build_model_config({"type": "GPT2Config", "num_layers": 3}).n_layer == 3
+    rate = theirs.build_lr({"type": "cosine", "learning_rate": "1e-4", "warmup_steps": 2, "total_steps": 10})
+    assert isinstance(rate, CosineWithWarmUpLR) and math.isclose(rate(ms.Tensor(2)).item(), 1e-4, rel_tol=1e-6)
+    params = {"params": model.trainable_params()}
+    adamw = {"type": "AdamW", "learning_rate": "1e-3", "eps": "1e-6", "betas": ["9e-1", "95e-2"]}
+    made = theirs.build_optim(adamw, params)
+    assert (made.betas, made.eps) == ((0.9, 0.95), 1e-6) and math.isclose(made.get_lr().item(), 1e-3, rel_tol=1e-6)
+    within = {"type": "LinearWithWarmUpLR", "learning_rate": 1e-3, "warmup_steps": 1, "total_steps": 4}
+    made = theirs.build_optim({"type": "adamw", "learning_rate": within}, params)
+    assert isinstance(made, nn.AdamWeightDecay) and isinstance(made.learning_rate, LinearWithWarmUpLR)
+    assert isinstance(theirs.build_optim(class_name="Momentum", learning_rate=0.1, momentum=0.9, **params), nn.Momentum)
+    monitors = [{"type": "MFLossMonitor", "per_print_times": 3}, {"type": "CheckpointMonitor"}]
+    assert theirs.build_callback(monitors) == monitors
+    assert isinstance(theirs.build_loss(class_name="L1Loss"), nn.L1Loss)
+    assert theirs.build_lr() is theirs.build_model() is theirs.build_metric(None) is None
+
+
+def test_a_tokenizer_and_a_processor_are_built(base_tokenizer):
+    files = {"vocab_file": "vocab.json", "merges_file": "merges.txt"}
+    section = {"type": "GPT2Tokenizer", **{name: str(base_tokenizer / file) for name, file in files.items()}}
+    assert theirs.build_tokenizer(section).encode("a red shirt")
+    processor = theirs.build_processor({"type": "GPT2Processor", "tokenizer": section, "max_length": 8})
+    assert processor("a red shirt")["input_ids"].shape == (1, 8)
+    fast = theirs.build_tokenizer({**section, "type": "GPT2TokenizerFast"})
+    assert fast.encode("a red shirt") == theirs.build_tokenizer(section).encode("a red shirt")
+
+
+@pytest.fixture
+def base_tokenizer(tmp_path):
+    theirs.AutoTokenizer.from_pretrained("gpt_tiny").save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_scripts_own_class_is_found_by_its_name(monkeypatch):
+    monkeypatch.setattr(MindFormerRegister, "registry", {kind: {} for kind in MindFormerRegister.registry})
+
+    @MindFormerRegister.register(MindFormerModuleType.METRIC)
+    class Own:
+        def __init__(self, base=1):
+            self.base = base
+
+    assert theirs.build_metric({"type": "Own", "base": 2}).base == 2
+    assert MindFormerRegister.get_cls("metric", "Own") is Own
+    MindFormerRegister.register_cls(Own, MindFormerModuleType.LR, alias="cosine_annealing_of_mine")
+    assert isinstance(theirs.build_lr(class_name="cosine_annealing_of_mine"), Own)
+    assert MindFormerRegister.is_exist("lr") and not MindFormerRegister.is_exist("models", "Own")
+    assert MindFormerRegister.get_instance("metric", Own, base=3).base == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda: theirs.build_model({**SECTION, "arch": {"type": "BertModel"}}), "models: 'BertModel' is not here"),
+        (lambda: theirs.build_model({"model_config": SECTION["model_config"]}), "a section with type was expected"),
+        (lambda: theirs.build_metric({"eval_type": "x"}), "metric: a section with type was expected, found"),
+        (lambda: MindFormerRegister.get_cls("metric"), "metric: None is not here"),
+        (lambda: theirs.build_dataset({"type": "MIMDataset"}), "dataset: 'MIMDataset' is not here, and nobody has"),
+        # a name of the module that is none of its classes
+        (lambda: theirs.build_optim({"type": "InputError"}, {}), "optimizer: 'InputError' is not here"),
+    ],
+)
+def test_what_is_not_here_is_said(call, why):
+    with pytest.raises(InputError, match=why):
+        call()
+
+
+# Metrics --------------------------------------------------------------------------------------------------------------
+
+
+def measured(metric, *batches):
+    metric.clear()
+    for batch in batches:
+        metric.update(*batch)
+    return metric.eval()
+
+
+def test_answers_by_their_longest_common_run():
+    """By hand: "i love beijing" of 15 words and spaces, and of 5; the second pair is equal without punctuation."""
+    given = [["I love Beijing, because it's beautiful"], ["I love Beijing."]], [["Hello world。"], ["Hello world"]]
+    assert measured(theirs.EmF1Metric(), *given) == {"F1": 75.0, "Em": 50.0}
+    assert measured(theirs.EmF1Metric(), [["郑州\nmore"], ["郑州市"]]) == {"F1": 80.0, "Em": 0.0}
+    assert measured(theirs.EmF1Metric()) == {}
+
+
+def test_perplexity_is_that_of_the_batches_mean():
+    logits = np.log(np.array([[[0.5, 0.25, 0.25], [0.125, 0.125, 0.75], [1, 1, 1]]], np.float32))
+    labels, mask = np.array([[2, 0, 2]]), np.ones((1, 3), np.float32)
+    first = -(math.log(0.5) + math.log(0.75)) / 2
+    found = measured(theirs.PerplexityMetric(), [ms.Tensor(logits), ms.Tensor(labels), ms.Tensor(mask)])
+    assert math.isclose(found["loss"], first, rel_tol=1e-6) and math.isclose(
+        found["PPL"], math.exp(first), rel_tol=1e-6
+    )
+    mask[0, 2] = 0
+    twice = measured(theirs.PerplexityMetric(), [logits, labels, mask], [logits, labels, np.ones((1, 3))])
+    assert math.isclose(twice["loss"], (-math.log(0.5) + first) / 2, rel_tol=1e-6)
+
+
+def test_the_prompt_with_the_likeliest_text_is_chosen():
+    sure, unsure = np.array([[9.0, 0], [0, 0]]), np.zeros((2, 2))
+    logits = np.stack([[unsure, sure], [sure, unsure]])  # (B, L, S, V); the second token is predicted by the first
+    ids, mask = np.zeros((4, 2), int), np.ones((4, 2))
+    assert measured(theirs.PromptAccMetric(), [logits, ids, mask, np.array([[1], [1]])]) == {"Acc": 0.5}
+
+
+def test_entities():
+    from pet.compat.mindformers.metrics import LABELS
+
+    def logits(rows):
+        return np.eye(len(LABELS))[rows]
+
+    number = {label: place for place, label in enumerate(LABELS)}
+    wanted = [[number[one] for one in ["B-name", "I-name", "O", "S-book", "B-game", "I-game"]]]
+    said = [[number[one] for one in ["B-name", "I-name", "O", "S-name", "B-game", "O"]]]
+    whole, kinds = measured(theirs.EntityScore(), [logits(said), np.array(wanted)])
+    assert whole == {"precision": 0.5, "recall": 0.3333, "f1": 0.4}
+    assert kinds == {
+        "book": {"precision": 0.0, "recall": 0.0, "f1": 0.0},
+        "game": {"precision": 0.0, "recall": 0.0, "f1": 0.0},
+        "name": {"precision": 0.5, "recall": 1.0, "f1": 0.6667},
+    }
