@@ -300,7 +300,7 @@ def token_rows(model, config: Settings, chosen: list[Site]) -> list[tuple[Site, 
     embedding whose rows they are.
 
     Raises:
-        InputError: a name that matches no embedding, an id beyond the vocabulary, a cell that is a target too.
+        InputError: a name that matches no embedding, an id beyond the vocabulary, a cell that is a target or whole.
     """
     tokens = getattr(config, "trainable_tokens", None)
     if not tokens:
@@ -342,6 +342,11 @@ def token_rows(model, config: Settings, chosen: list[Site]) -> list[tuple[Site, 
                 raise InputError(f"trainable_tokens: {other.path} shares {site.path}'s weight; same ids expected")
             covered.add(other.path)
             found.append((other, ids, site))
+    InputError.raise_any(
+        f"trainable_tokens: {site.path} is in modules_to_save too; train it whole or some rows of it, not both"
+        for site, *_ in found
+        if saved_in_full(config, site.path)
+    )
     return found
 
 

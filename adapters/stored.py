@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import re
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -310,6 +310,25 @@ def parts_at(config, site, family) -> dict[str, tuple[int, ...]]:
     return {**factors, "lora_magnitude_vector": (out,)} if config.use_dora else factors
 
 
+def check_together(name: str, changes: Sequence[tuple[StoredAdapter, Change, float]]) -> None:
+    """Raises InputError where one change of a weight is computed from the base's, and another replaces that or scales
+    what it reads, as merging in memory does (`adapters.merge_rules.refuse_unknown_base`)."""
+    bound = [one for one, change, _ in changes if change.kind == "rows" or "lora_magnitude_vector" in change.tensors]
+    for other, change, _ in changes:
+        scales = change.kind == "ia3" and other.file.info(change.tensors["ia3_l"]).shape[0] == 1
+        mine = next((one for one in bound if one is not other), None)
+        if mine is not None and (scales or change.kind == "whole"):
+            what = f"whose input {other.directory} scales" if scales else f"which {other.directory} replaces"
+            raise InputError(f"{mine.directory} rescales {name}, {what}; these two cannot be merged together")
+
+
+def in_order(changes: Sequence[tuple[StoredAdapter, Change, float]]) -> list[tuple[StoredAdapter, Change, float]]:
+    """Changes of a weight in the order in which they are summed: that of the adapters' names, as in memory, so that any
+    order gives the same bits; that in which they are given where one scales what others add."""
+    scaled = any(change.kind == "ia3" for _, change, _ in changes)
+    return list(changes) if scaled else sorted(changes, key=lambda entry: entry[0].directory.name)
+
+
 class Delta:
     """One `Change` applied to blocks of outputs, one after another, so that no product is ever held as a whole.
 
@@ -337,8 +356,14 @@ class Delta:
         else:
             self.values = arrays["value"].T if transposed else arrays["value"]
 
+    @property
+    def place(self) -> int:
+        """The order in which changes act, as in memory: what replaces, what scales inputs, the others."""
+        return 0 if self.kind == "whole" else 1 if self.kind == "ia3" and self.factor.shape[1] > 1 else 2
+
     def block(self, weight: np.ndarray, rows: slice) -> np.ndarray:
-        """ΔW for these outputs of the base, given as ``(rows, in)`` or, for a bias, ``(rows,)`` in float64."""
+        """ΔW for these outputs of the base, given as ``(rows, in)`` or, for a bias, ``(rows,)`` in float64. IA3 takes
+        what the changes before it have made of them."""
         change = self._block(weight, rows)
         return change if self.weight == 1.0 else self.weight * change
 

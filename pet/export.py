@@ -23,7 +23,7 @@ import numpy as np
 
 from adapters.deltas import blocks, wide
 from adapters.peft_config import ALL_THE_SAME, another_base, lacks_tokens, without_effect
-from adapters.stored import Change, Delta, StoredAdapter
+from adapters.stored import Change, Delta, StoredAdapter, check_together, in_order
 from model_zoo.arguments import checked
 from model_zoo.atomic import staged, write_json, write_text
 from model_zoo.checkpoint.dtypes import STORAGE, convert, float_name
@@ -147,8 +147,7 @@ def merge_checkpoint(
         merge = _Merge({key: value for key, value in config.items() if key != SECTION}, checkpoint, target, safe)
         if strict:
             _check_bases(published, opened, adapters)
-        # Floating-point addition has an order: the directories' names give it, as merging in memory takes the adapters'
-        for one, factor in sorted(zip(adapters, factors, strict=True), key=lambda pair: pair[0].directory.name):
+        for one, factor in zip(adapters, factors, strict=True):
             merge.add(one, factor)
         return merge.write(
             Path(output), limit, functools.partial(_copy_tokenizer, [one.directory for one in adapters], grown_by)
@@ -275,6 +274,7 @@ class _Merge:
                 if other is not adapter:
                     raise InputError(f"{other.directory} and {adapter.directory} both replace {name}")
             self.changes.setdefault(change.name, []).append((adapter, change, factor))
+            check_together(change.name, self.changes[change.name])
             weight = self.checkpoint.source(self.sources[change.name]) if change.name in self.sources else None
             if isinstance(weight, Requantized) and (taken := adapter.taken_off(change)) is not None:
                 weight.take_off(taken)
@@ -362,7 +362,8 @@ class _Merge:
             for _, change, _ in self.changes[name]
         )
         transposed = normed or name in self.turned
-        deltas = [Delta(adapter, change, transposed, factor) for adapter, change, factor in self.changes[name]]
+        deltas = [Delta(*entry[:2], transposed, entry[2]) for entry in in_order(self.changes[name])]
+        deltas.sort(key=lambda delta: delta.place)
         base, merged = (array.T, result.T) if transposed else (array, result)
 
         def merge(rows: slice) -> tuple[float, bool]:
@@ -370,7 +371,7 @@ class _Merge:
             weight = wide(convert(np.ascontiguousarray(base[rows]), held, "float64"))
             exact = weight
             for delta in deltas:
-                exact = exact + delta.block(weight, rows)
+                exact = exact + delta.block(exact if delta.kind == "ia3" else weight, rows)
             rounded = convert(exact, "float64", dtype)
             merged[rows] = rounded
             with np.errstate(invalid="ignore"):

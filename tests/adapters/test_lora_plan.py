@@ -91,6 +91,10 @@ MISSPELT = {
     "modules to save": ({"modules_to_save": ["lm_haed"]}, "modules_to_save: 'lm_haed'.*did you mean 'lm_head'"),
     "saved and adapted": ({"modules_to_save": ["q_proj"]}, "is a target too"),
     "tokens": ({"trainable_tokens": {"embed": [1]}}, "trainable_tokens: 'embed' matches no embedding.*embed_tokens"),
+    "tokens and saved": (
+        {"trainable_tokens": [1], "modules_to_save": ["embed_tokens"]},
+        "trainable_tokens: model.embed_tokens is in modules_to_save too",
+    ),
     "nothing left": ({"exclude": ["q_proj", "v_proj"]}, "nothing is left"),
 }
 

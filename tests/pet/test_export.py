@@ -11,8 +11,11 @@ import textwrap
 
 import numpy as np
 import pytest
+from mindspore import Tensor
 
+import pet
 from adapters.methods import METHODS
+from adapters.registry import registry
 from model_zoo.checkpoint.dtypes import convert, from_bfloat16
 from model_zoo.checkpoint.fingerprint import fingerprint
 from model_zoo.checkpoint.reading import Checkpoint, read_config
@@ -221,6 +224,47 @@ def test_several_adapters_with_weights_in_any_order(fixtures, tmp_path):
 
     exact = base[f"{LAYER}.weight"] + 0.5 * product(a) - 2 * product(b)
     np.testing.assert_allclose(tensors(tmp_path / "ab")[f"{LAYER}.weight"], exact, rtol=1e-7, atol=0)
+
+
+PAIRS = {
+    "factors behind what is saved whole": ("ia3", "whole"),
+    "factors of what LoRA adds": ("lora", "ia3"),
+    "LoRA behind factors": ("ia3", "lora"),
+    "factors twice": ("ia3", "other ia3"),
+    "DoRA behind what is saved whole": ("dora", "whole"),
+    "DoRA whose input is scaled": ("dora", "ia3"),
+    "DoRA beside LoRA": ("dora", "lora"),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_two_adapters_of_one_weight_are_merged_as_in_memory(fixtures, tmp_path, pair):
+    """In the order that is given, or refused with the same reason."""
+    configs = {
+        "lora": pet.LoRAConfig(rank=2, targets=["k_proj", "down_proj"]),
+        "dora": pet.LoRAConfig(rank=2, targets=["k_proj", "down_proj"], use_dora=True),
+        "whole": pet.LoRAConfig(rank=2, targets=["q_proj"], modules_to_save=["k_proj", "down_proj"]),
+        "ia3": pet.IA3Config(targets=["k_proj", "down_proj"]),
+        "other ia3": pet.IA3Config(targets=["k_proj", "v_proj"]),
+    }
+    model, generator = pet.AutoModel.from_pretrained(fixtures / "llama_gqa"), np.random.default_rng(0)
+    for number, name in enumerate(PAIRS[pair]):
+        pet.add_adapter(model, configs[name], f"a{number}")
+        for parameter in registry(model).get(f"a{number}").parameters():
+            parameter.set_data(parameter + Tensor(generator.normal(0, 0.2, parameter.shape).astype(np.float32)))
+        pet.save_adapter(model, tmp_path / f"{'zy'[number]}", f"a{number}")  # not in the order of their names
+    directories = [tmp_path / "z", tmp_path / "y"]
+    pet.set_adapter(model, ["a0", "a1"])
+    try:
+        pet.merge(model)
+    except InputError as error:
+        assert "these two cannot be merged together" in str(error)
+        refused(fixtures / "llama_gqa", directories, tmp_path / "out", "these two cannot be merged together")
+        return
+    merge_checkpoint(fixtures / "llama_gqa", directories, tmp_path / "out")
+    ids = [[5, 9, 7, 3, 8]]
+    merged = pet.AutoModel.from_pretrained(tmp_path / "out")
+    np.testing.assert_allclose(merged(ids).asnumpy(), model(ids).asnumpy(), atol=1e-4)
 
 
 def test_half_precision_is_rounded_once(fixtures, tmp_path):
