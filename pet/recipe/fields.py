@@ -151,17 +151,6 @@ IN_RECIPES = {
 }
 
 
-def _correct(check):
-    """A validator of pydantic's out of a method's own check."""
-
-    def validator(value: Any) -> Any:
-        if (wrong := check(value)) is not None:
-            raise ValueError(wrong)
-        return value
-
-    return AfterValidator(validator)
-
-
 def setting_field(hint: Any, field) -> tuple[Any, Any]:
     """A setting (`model_zoo.settings`) as pydantic declares it."""
     facts, default = dict(field.metadata), {"default": field.default}
@@ -174,6 +163,4 @@ def setting_field(hint: Any, field) -> tuple[Any, Any]:
         hint, default, bounds = dict[key, Annotated[value, Field(**bounds)]], {"default_factory": dict}, {}
     if "choices" in facts:
         hint = Literal[facts["choices"]]
-    if "check" in facts:
-        hint = Annotated[hint, _correct(facts["check"])]
     return hint, Field(**default, **bounds, description=facts["description"])

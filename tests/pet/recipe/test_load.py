@@ -250,6 +250,9 @@ def test_environment_variables_in_paths(write, monkeypatch, tmp_path):
     path = write(GOOD.replace("train.jsonl", "${PET_TEST_DIR}/train.jsonl"))
     assert load(path).data.train == [str(tmp_path / "home" / "train.jsonl")]
     assert '["${PET_TEST_DIR}/train.jsonl"]' in dump(load(path)), "absolute, and not below the recipe's directory"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PET_TEST_DIR", "~/home")
+    assert '["${PET_TEST_DIR}/train.jsonl"]' in dump(load(path))
     monkeypatch.delenv("PET_TEST_DIR")
     (problem,) = problems(path)
     assert "job.yaml:7: data.train" in problem
@@ -464,7 +467,7 @@ def test_all_problems_in_one_report(write):
         (["name=a/b"], "name", "cannot be used here"),
         (["train.recompute=often"], "train.recompute", "a whole number of at least 2; got 'often'"),
         (["adapter.layers=[-1]"], "adapter.layers", "-1 is negative; layers are counted from 0"),
-        (["adapter.trainable_tokens=[-1]"], "adapter.trainable_tokens", "-1"),
+        (["adapter.trainable_tokens=[-1]"], "adapter.trainable_tokens", "tokens: [-1]; a list of token ids was"),
         (["adapter.layers=[3-1]"], "adapter.layers", "'3-1' is no layer index or range"),
         (["adapter.targets=[q_prj]"], "adapter.targets", "'q_prj' matches no cell (did you mean 'q_proj'"),
         (["adapter.targets=[norm]"], "adapter.targets", "model.norm is no matrix and no embedding, which no adapter"),
