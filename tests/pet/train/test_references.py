@@ -151,6 +151,16 @@ def test_an_adapter_is_asked_in_steps(finetune, llama_layer, tmp_path):
     assert len(files[0]) == len(files[1])
 
 
+@pytest.mark.parametrize("values", [np.zeros(4, np.float32), np.zeros((5, 1), np.float32), np.zeros(5)], ids=str)
+def test_numbers_of_other_data_are_computed_again(tmp_path, caplog, values):
+    file = tmp_path / "reference.npz"
+    assert reference.read(file, 5) is None and not caplog.records
+    reference.write(file, np.arange(5, dtype=np.float32))
+    assert reference.read(file, 5).tolist() == [0, 1, 2, 3, 4]
+    reference.write(file, values)
+    assert reference.read(file, 5) is None and "damaged log-probabilities" in caplog.text
+
+
 def test_what_a_reference_cannot_be_is_an_error(finetune):
     said, _ = finetune("wrong", *STREAM, "train.reference=precompute")
     assert "data.streaming: precompute reads the data beforehand" in said
