@@ -275,6 +275,9 @@ def test_the_values_of_environment_variables_are_neither_written_nor_shown(write
     (tmp_path / "home" / "s3cret" / "train.jsonl").unlink()
     (problem,) = problems(path)
     assert "s3cret" not in problem and "${PET_TEST_TOKEN}/train.jsonl: no such file" in problem
+    (tmp_path / "home" / "s3cret").rmdir()
+    (problem,) = problems(path)
+    assert "s3cret" not in problem and "${PET_TEST_TOKEN}" in problem
 
 
 def test_a_group_of_settings_with_nothing_in_it_is_as_one_that_is_left_out(write):
