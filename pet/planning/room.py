@@ -25,7 +25,7 @@ def step_memory(recipe, config: dict, adapter, length: int, **types) -> float:
     train, layout = recipe.train, recipe.parallel
     r_drop = train.r_drop_alpha > 0
     rows = train.batch_size * (2 if r_drop else 1)
-    micro = max(1, rows // layout.data // (layout.micro_batches or 1))
+    micro = max(1, rows // layout.data // layout.micro_batches)
     settings = {"optimizer": train.optimizer, "recompute": train.recompute, "micro_batch": micro}
     settings |= {"r_drop": r_drop, "restarts": train.restart_every is not None}
     work = Work(MetaModel(config), adapter, rows, length, **settings, **types)

@@ -36,7 +36,7 @@ def adapter(recipe: Recipe) -> Iterator[Finding]:
     """What the method itself refuses together."""
     settings = settings_of(recipe)
     for name, message in settings.problems() if settings is not None else ():
-        yield f"adapter.{name}", "", message.removeprefix(f"{name} ").removeprefix(": ")
+        yield f"adapter.{name}", "", message.removeprefix(name).removeprefix(":").lstrip()
 
 
 def batches(recipe: Recipe) -> Iterator[Finding]:

@@ -118,11 +118,14 @@ def titles_of(measured: dict[str, float]) -> dict[str, str]:
 
 def comparison(first: dict[str, float] | None, last: dict[str, float] | None) -> str:
     """The measures before and after, side by side; empty where nothing was measured."""
-    titles = titles_of({**(first or {}), **(last or {})})
+    first, last = first or {}, last or {}
+    titles = titles_of({**first, **last})
     if not titles:
         return ""
-    rows = [["", "before", "after"]]
-    rows += [[title, number((first or {}).get(n)), number((last or {}).get(n))] for n, title in titles.items()]
+    rows = [
+        ["", "before", "after"],
+        *([title, number(first.get(n)), number(last.get(n))] for n, title in titles.items()),
+    ]
     return "\n".join(table(rows))
 
 

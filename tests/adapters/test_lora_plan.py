@@ -162,6 +162,34 @@ def test_cells_of_an_adapter_are_no_targets_of_another(models, first):
         pet.delete_adapter(model, "default")
 
 
+@pytest.mark.parametrize(
+    "method, settings",
+    [
+        (pet.LoRAConfig, {"rank": 2, "targets": ["q_proj", "embed_tokens"]}),
+        (pet.LoRAConfig, {"rank": 2, "init": "gaussian"}),
+        (pet.BottleneckConfig, {"size": 4}),
+        (pet.LowRankAdapterConfig, {"rank": 2}),
+        (pet.PrefixConfig, {"length": 4, "projection": True, "projection_hidden": 8}),
+        (pet.PTuningV2Config, {"length": 4, "projection": True, "projection_hidden": 8}),
+        (pet.PromptConfig, {"length": 4}),
+        (pet.PTuningConfig, {"length": 4, "projection_hidden": 8}),
+    ],
+    ids=lambda value: value.method if hasattr(value, "method") else "",
+)
+def test_first_values_follow_the_seed_alone(models, method, settings):
+    model = models["llama_gqa"]
+
+    def first(seed):
+        pet.apply(model, method(seed=seed, **settings))
+        try:
+            return np.concatenate([one.asnumpy().reshape(-1) for one in pet.trainable_parameters(model)])
+        finally:
+            pet.delete_adapter(model, "default")
+
+    one, again, other = first(3), first(3), first(4)
+    assert np.array_equal(one, again) and not np.array_equal(one, other)
+
+
 def test_several_problems_are_told_at_once(models):
     with pytest.raises(pet.InputError) as error:
         pet.plan(models["gpt2"], pet.LoRAConfig(targets=["c_atn", "c_prj", "c_attn"]))

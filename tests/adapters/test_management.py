@@ -9,7 +9,9 @@ from mindspore import nn, ops
 
 import pet
 from adapters.registry import registry
+from adapters.score import add_head
 from adapters.sites import weight_array
+from model_zoo.labels import Labels
 
 IDS = np.random.default_rng(0).integers(3, 120, (3, 6))
 
@@ -380,6 +382,18 @@ def test_what_one_method_has_is_refused_of_others(model, tmp_path, call, words):
     with pytest.raises(pet.InputError, match=f"adapter 'default' is of method ia3; {words}"):
         call(model, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_head_that_judges_texts_belongs_to_one_adapter(model):
+    labels = Labels.plain(2)
+    for name in ("first", "second"):
+        add(model, name, 1)
+    for active in ([], ["first", "second"]):
+        pet.set_adapter(model, active)
+        with pytest.raises(pet.InputError, match="belongs to one adapter"):
+            add_head(model, labels)
+    with pytest.raises(pet.InputError, match="only a model of a known family gets a head"):
+        add_head(nn.Dense(2, 2), labels)
 
 
 # Exchange in place ----------------------------------------------------------------------------------------------------

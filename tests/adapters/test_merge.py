@@ -160,6 +160,9 @@ def test_safe_merge_refuses_what_is_not_finite(fixtures, bad):
     with pytest.raises(pet.InputError, match="NaN or Inf"):
         pet.merge(model, "bad", safe=True)
     assert weights(model) == merged and registry(model).merged_names == ("good",)
+    assert pet.merge(model, "bad").names == ("good", "bad"), "nobody asked"
+    pet.unmerge(model)
+    assert weights(model) == bare
 
 
 @pytest.mark.parametrize(("dtype", "value"), [(ms.float16, 1e7), (ms.bfloat16, np.nan), (ms.bfloat16, 3e38)], ids=str)

@@ -10,6 +10,7 @@ import pytest
 
 from model_zoo.auto import AutoModel
 from model_zoo.errors import InputError
+from model_zoo.generation.decoders import KEPT_DECODERS, cached_decoder
 from model_zoo.generation.generate import SHORT_ANSWER
 
 
@@ -108,3 +109,14 @@ def test_padding_that_is_no_id_is_left_out(base, prompt):
     for pad in (-1, 10**6, None):
         found = answers_of(base({"pad_token_id": pad, "eos_token_id": stops, "max_new_tokens": 8}), prompt)
         assert found[0, -1] == stops[0]
+
+
+def test_the_decoders_used_last_are_kept(fixtures):
+    model = AutoModel.from_pretrained(fixtures / "gpt2")
+    first, second = (cached_decoder(model, 1, 8, length) for length in (16, 17))
+    assert cached_decoder(model, 1, 8, 16) is first and first is not second
+    for length in range(18, 18 + KEPT_DECODERS - 1):
+        cached_decoder(model, 1, 8, length)
+    assert len(model._decoders) == KEPT_DECODERS
+    assert cached_decoder(model, 1, 8, 16) is first, "it was used after the second one"
+    assert cached_decoder(model, 1, 8, 17) is not second

@@ -15,6 +15,7 @@ import zipfile
 import numpy as np
 import pytest
 
+from model_zoo.checkpoint import pickled
 from model_zoo.checkpoint.reading import Checkpoint
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, read_file
 from model_zoo.errors import InputError
@@ -99,6 +100,35 @@ def test_what_is_no_file_of_tensors(tmp_path, held, reason):
     archive(tmp_path / "x.bin", held)
     with pytest.raises(InputError, match=rf"x\.bin: .*{reason}"):
         SafetensorsFile(tmp_path / "x.bin")
+
+
+STORAGE = pickled.Storage("float32", "0", 4)
+
+
+@pytest.mark.parametrize(
+    "made, words",
+    [
+        (lambda: pickled._tensor("no storage", 0, (2,), (1,)), "malformed"),
+        (lambda: pickled._tensor(STORAGE, -1, (2,), (1,)), "malformed"),
+        (lambda: pickled._tensor(STORAGE, 0, (2.0,), (1,)), "malformed"),
+        (lambda: pickled._tensor(STORAGE, 0, (2, 2), (1,)), "not as many strides as axes"),
+        (lambda: placed(pickled.Tensor(STORAGE, 0, (2, 3), (3, 1))), "reaches beyond its storage"),
+        (lambda: placed(pickled.Tensor(STORAGE, 1, (2, 2), (2, 1))), "reaches beyond its storage"),
+        (lambda: placed(pickled.Tensor(STORAGE, 0, (2,), (4,))), "reaches beyond its storage"),
+        (lambda: placed(pickled.Tensor(STORAGE._replace(count=5), 0, (2,), (1,))), "has 16 bytes, not 5 float32"),
+    ],
+)
+def test_a_tensor_is_within_its_storage(made, words):
+    assert placed(pickled.Tensor(STORAGE, 0, (2, 2), (2, 1))) == ("float32", (2, 2), 100, None)
+    assert placed(pickled.Tensor(STORAGE, 1, (3,), (1,))) == ("float32", (3,), 104, None)
+    assert placed(pickled.Tensor(STORAGE, 0, (2, 2), (1, 2))) == ("float32", (2, 2), 100, (1, 2))
+    assert placed(pickled.Tensor(STORAGE, 4, (0,), (1,))) == ("float32", (0,), 116, None)
+    with pytest.raises(pickle.UnpicklingError, match=words):
+        made()
+
+
+def placed(tensor):
+    return pickled._placed("w", tensor, {"0": (100, 16)}, lambda dtype, shape: 4 * int(np.prod(shape)))
 
 
 def test_compressed_big_endian_and_other_files(tmp_path, fixtures):

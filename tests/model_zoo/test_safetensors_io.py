@@ -147,11 +147,27 @@ def whole_file(tmp_path):
     return path, path.read_bytes()
 
 
-@pytest.mark.parametrize("keep", [0, 4, 8, 20, -1, -40])
-def test_truncated_file(keep, tmp_path):
+@pytest.mark.parametrize(
+    "keep, words",
+    [
+        *((0, "it has 0 bytes"), (4, "it has 4 bytes"), (8, "the file has 8")),
+        *((20, "the file has 20"), (-1, ""), (-40, "")),
+    ],
+)
+def test_truncated_file(keep, words, tmp_path):
     path, content = whole_file(tmp_path)
     path.write_bytes(content[:keep])
-    with pytest.raises(InputError, match="not a whole safetensors file"):
+    with pytest.raises(InputError, match=f"not a whole safetensors file: .*{words}"):
+        SafetensorsFile(path)
+
+
+@pytest.mark.parametrize("lacking", [1, 5, 8, 9])
+def test_a_header_that_is_cut_off(lacking, tmp_path):
+    head = b'{"__metadata__": {"a": "0123456789"}}'
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(head).to_bytes(8, "little") + head[:-lacking])
+    words = f"its header claims {len(head)} bytes, the file has {len(head) + 8 - lacking}"
+    with pytest.raises(InputError, match=words):
         SafetensorsFile(path)
 
 

@@ -27,9 +27,11 @@ from pet.parallel.shares import shares, uncut
 from pet.planning import Cluster, Work, parse_bytes, plan, search
 from pet.planning.activations import activation_bytes
 from pet.planning.layer_memory import layer_memory
+from pet.planning.process_memory import OPTIMIZER_STATES
 from pet.planning.search import flops
 from pet.planning.table import as_text
 from pet.planning.traffic import Steps, step_traffic
+from pet.train.optimizers import OPTIMIZERS
 
 ROOT = Path(__file__).resolve().parents[2]
 PEAK = """
@@ -41,6 +43,7 @@ import pet.train.step
 from adapters.apply import apply_lora
 from model_zoo.auto import AutoModel
 from pet.train.trainer import Trainer
+from pet.train.optimizers import OPTIMIZERS
 for name, case in json.loads(sys.argv[1]).items():
     if os.fork():  # each in a process of its own, which MindSpore is imported for once
         os.wait()
@@ -178,6 +181,7 @@ def test_a_shared_base_is_proposed_where_a_layout_is_too_large_without():
     # twice forward, once backward, but for what needs no gradient
     assert one.traffic["all_gather", "base"][1] == pytest.approx(3 * one.pieces * 2 * 80 * layer / 8, rel=0.01)
     text = as_text(found, "llama_65b")
+    assert f"the first: {64 * 512 / found.feasible[0].seconds:,.0f} tokens/s" in text
     assert " RS\n" in text and "S: with the frozen base sharded" in text
     assert max(map(len, text.splitlines())) <= 100
     assert not any(one.shard_base for one in plan(work, Cluster(8, 320e9)).feasible)
@@ -222,6 +226,11 @@ def test_facts_of_a_stage_are_worked_out_once_for_all_sizes_of_a_micro_batch(mon
     assert len(found.feasible) == 16 and divided == [(1, 1), (2, 1), (4, 1), (8, 1)]
     # of the weights held; of those that a checkpoint holds, and of what others send of them
     assert max(Counter(map(id, seen)).values()) == 3
+
+
+def test_every_optimizer_is_counted_with_what_it_keeps():
+    kept = {name: len(optimizer.slots) for name, optimizer in OPTIMIZERS.items()}
+    assert {**kept, "adafactor": 0} == OPTIMIZER_STATES
 
 
 def test_what_helps_against_what():

@@ -3,11 +3,12 @@
 import csv
 import json
 
+import numpy as np
 import pytest
 
 from model_zoo.errors import InputError
 from model_zoo.tokenizers import AutoTokenizer
-from pet.data import DataSettings, load_dataset
+from pet.data import DataSettings, TokenDataset, load_dataset
 from pet.data.classified import asked
 from pet.data.formats import read_rows
 from pet.data.preferences import labelled, pairs, ranked
@@ -304,3 +305,13 @@ def test_questions_need_no_label_where_columns_are_named(tmp_path):
     for row in ({"review": "a"}, {"review": "a", "stars": None}):
         found = of_one_row(tmp_path, "classification", row, **how)
         assert (found.text, found.label) == ("a", None)
+
+
+def test_what_is_selected_is_counted_in_pairs():
+    documents = [(np.arange(3) + index, np.ones(3, bool)) for index in range(6)]
+    dataset = TokenDataset.from_samples(documents)
+    dataset.documents = 2
+    dataset.origin = np.array([[0, 1, 0], [0, 1, 0], [0, 2, 0], [0, 2, 0], [0, 3, 0], [0, 3, 0]])
+    found = dataset.select([0, 1, 4, 5])
+    assert (found.counts.rows, found.counts.samples) == (2, 2)
+    assert [ids.tolist() for ids, _ in map(found.__getitem__, range(4))] == [[0, 1, 2], [1, 2, 3], [4, 5, 6], [5, 6, 7]]

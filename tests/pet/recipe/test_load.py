@@ -250,6 +250,9 @@ def test_environment_variables_in_paths(write, monkeypatch, tmp_path):
     path = write(GOOD.replace("train.jsonl", "${PET_TEST_DIR}/train.jsonl"))
     assert load(path).data.train == [str(tmp_path / "home" / "train.jsonl")]
     assert '["${PET_TEST_DIR}/train.jsonl"]' in dump(load(path)), "absolute, and not below the recipe's directory"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PET_TEST_DIR", "~/home")
+    assert '["${PET_TEST_DIR}/train.jsonl"]' in dump(load(path))
     monkeypatch.delenv("PET_TEST_DIR")
     (problem,) = problems(path)
     assert "job.yaml:7: data.train" in problem
@@ -272,6 +275,9 @@ def test_the_values_of_environment_variables_are_neither_written_nor_shown(write
     (tmp_path / "home" / "s3cret" / "train.jsonl").unlink()
     (problem,) = problems(path)
     assert "s3cret" not in problem and "${PET_TEST_TOKEN}/train.jsonl: no such file" in problem
+    (tmp_path / "home" / "s3cret").rmdir()
+    (problem,) = problems(path)
+    assert "s3cret" not in problem and "${PET_TEST_TOKEN}" in problem
 
 
 def test_a_group_of_settings_with_nothing_in_it_is_as_one_that_is_left_out(write):
@@ -464,7 +470,12 @@ def test_all_problems_in_one_report(write):
         (["name=a/b"], "name", "cannot be used here"),
         (["train.recompute=often"], "train.recompute", "a whole number of at least 2; got 'often'"),
         (["adapter.layers=[-1]"], "adapter.layers", "-1 is negative; layers are counted from 0"),
-        (["adapter.trainable_tokens=[-1]"], "adapter.trainable_tokens", "-1"),
+        (["adapter.trainable_tokens=[-1]"], "adapter.trainable_tokens", "tokens: [-1]; a list of token ids was"),
+        (
+            ["generation.exponential_decay_length_penalty=[3,-1]"],
+            "generation.exponential_decay_length_penalty",
+            "a factor above 0",
+        ),
         (["adapter.layers=[3-1]"], "adapter.layers", "'3-1' is no layer index or range"),
         (["adapter.targets=[q_prj]"], "adapter.targets", "'q_prj' matches no cell (did you mean 'q_proj'"),
         (["adapter.targets=[norm]"], "adapter.targets", "model.norm is no matrix and no embedding, which no adapter"),

@@ -170,16 +170,33 @@ def test_ktos_losses_and_gradients_are_the_formulas(moved):
     arrays = [ms.Tensor(batch[array]) for array in objective.arrays]
     value, gradient = ms.value_and_grad(lambda x: objective.loss(x, *arrays))(ms.Tensor(logits))
     leaf = torch.tensor(logits.astype(np.float64), requires_grad=True)
-    log_p, total = torch.log_softmax(leaf, -1), 0.0
+    log_p, total, whole, gains = torch.log_softmax(leaf, -1), 0.0, np.zeros(6), np.zeros(6)
     for row, members in enumerate(batch["sample_ids"]):
         for number, key in enumerate(members):
             learnt = np.flatnonzero((batch["document"][row] == number) & (batch["labels"][row] != IGNORED))
             ratio = sum(log_p[row, at - 1, batch["labels"][row, at]] for at in learnt) - references[key]
+            whole[key], gains[key] = ratio.detach() + references[key], 0.3 * (ratio.detach() - moved)
             sign, weight = (1, 0.7) if liked[key] else (-1, 1.2)
             total = total + weight * (1 - torch.sigmoid(0.3 * sign * (ratio - moved)))
     total.backward()
     assert float(value) == pytest.approx(float(total.detach()), rel=1e-5)
     np.testing.assert_allclose(gradient.asnumpy(), leaf.grad.numpy(), atol=1e-5)
+    sums = [float(one) for one in objective.measure(ms.Tensor(logits), *arrays)]
+    there, rewards = np.array(liked), gains + 0.3 * moved
+    chosen, rejected = rewards[there].mean(), rewards[~there].mean()
+    assert objective.metrics(sums, 6) == pytest.approx(
+        {
+            "loss": float(total.detach()) / 6,
+            "reward_accuracy": np.where(there, gains > 0, gains <= 0).mean(),
+            "reward_margin": chosen - rejected,
+            "reward_chosen": chosen,
+            "reward_rejected": rejected,
+            "logp_chosen": whole[there].mean(),
+            "logp_rejected": whole[~there].mean(),
+            "kl": moved,
+        },
+        rel=1e-4,
+    )
 
 
 def test_kto_measures_nothing_of_a_kind_that_a_batch_has_not():

@@ -175,6 +175,16 @@ def test_a_run_is_not_resumed_beside_another_reference(finetune, llama_layer, tm
     assert [line["loss"] for line in again.history][-2:] == [line["loss"] for line in whole.history][1:]
 
 
+@pytest.mark.parametrize("values", [np.zeros(4, np.float32), np.zeros((5, 1), np.float32), np.zeros(5)], ids=str)
+def test_numbers_of_other_data_are_computed_again(tmp_path, caplog, values):
+    file = tmp_path / "reference.npz"
+    assert reference.read(file, 5) is None and not caplog.records
+    reference.write(file, np.arange(5, dtype=np.float32))
+    assert reference.read(file, 5).tolist() == [0, 1, 2, 3, 4]
+    reference.write(file, values)
+    assert reference.read(file, 5) is None and "damaged log-probabilities" in caplog.text
+
+
 def test_what_a_reference_cannot_be_is_an_error(finetune):
     said, _ = finetune("wrong", *STREAM, "train.reference=precompute")
     assert "data.streaming: precompute reads the data beforehand" in said
