@@ -83,6 +83,7 @@ def rows(kind: str, columns: dict[str, str], directory: Path) -> Path:
             "chat": {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]},
             "sharegpt": {"messages": [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]},
             "pairs": {"prompt": question, "chosen": answer, "rejected": "No."},
+            "tokens": {"input_ids": list(range(5, 15)), "labels": [-100] * 5 + list(range(10, 15))},
             "labelled": {"prompt": question, "answer": answer, "label": number % 2 == 0},
         }[kind]
         if "messages" in columns and kind in ("pairs", "labelled"):  # the question stands in a conversation
@@ -184,7 +185,7 @@ def count(
             continue
         given, problem = attempt(settings, values, translate, path, work / base)
         if part == MEASURES and not problem:
-            given["adapter.load"] = None
+            given |= {"adapter.load": None} if values.get("adapter_name_or_path") else {}
         recipe, problem = (None, problem) if problem else attempt(load_any, path, given)
         if problem:
             cases.append(Case(name, *problem, part=part))
@@ -193,7 +194,8 @@ def count(
         job: dict[str, Any] = {"file": str(path), "settings": given}
         if part == MEASURES:
             told = [f"{key}={json.dumps(value)}" for key, value in given.items()]
-            job = {"command": "evaluate", "words": [str(path), "--adapter", str(adapter(work / base)), *told]}
+            which = ["--adapter", str(adapter(work / base))] if values.get("adapter_name_or_path") else ["--base"]
+            job = {"command": "evaluate", "words": [str(path), *which, *told]}
         jobs.setdefault(same, job)
         groups.setdefault(same, []).append((name, part))
     for same, problem in problems(__name__, jobs, work, seconds).items():

@@ -113,8 +113,8 @@ def _run_recipe(options: argparse.Namespace):
     directory = options.run
     if Path(directory).is_file():  # what it names need not be here where the command line has another
         own = {"model.path": options.model} if options.model else {}
-        own |= {"adapter.load": None} if options.adapter else {}
-        return load_any(directory, own, check_files=False, data=False)
+        unused = ["data.train", "data.eval", *(["adapter.load"] if options.adapter else [])]
+        return load_any(directory, own, check_files=False, unused=unused)
     path = Path(directory, "recipe.yaml")
     if not path.is_file():
         what = "holds no recipe.yaml, so it is no run directory" if path.parent.is_dir() else no_directory(directory)

@@ -69,6 +69,8 @@ def fit_targets(t: Translation, base: Any) -> None:
         return  # refused with the other values
     with contextlib.suppress(InputError, re.error):  # reported where they are used
         meta = MetaModel(model_config(base))
+        inner = [each.replace("language_model.", "") if each.startswith("re:") else each for each in entries]
+        entries = inner  # of a model that also sees, the language model alone is here
         found = [each for each in entries if any(matches(each, site, meta.family) for site in meta.adapter_sites())]
         for entry in entries if found else ():
             if entry not in found:

@@ -156,6 +156,7 @@ TABLE = {
     "eval_steps": eval_steps,
     **same(Ignored("pet finetune trains, and pet evaluate measures"), "do_train do_predict"),
     "early_stopping_steps": "eval.patience",
+    **same(Refused("no benchmark is run; pet evaluate measures what is held out"), "task split lang n_shot save_dir"),
     "compute_accuracy": Ignored("eval.metrics says what is measured"),
     "predict_with_generate": flag("eval.metrics", ["loss", "perplexity", "rouge_l", "bleu"]),
     "pure_bf16": flag("train.precision", "bf16"),
