@@ -687,13 +687,19 @@ def test_llama_factorys_file_that_merges_names_the_command(base, tmp_path):
         load_any(path, needs=["data.train"], check_files=False)
 
 
-def test_targets_within_a_model_that_also_sees(tmp_path, caplog):
-    job = {**JOBS["axolotl"], "lora_target_linear": None}
+def test_targets_within_a_model_that_also_sees(tmp_path, fixtures):
+    text = json.loads((fixtures / "gemma3" / "config.json").read_text())
+    seeing = {"model_type": "gemma3", "text_config": text, "vision_config": {"model_type": "siglip_vision_model"}}
+    for name, config in (("text", text), ("seeing", seeing)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    end = ".layers.[\\d]+.(mlp|self_attn).(up|down|q|o)_proj"
     for inside in ("model.language_model", "language_model.model"):
-        job["lora_target_modules"] = f"{inside}.layers.[\\d]+.(mlp|self_attn).(up|down|q|o)_proj"
+        job = {**JOBS["axolotl"], "lora_target_linear": None, "lora_target_modules": inside + end}
         path = write(tmp_path / "job.yaml", yaml.safe_dump(job))
-        recipe = load_any(path, {"model.path": "llama_tiny", "data.train": "rows.jsonl"}, check_files=False)
-        assert recipe.adapter.targets == ["re:model.layers.[\\d]+.(mlp|self_attn).(up|down|q|o)_proj"]
+        for name, root in (("text", "model"), ("seeing", "model.language_model")):
+            given = {"model.path": str(tmp_path / name), "data.train": "rows.jsonl"}
+            assert load_any(path, given, check_files=False).adapter.targets == [f"re:{root}{end}"]
 
 
 def test_axolotls_new_weights(tmp_path):
