@@ -151,6 +151,17 @@ def test_a_file_is_measured_and_asked_with_its_adapter(base, run, tmp_path, caps
     assert measured("--adapter", str(run / "adapter")) != measured("--base", "adapter.load=null")
 
 
+def test_what_llama_factory_predicts_on(base, tmp_path):
+    rows = str(base / "data.jsonl")
+    for given, expected in (
+        ({"do_predict": True, "dataset": rows}, (None, [rows])),
+        ({"do_predict": True, "dataset": "other", "eval_dataset": rows}, (["data/other"], [rows])),
+        ({"do_predict": True, "do_train": True, "dataset": rows}, ([rows], None)),
+    ):
+        t = llama_factory.translate({"model_name_or_path": str(base), "stage": "sft", **given}, tmp_path / "job.yaml")
+        assert (t.get("data.train"), t.get("data.eval")) == expected
+
+
 def test_a_file_whose_run_has_written_another_adapter_than_it_names(base, run, tmp_path):
     values = {"base_model": str(base), "adapter": "lora", "datasets": [{"path": str(base / "data.jsonl")}]}
     file = write(tmp_path / "job.yml", output_dir="out", lora_model_dir=str(run), **values)
