@@ -24,7 +24,10 @@ from pet.compat.prompts import LLAMA_FACTORY
 from . import Case, attempt, write_base
 from .runs import name_of, problems
 
-WHAT = "examples of all releases, for the families that are here; equal files once"
+WHAT = (
+    "examples of all releases, for the families that are here; equal files once. A tiny LLaMA, or GLM-4, stands for "
+    "each model"
+)
 LORA, FULL = "files that train adapters", "files that train every weight"
 MERGES, ASKS, MEASURES = "files that merge", "files for inference", "files that predict"
 PARTS = (LORA, FULL, "files that freeze layers", MERGES, ASKS, MEASURES, "files with a benchmark")
@@ -135,14 +138,15 @@ def adapter(base: Path) -> Path:
 
 
 def run(arguments: dict[str, Any]) -> None:
-    """`pet finetune FILE KEY=VALUE…`, or the command for a file that does not train."""
+    """`pet finetune|train FILE KEY=VALUE…`, or the command for a file that does not train."""
     from pet.compat.yaml_files import load_any
-    from pet.train.run import finetune
+    from pet.train.run import finetune, train
 
     if "command" in arguments:
         importlib.import_module(f"pet.cli.{arguments['command']}").main(arguments["words"])
     else:
-        finetune(load_any(Path(arguments["file"]), arguments["settings"]))
+        recipe = load_any(Path(arguments["file"]), arguments["settings"])
+        (train if recipe.model.from_scratch else finetune)(recipe)
 
 
 def count(
