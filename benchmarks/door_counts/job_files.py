@@ -24,7 +24,10 @@ from pet.compat.prompts import LLAMA_FACTORY
 from . import Case, attempt, write_base
 from .runs import name_of, problems
 
-WHAT = "examples of all releases, for the families that are here; equal files once"
+WHAT = (
+    "examples of all releases, for the families that are here; equal files once. A tiny LLaMA, or GLM-4, stands for "
+    "each model"
+)
 LORA, FULL = "files that train adapters", "files that train every weight"
 MERGES, ASKS, MEASURES = "files that merge", "files for inference", "files that predict"
 PARTS = (LORA, FULL, "files that freeze layers", MERGES, ASKS, MEASURES, "files with a benchmark")
@@ -83,6 +86,7 @@ def rows(kind: str, columns: dict[str, str], directory: Path) -> Path:
             "chat": {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]},
             "sharegpt": {"messages": [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]},
             "pairs": {"prompt": question, "chosen": answer, "rejected": "No."},
+            "tokens": {"input_ids": list(range(5, 15)), "labels": [-100] * 5 + list(range(10, 15))},
             "labelled": {"prompt": question, "answer": answer, "label": number % 2 == 0},
         }[kind]
         if "messages" in columns and kind in ("pairs", "labelled"):  # the question stands in a conversation
@@ -134,14 +138,15 @@ def adapter(base: Path) -> Path:
 
 
 def run(arguments: dict[str, Any]) -> None:
-    """`pet finetune FILE KEY=VALUE…`, or the command for a file that does not train."""
+    """`pet finetune|train FILE KEY=VALUE…`, or the command for a file that does not train."""
     from pet.compat.yaml_files import load_any
-    from pet.train.run import finetune
+    from pet.train.run import finetune, train
 
     if "command" in arguments:
         importlib.import_module(f"pet.cli.{arguments['command']}").main(arguments["words"])
     else:
-        finetune(load_any(Path(arguments["file"]), arguments["settings"]))
+        recipe = load_any(Path(arguments["file"]), arguments["settings"])
+        (train if recipe.model.from_scratch else finetune)(recipe)
 
 
 def count(
@@ -184,16 +189,17 @@ def count(
             continue
         given, problem = attempt(settings, values, translate, path, work / base)
         if part == MEASURES and not problem:
-            given["adapter.load"] = None
+            given |= {"adapter.load": None} if values.get("adapter_name_or_path") else {}
         recipe, problem = (None, problem) if problem else attempt(load_any, path, given)
         if problem:
-            cases.append(Case(name, *problem, part=part))
+            cases.append(Case(name, problem[0], problem[1].replace(f"{path.stem}: ", ""), part))
             continue
         same = name_of(recipe.model_dump(mode="json", exclude={"name", "description"}, exclude_defaults=True))
         job: dict[str, Any] = {"file": str(path), "settings": given}
         if part == MEASURES:
             told = [f"{key}={json.dumps(value)}" for key, value in given.items()]
-            job = {"command": "evaluate", "words": [str(path), "--adapter", str(adapter(work / base)), *told]}
+            which = ["--adapter", str(adapter(work / base))] if values.get("adapter_name_or_path") else ["--base"]
+            job = {"command": "evaluate", "words": [str(path), *which, *told]}
         jobs.setdefault(same, job)
         groups.setdefault(same, []).append((name, part))
     for same, problem in problems(__name__, jobs, work, seconds).items():

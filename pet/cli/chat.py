@@ -11,7 +11,7 @@ from pathlib import Path
 from model_zoo.errors import InputError, nearest, similar
 from model_zoo.generation_settings import own_limit, settled
 from pet import interrupts
-from pet.cli.chat_session import ChatSession, add_chat_session, changed, make_chat_session, not_text
+from pet.cli.chat_session import ChatSession, add_chat_session, changed, make_chat_session, not_text, read
 from pet.cli.parser import Parser, wrapped
 
 EXAMPLES = [
@@ -184,7 +184,7 @@ def main(arguments: Sequence[str]) -> int:
     """Talk until the input ends."""
     parser = Parser("pet chat", f"Chat with a model on the terminal.\n\ncommands in the chat:\n{HELP}", EXAMPLES)
     add_chat_session(parser)
-    options = parser.read(arguments)
+    options = read(parser, arguments)
     talk = Conversation(make_chat_session(options))
     terminal = sys.stdin.isatty()
     if terminal:

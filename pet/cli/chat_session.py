@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from model_zoo.errors import InputError
 from model_zoo.generation_settings import DRAWN, FIELDS
 from pet.cli.parser import Parser
 
+log = logging.getLogger("pet")
 # option → meaning; names of the generation section, whose values are written as in a recipe
 GENERATION = {
     "max_new_tokens": "tokens of an answer, at most; default: the base's own, or up to its end or that of the context",
@@ -40,6 +43,17 @@ def add_chat_session(parser: Parser) -> None:
         help_text = meaning[0].lower() + meaning[1:].rstrip(".") + sampling
         parser.add_argument("--" + name.replace("_", "-"), metavar="VALUE", help=help_text)
     parser.add_argument("--stop", action="append", metavar="TEXT", help="stop sequence; may be repeated")
+
+
+def read(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
+    """The options; ``run`` is what either way of naming it says."""
+    options = parser.read(arguments)
+    if options.job and "=" in options.job and not Path(options.job).exists():
+        parser.refuse(options.job)
+    if options.job and options.run:
+        raise InputError(f"{options.job} and --run {options.run}: give one of them")
+    options.run = options.run or options.job
+    return options
 
 
 def not_text(error: UnicodeDecodeError) -> InputError:
@@ -113,8 +127,8 @@ def _run_recipe(options: argparse.Namespace):
     directory = options.run
     if Path(directory).is_file():  # what it names need not be here where the command line has another
         own = {"model.path": options.model} if options.model else {}
-        own |= {"adapter.load": None} if options.adapter else {}
-        return load_any(directory, own, check_files=False, data=False)
+        unused = ["data.train", "data.eval", *(["adapter.load"] if options.adapter else [])]
+        return load_any(directory, own, check_files=False, unused=unused)
     path = Path(directory, "recipe.yaml")
     if not path.is_file():
         what = "holds no recipe.yaml, so it is no run directory" if path.parent.is_dir() else no_directory(directory)
@@ -162,15 +176,14 @@ def make_chat_session(options: argparse.Namespace) -> ChatSession:
     """Load what the options ask for. Raises InputError: neither model, adapter nor run; or one that cannot be used."""
     from pet.compat.results import of_job
 
-    if options.job and options.run:
-        raise InputError(f"{options.job} and --run {options.run}: give one of them")
-    options.run = options.run or options.job
     recipe = _run_recipe(options) if options.run else None
     adapter = Path(options.adapter) if options.adapter else None
     name, tuned = options.model, None
     if recipe is not None:
         found, tuned = of_job(recipe) if Path(options.run).is_file() else _of_run(Path(options.run))
         adapter = adapter or found
+        if adapter is None and tuned is None and name is None:
+            log.warning("%s: no adapter of it is here, so the base itself answers", options.run)
     if recipe is None and name is None:
         if adapter is None:
             raise InputError("no model: give --model, --adapter or --run")

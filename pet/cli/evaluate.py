@@ -36,8 +36,8 @@ def read_recipe(options: argparse.Namespace):
     # a model is measured whole, however it was divided for training, unless this call says otherwise
     copies = 1 if any(word.startswith("parallel.") for word in options.overrides) else job.size
     layout = [f"parallel.data={copies}", "parallel.tensor=1", "parallel.pipeline=1", "parallel.micro_batches=1"]
-    unused = ["adapter.load=null"] if options.adapter and not is_run else []  # and need not be here
-    recipe = load_any(run / "recipe.yaml" if is_run else options.recipe, [*layout, *unused, *options.overrides])
+    file, overrides = run / "recipe.yaml" if is_run else options.recipe, [*layout, *options.overrides]
+    recipe = load_any(file, overrides, unused=["adapter.load"] if options.adapter else [])
     if recipe.parallel.pipeline > 1:
         raise InputError(
             f"{recipe.where('parallel.pipeline')}: pet evaluate has no pipeline; give parallel.data=N for speed, "

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
-from pet.cli.chat_session import GENERATION, ChatSession, add_chat_session, make_chat_session, not_text
+from pet.cli.chat_session import GENERATION, ChatSession, add_chat_session, make_chat_session, not_text, read
 from pet.cli.output import check_output_file
 from pet.cli.parser import Parser
 
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="batch size (default 16)")
     add_chat_session(parser)
-    options = parser.read(arguments)
+    options = read(parser, arguments)
     if not options.input and not options.file:
         raise InputError("nothing is asked: give --input TEXT, or --file with questions in it")
     if options.batch_size < 1:

@@ -234,6 +234,7 @@ TABLE = {
     # the base
     "base_model": base_model,
     "revision_of_model": revision,
+    "reinit_weights": flag("model.from_scratch"),
     "tokenizer_config": "model.tokenizer",
     "special_tokens": _special_tokens,
     "tokens": _tokens,
@@ -298,7 +299,8 @@ TABLE = {
     "reward_model": Refused("true or false was expected", harmless=(True,)),
     "process_reward_model": Refused("one score for a whole answer is supported: reward_model"),
     "dpo_loss_type": Refused(f"one of {', '.join(LOSSES)}", harmless=tuple([name] for name in LOSSES)),
-    **same(LOSS, "dpo_use_* dpo_loss_weights"),
+    **same(LOSS, "dpo_use_* dpo_loss_weights use_eaft eaft_*"),
+    **same(Refused("every weight is trained as it is, in fp32, bf16 or fp16"), "qat fp8 fp8_* lisa_*"),
     # the run
     "batch_size": lambda t, n, v: t.put("train.accumulation", max(1, v // t.get("train.batch_size"))),
     "max_steps": "train.steps",

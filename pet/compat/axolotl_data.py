@@ -103,7 +103,7 @@ def datasets(t: Translation, name: str, value: Any) -> None:
         for field, there in entry.items():
             if field not in roles and there:
                 t.refuse(f"{name}.{field}", f"{there!r} is not supported")
-        columns = prompt.pop("columns", {})
+        columns: dict[str, str] = dict(prompt.pop("columns", None) or {})
         columns |= {roles[field]: there for field, there in entry.items() if roles.get(field) and there}
         if kind == "chat_template" and t.get("train.objective") in MESSAGES_ALONE:
             columns.setdefault("system", "")

@@ -69,11 +69,23 @@ def fit_targets(t: Translation, base: Any) -> None:
         return  # refused with the other values
     with contextlib.suppress(InputError, re.error):  # reported where they are used
         meta = MetaModel(model_config(base))
-        found = [each for each in entries if any(matches(each, site, meta.family) for site in meta.adapter_sites())]
-        for entry in entries if found else ():
-            if entry not in found:
+        sites = list(meta.adapter_sites())
+
+        def fits(entry: str) -> bool:
+            return any(matches(entry, site, meta.family) for site in sites)
+
+        found = [next((one for one in called(each) if fits(one)), None) for each in entries]
+        for entry, one in zip(entries, found, strict=True) if any(found) else ():
+            if one is None:
                 t.ignore(entry, "the base has no such modules, and PEFT passes over them")
-        t.put("adapter.targets", found or entries or None)
+        t.put("adapter.targets", [one for one in found if one] or entries or None)
+
+
+def called(entry: str) -> list[str]:
+    """A target as it is written, as transformers' releases call it in a model that also sees, and in one that reads
+    text only."""
+    other = entry.replace("language_model.model.", "model.language_model.")
+    return list(dict.fromkeys((entry, other, entry.replace("language_model.", ""))))
 
 
 LENGTHS = ("cutoff_len", "sequence_len")

@@ -156,6 +156,7 @@ TABLE = {
     "eval_steps": eval_steps,
     **same(Ignored("pet finetune trains, and pet evaluate measures"), "do_train do_predict"),
     "early_stopping_steps": "eval.patience",
+    **same(Refused("no benchmark is run; pet evaluate measures what is held out"), "task split lang n_shot save_dir"),
     "compute_accuracy": Ignored("eval.metrics says what is measured"),
     "predict_with_generate": flag("eval.metrics", ["loss", "perplexity", "rouge_l", "bleu"]),
     "pure_bf16": flag("train.precision", "bf16"),
@@ -256,7 +257,10 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     for setting, value in prompt.get(False, {}).items():  # of files that the command line names
         t.put(f"data.{setting}", value)
     found: list[dict[str, Any]] = []
-    for name, key, rows in (("dataset", "data.train", "data.rows"), ("eval_dataset", "data.eval", "data.eval_rows")):
+    named = {"dataset": ("data.train", "data.rows"), "eval_dataset": ("data.eval", "data.eval_rows")}
+    if not is_off(values.get("do_predict")) and is_off(values.get("do_train")) and not values.get("eval_dataset"):
+        named["dataset"] = named.pop("eval_dataset")  # of releases up to 0.9.1
+    for name, (key, rows) in named.items():
         if names := values.get(name):
             with t.reading(name, names):
                 every = names.split(",") if isinstance(names, str) else names

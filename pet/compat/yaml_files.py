@@ -86,7 +86,7 @@ def load_any(
     needs: Iterable[str] = (),
     changes: Mapping[str, Any] | None = None,
     bring: bool = True,
-    data: bool = True,
+    unused: Collection[str] = (),
 ):
     """A recipe from a recipe file or from another system's.
 
@@ -98,7 +98,8 @@ def load_any(
         needs: keys that this use cannot do without.
         changes: see `values_of`.
         bring: convert a ``.ckpt`` file that it names. False only looks; files are then not looked for.
-        data: whether its data sets are of use; False: nor are they missed.
+        unused: ``data.train``, ``data.eval``, ``adapter.load``: what another system's file names for these need not be
+            here.
 
     Raises:
         InputError: everything that is wrong with it.
@@ -130,7 +131,9 @@ def load_any(
         from pet.compat.llama_factory import check_trained
 
         check_trained(translation)
-    translation.finish([*given, *(() if data else ("data.train", "data.eval"))])
+    translation.finish([*given, *unused])
+    if "adapter.load" in unused:
+        translation.drop("adapter.load")
     recipe = from_dict(
         _changed({}, translation.settings), overrides, name=file.stem, check_files=check_files, needs=needs
     )

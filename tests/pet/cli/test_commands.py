@@ -167,9 +167,10 @@ def test_a_full_disk_under_standard_error_does_not_change_the_exit_code(monkeypa
         (["--hlep"], "no option '--hlep' (did you mean '--help'?)"),
         (["predict", "--run", "nowhere", "--input", "a"], "--run nowhere: no such directory"),
         (["export", "nowhere", "--output", "out"], "nowhere: no such directory"),
-        (["predict", "--run", "JOB", "--input", "a"], ": is a file"),
+        (["predict", "--run", "JOB", "JOB", "--input", "a"], "give one of them"),
         (["export", "JOB", "--output", "out"], ": is a file; a run or adapter directory was expected"),
-        (["merge", "JOB", "--output", "out"], ": is a file; an adapter directory was expected"),
+        (["merge", "JOB"], "give the output directory: --output DIR"),
+        (["merge", "JOB", "--output", "out"], "adapter: no such directory"),
         (["validate"], "give a recipe: a file, or a name such as in pet validate glm_lora"),
         (["validate", "JOB", "--no-file"], "no option '--no-file' (did you mean '--no-files'?)"),
         (

@@ -687,6 +687,31 @@ def test_llama_factorys_file_that_merges_names_the_command(base, tmp_path):
         load_any(path, needs=["data.train"], check_files=False)
 
 
+def test_targets_within_a_model_that_also_sees(tmp_path, fixtures):
+    text = json.loads((fixtures / "gemma3" / "config.json").read_text())
+    seeing = {"model_type": "gemma3", "text_config": text, "vision_config": {"model_type": "siglip_vision_model"}}
+    for name, config in (("text", text), ("seeing", seeing)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    end = ".layers.[\\d]+.(mlp|self_attn).(up|down|q|o)_proj"
+    for inside in ("model.language_model", "language_model.model"):
+        job = {**JOBS["axolotl"], "lora_target_linear": None, "lora_target_modules": inside + end}
+        path = write(tmp_path / "job.yaml", yaml.safe_dump(job))
+        for name, root in (("text", "model"), ("seeing", "model.language_model")):
+            given = {"model.path": str(tmp_path / name), "data.train": "rows.jsonl"}
+            assert load_any(path, given, check_files=False).adapter.targets == [f"re:{root}{end}"]
+
+
+def test_axolotls_new_weights(tmp_path):
+    t = axolotl.translate({**JOBS["axolotl"], "adapter": None, "reinit_weights": True}, tmp_path / "job.yaml")
+    assert t.get("model.from_scratch") is True and not t.problems
+    for given in ({"qat": {"weight_dtype": "int4"}}, {"fp8": True}, {"lisa_n_layers": 2}):
+        t = axolotl.translate({**JOBS["axolotl"], **given}, tmp_path / "job.yaml")
+        assert t.problems[0].endswith("every weight is trained as it is, in fp32, bf16 or fp16")
+    t = llama_factory.translate({**JOBS["llama_factory"], "task": "mmlu_test", "n_shot": 5}, tmp_path / "job.yaml")
+    assert len(t.problems) == 2 and all("no benchmark is run" in one for one in t.problems)
+
+
 def test_what_a_file_says_in_vain_is_noted(tmp_path):
     index = {"rows": {"file_name": "rows.json", "max_samples": 3, "file_sha1": "…"}}
     (tmp_path / "dataset_info.json").write_text(json.dumps(index))

@@ -120,7 +120,7 @@ def test_a_recipes_run_is_merged(base, tmp_path, capsys):
     assert "every weight was trained" in capsys.readouterr().err
 
 
-def test_a_file_is_measured_and_asked_with_its_adapter(base, run, tmp_path, capsys):
+def test_a_file_is_measured_and_asked_with_its_adapter(base, run, tmp_path, capsys, caplog):
     values = {"model_name_or_path": str(base), "adapter_name_or_path": str(run), "template": "empty"}
     values |= {"temperature": 0.9, "max_new_tokens": 3}
     file = write(tmp_path / "chat.yaml", infer_backend="huggingface", dataset="gone", **values)
@@ -134,6 +134,8 @@ def test_a_file_is_measured_and_asked_with_its_adapter(base, run, tmp_path, caps
     assert answer(file) == answer("--run", file) == tuned != answer(*by_hand)
     gone = {"model_name_or_path": "org/gone", "adapter_name_or_path": "gone"}
     elsewhere = write(tmp_path / "there.yaml", **{**values, **gone})
+    plain = write(tmp_path / "plain.yaml", **{**values, "adapter_name_or_path": None})
+    assert answer(plain) == answer(*by_hand) and "the base itself answers" in caplog.text
     assert answer(elsewhere, "--model", str(base), "--adapter", str(run / "adapter")) == tuned
 
     rows = [{"instruction": f"What is {number}?", "input": "", "output": f"It is {number}."} for number in range(4)]
@@ -149,6 +151,17 @@ def test_a_file_is_measured_and_asked_with_its_adapter(base, run, tmp_path, caps
     assert measured() == measured("--adapter", str(run / "adapter")) != measured("--base")
     file = write(tmp_path / "predict.yaml", **{**values, **more, "adapter_name_or_path": "gone"})
     assert measured("--adapter", str(run / "adapter")) != measured("--base", "adapter.load=null")
+
+
+def test_what_llama_factory_predicts_on(base, tmp_path):
+    rows = str(base / "data.jsonl")
+    for given, expected in (
+        ({"do_predict": True, "dataset": rows}, (None, [rows])),
+        ({"do_predict": True, "dataset": "other", "eval_dataset": rows}, (["data/other"], [rows])),
+        ({"do_predict": True, "do_train": True, "dataset": rows}, ([rows], None)),
+    ):
+        t = llama_factory.translate({"model_name_or_path": str(base), "stage": "sft", **given}, tmp_path / "job.yaml")
+        assert (t.get("data.train"), t.get("data.eval")) == expected
 
 
 def test_a_file_whose_run_has_written_another_adapter_than_it_names(base, run, tmp_path):
