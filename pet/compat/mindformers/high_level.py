@@ -24,6 +24,7 @@ from pet.compat.mindformers.training_arguments import TrainingArguments
 from pet.compat.mindformers.watching import Watched
 from pet.compat.results import bring_checkpoint, find_weights
 from pet.compat.translation import ANY_LAYOUT, same
+from pet.names import bundled_models
 from pet.recipe.callback_names import is_named
 from pet.recipe.translation import Ignored, Rule, Translation, is_off
 from pet.recipe.trl_names import hint
@@ -48,6 +49,14 @@ def _refused(why: str) -> Rule:
 def _eval_callbacks(t: Translation, name: str, value: Any) -> None:
     if not all(map(is_named, in_a_list(value))):
         t.refuse(name, "an evaluation has no callbacks of its own; give callbacks=")
+
+
+def _is_checkpoint(value: Any) -> bool:
+    """Whether an argument is a checkpoint, an adapter or a run, or a switch for this trainer's own, and no data."""
+    if isinstance(value, bool) or not isinstance(value, (str, os.PathLike)):
+        return isinstance(value, bool)
+    own = ("config.json", "adapter_config.json", "summary.json")
+    return str(value) in bundled_models() or is_ckpt(value) or any((Path(value) / name).is_file() for name in own)
 
 
 THEIRS = {
@@ -172,9 +181,11 @@ class Trainer(Watched, Request):
         """Measures the model as it is: loss and perplexity, for GLM also ROUGE and BLEU of its answers to files.
 
         Args:
-            eval_dataset: instead of the trainer's.
+            eval_dataset: instead of the trainer's. Up to release 1.0 the checkpoint comes first, and may do so here.
             eval_checkpoint: a checkpoint, adapter or run directory; by default what this trainer has trained.
         """
+        if eval_checkpoint is None and _is_checkpoint(eval_dataset):
+            eval_dataset, eval_checkpoint = None, eval_dataset
         self._change({"eval_dataset": eval_dataset, **changes})
         if self.eval_dataset is None and self.base_recipe is None:
             raise InputError("Trainer.evaluate: eval_dataset is missing; there is nothing to measure on")
@@ -193,12 +204,15 @@ class Trainer(Watched, Request):
             logger.info("evaluation: %s", found)
         return found
 
-    def predict(self, input_data=None, predict_checkpoint=None, **generation) -> list[dict[str, list[str]]]:
+    def predict(
+        self, first=None, /, predict_checkpoint=None, *, input_data=None, **generation
+    ) -> list[dict[str, list[str]]]:
         """One text or several with what the model continues them with, by MindFormers' ``pipeline``. A model that a run
         of this library has tuned on questions is asked in their prompt, and its answers stand alone. One that judges
         texts gives their labels.
 
         Args:
+            first: `input_data`; where that is given by name, `predict_checkpoint`, which MindFormers has first.
             input_data: a text, a list of texts, or a file with one on each line.
             predict_checkpoint: a checkpoint, adapter or run directory; by default what this trainer has trained.
             generation: settings of ``generate``: ``max_length``, ``max_new_tokens``, ``top_k``, ``do_sample`` …;
@@ -206,6 +220,10 @@ class Trainer(Watched, Request):
         """
         from pet.compat.mindformers.asking import TextClassificationPipeline, TextGenerationPipeline
 
+        if input_data is None:
+            input_data = first
+        elif first is not None:
+            predict_checkpoint = first
         generation = self._change_by_call(generation)
         if input_data is None:
             raise InputError("Trainer.predict: input_data is missing; run_mindformer.py takes it by --predict_data")

@@ -42,6 +42,11 @@ def test_finetune_evaluate_predict_by_paths(base, tmp_path, numpy_loss, asked):
     assert after["loss"] == pytest.approx(numpy_loss(model, asked(tokenizer, rows)), rel=1e-4)
     assert after["loss"] == pytest.approx(summary["after"]["loss"], rel=1e-5)
     assert after["loss"] < summary["before"]["loss"]
+    # up to release 1.0 the checkpoint is the first argument of evaluate
+    for checkpoint in (True, str(tmp_path / "run"), tmp_path / "run/adapter"):
+        assert trainer.evaluate(checkpoint)["loss"] == pytest.approx(after["loss"], rel=1e-6)
+    assert trainer.evaluate(str(base))["loss"] == pytest.approx(summary["before"]["loss"], rel=1e-4)
+    assert trainer.evaluate(str(base / "held_out.jsonl"))["loss"] == pytest.approx(after["loss"], rel=1e-6)
     (answer,) = trainer.predict(input_data="What is 3?", max_new_tokens=3, top_k=1)
     same = pet.pipeline("text_generation", model=model, tokenizer=tokenizer)
     assert answer == same("What is 3?", max_new_tokens=3, top_k=1)[0]
@@ -112,6 +117,8 @@ def test_what_was_trained_on_objects_is_measured_and_asked(base, tmp_path, perpl
     assert trainer.evaluate()["perplexity"] == pytest.approx(found, rel=1e-5)
     assert summary["after"]["perplexity"] == pytest.approx(found, rel=1e-5)
     assert trainer.predict("The shop", max_new_tokens=4) == given.predict("The shop", max_new_tokens=4)
+    untuned = trainer.predict(str(base), input_data="The shop", max_new_tokens=4)  # as in MindFormers
+    assert untuned == trainer.predict("The shop", str(base), max_new_tokens=4)
     other = pet.Trainer(model=pet.AutoModel.from_pretrained(str(base)), tokenizer=str(base))
     asked = other.predict("The shop", predict_checkpoint=str(tmp_path / "run"), max_new_tokens=4)
     assert asked == trainer.predict("The shop", max_new_tokens=4)
