@@ -195,6 +195,8 @@ class TrainingArgumentSettings(TypedDict, total=False):
     vocab_emb_dp: Any
     gradient_aggregation_group: Any
     micro_batch_interleave_num: Any
+    train_dataset_in_columns: Any
+    eval_dataset_in_columns: Any
     do_train: Any
     do_predict: Any
     expert_num: Any
@@ -237,9 +239,7 @@ class TrainingArgumentSettings(TypedDict, total=False):
     lr_scale_factor: Any
     dataset_task: Any
     dataset_type: Any
-    train_dataset_in_columns: Any
     train_dataset_out_columns: Any
-    eval_dataset_in_columns: Any
     eval_dataset_out_columns: Any
     python_multiprocessing: Any
     numa_enable: Any

@@ -218,12 +218,11 @@ def shrink(work: Path) -> None:
 
     def small(config: Any, **settings: Any):
         config = auto.AutoConfig.from_pretrained(config) if isinstance(config, str) else config
-        values = config.to_dict()
+        values = config if isinstance(config, dict) else config.to_dict()
         base = next((base for base, kind in KINDS.items() if kind == values["model_type"]), None)
         if base and max(values.get("hidden_size") or 0, values.get("n_embd") or 0) > WIDEST:
-            config = type(config).from_dict(
-                {**values, **json.loads((work / "models" / base / "config.json").read_text())}
-            )
+            values = {**values, **json.loads((work / "models" / base / "config.json").read_text())}
+            config = values if isinstance(config, dict) else type(config).from_dict(values)
         return made(config, **settings)
 
     auto.AutoModel.from_config = staticmethod(small)

@@ -19,6 +19,7 @@ from pet.compat.mindformers.parallel import TABLE as LAYOUT, rows_of, translate_
 from pet.compat.mindformers.presets import split_name, usual_alpha
 from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.mindformers.training_arguments import TrainingArguments, translate_arguments
+from pet.compat.mindformers.watching import in_columns
 from pet.compat.modelarts import output_directory
 from pet.compat.translation import EVALUATIONS, method_of
 from pet.recipe.callback_names import is_named, translate_callbacks
@@ -371,14 +372,18 @@ class Request:
         given = (self.model, self.train_dataset, self.eval_dataset, self.tokenizer)
         return any(value is not None and not is_path(value) for value in given)
 
+    def _columns(self, name: str) -> Any:
+        """The names of the columns of data of tuples."""
+        file = self.base_recipe if isinstance(self.base_recipe, MindFormerConfig) else {}
+        return self.arguments.get(f"{name}_in_columns") or (file.get(name) or {}).get("input_columns")
+
     def objects(self):
         from pet.compat.objects import Objects
 
         return Objects(
             None if is_path(self.model) else self.model,
             None if is_path(self.tokenizer) else self.tokenizer,
-            self.train_dataset,
-            self.eval_dataset,
+            *(in_columns(getattr(self, name), self._columns(name)) for name in ("train_dataset", "eval_dataset")),
             self.data_collator,
             self.forward_step,
             self.rates,

@@ -72,7 +72,7 @@ WITHOUT_INFLUENCE = (
     "gradient_accumulation_shard parallel_optimizer_threshold optimizer_weight_shard_size strategy_ckpt_save_file "
     "capacity_factor aux_loss_factor layer_decay num_experts_chosen select_recompute "
     "parallel_optimizer_comm_recompute mp_comm_recompute recompute_slice_activation lr_scale_factor dataset_task "
-    "dataset_type train_dataset_in_columns train_dataset_out_columns eval_dataset_in_columns eval_dataset_out_columns "
+    "dataset_type train_dataset_out_columns eval_dataset_out_columns "
     "python_multiprocessing numa_enable prefetch_size wrapper_type scale_sense loss_scale_value loss_scale_factor "
     "loss_scale_window max_scale_window min_scale_window metric_type save_directory save_seconds "
     "keep_checkpoint_per_n_minutes save_on_each_node integrated_save save_network_params async_save "
@@ -147,6 +147,7 @@ TABLE = {
     "report_to": Ignored("name a callback instead: tensorboard, wandb, swanlab, mlflow, csv"),
     # read by the trainer itself
     **same(elsewhere, f"do_eval use_parallel load_checkpoint {' '.join(PARALLEL)}"),
+    **same(elsewhere, "train_dataset_in_columns eval_dataset_in_columns"),
     "do_train": Ignored("train() and finetune() say it"),
     "do_predict": Ignored("predict() says it"),
     # how it is run

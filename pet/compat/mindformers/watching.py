@@ -1,4 +1,5 @@
-"""What scripts ask of MindFormers' trainer beside its runs: its callbacks, and the job file of a model's name."""
+"""What scripts ask of MindFormers' trainer beside its runs: its callbacks, the job file of a model's name, and data of
+tuples."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 
 from pet.compat.mindformers.book import task_config
 from pet.compat.mindformers.script_config import MindFormerConfig
+from pet.data.wrap import is_mindspore_dataset
 from pet.recipe.callback_names import is_named
 
 log = logging.getLogger("pet")
@@ -16,6 +18,21 @@ def _name(callback: Any) -> str:
     return str(
         callback["type"] if isinstance(callback, dict) else getattr(callback, "__name__", type(callback).__name__)
     )
+
+
+ROWS = 8
+"""Of a batch of MindFormers' trainer, where nothing says it."""
+
+
+def in_columns(data: Any, names: Any) -> Any:
+    """Data of tuples (a function that yields them, an iterable, an indexable) as a MindSpore Dataset, by the names of
+    their columns; all else stays."""
+    rows = callable(data) or hasattr(data, "__iter__") or hasattr(data, "__getitem__")
+    if not names or not rows or isinstance(data, (str, list, tuple)) or is_mindspore_dataset(data):
+        return data
+    from mindspore.dataset import GeneratorDataset
+
+    return GeneratorDataset(data, list(names), shuffle=False).batch(ROWS)
 
 
 class Watched:

@@ -11,7 +11,15 @@ from pet.compat.mindformers.core import lr, optim
 from pet.compat.mindformers.trainer.optimizer_grouped_parameters import get_optimizer_grouped_parameters
 
 from model_zoo.errors import InputError
-from pet.compat.mindformers import LlamaConfig, LlamaForCausalLM, LoraConfig, Trainer, TrainingArguments, get_pet_model
+from pet.compat.mindformers import (
+    AutoModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LoraConfig,
+    Trainer,
+    TrainingArguments,
+    get_pet_model,
+)
 
 STEPS = {"learning_rate": 0.005, "warmup_steps": 10}
 ENDS = {**STEPS, "total_steps": 20}
@@ -158,3 +166,31 @@ def test_a_model_whose_configuration_has_named_the_adapter_gets_it_once():
     assert [one.name for one in model.trainable_params()] == names
     with pytest.raises(InputError, match="there is an adapter"):
         get_pet_model(model, LoraConfig(lora_rank=2, lora_alpha=8))
+
+
+class Pairs:
+    """Rows of ids and marks, by their place."""
+
+    def __getitem__(self, place):
+        ids = (np.arange(9, dtype=np.int32) + place) % 50 + 5
+        return ids, np.ones_like(ids)
+
+    def __len__(self):
+        return 6
+
+
+@pytest.mark.parametrize("form", ["indexable", "iterable", "function"])
+def test_data_of_tuples_by_the_names_of_their_columns(tmp_path, form):
+    """As MindFormers' trainer takes them; the same losses as of the MindSpore Dataset that it makes of them."""
+    pairs, names = Pairs(), ["input_ids", "attention_mask"]
+    made = [pairs[place] for place in range(len(pairs))]
+    data = {"indexable": pairs, "iterable": type("Rows", (), {"__iter__": lambda _: iter(made)})()}
+    data["function"] = lambda: iter(made)
+    settings = {"num_train_epochs": 1, "train_dataset_in_columns": names, "eval_dataset_in_columns": names}
+    found = []
+    for given in (data[form], ms.dataset.GeneratorDataset(pairs, names, shuffle=False).batch(8)):
+        arguments = TrainingArguments(batch_size=2, output_dir=str(tmp_path / "run"), **settings)
+        trainer = Trainer(args=arguments, model=AutoModel.from_pretrained("llama_tiny"), train_dataset=given)
+        trainer.train()
+        found.append(trainer.evaluate(eval_dataset=given)["loss"])
+    assert found[0] == found[1]
