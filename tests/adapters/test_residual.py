@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 import types
 
 import numpy as np
@@ -262,8 +263,9 @@ def test_it_merges_exactly_into_the_unquantised_base_and_into_what_it_was_traine
                 assert np.array_equal(file.read(f"{path}.weight"), expected), (which, path)
     merged = pet.AutoModel.from_pretrained(str(tmp_path / "trained"))
     np.testing.assert_allclose(merged(ids).asnumpy(), model(ids).asnumpy(), atol=1e-4)
+    shutil.copytree(tmp_path / "adapter", tmp_path / "copy")
     with pytest.raises(InputError, match=r"two adapters took their first factors off it; merge them one by one"):
-        twice = [tmp_path / "adapter"] * 2
+        twice = [tmp_path / "adapter", tmp_path / "copy"]
         pet.merge_checkpoint(fixtures / BASE, twice, tmp_path / "both", dequantize=True)
 
 
