@@ -39,6 +39,8 @@ def set_alpha(model: nn.Cell, alpha: float, name: str = "default") -> None:
     for path, module in adapter.modules.items():
         if path not in adapter.companions:
             rescale(module, config.scale_at(path))
+    # a base that is packed without the first factors times the scale is packed anew
+    state.note_base([module.attached(adapter.sites[path]) for path, module in adapter.modules.items()])
     adapter.config, adapter.version = config, new_version()
     state.refresh()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 import types
 
 import numpy as np
@@ -226,6 +227,28 @@ def test_a_saved_adapter_opens_as_it_was_trained_and_can_be_trained_on(fixtures,
 
 
 @pytest.mark.parametrize("dora", [False, True])
+def test_another_alpha_packs_what_the_factors_leave_at_that_scale(fixtures, tmp_path, dora):
+    """As in the file that is saved then: the base is what it is beneath a loaded one, near the unpacked one."""
+    ids, model = input_ids(fixtures), started(loaded(fixtures), use_dora=dora)
+    for parameter in registry(model).get("default").parameters():
+        parameter.set_data(parameter * 1.05)
+
+    def bare(model):
+        with pet.disable_adapters(model):
+            return model(ids).asnumpy()
+
+    before = bare(model)
+    pet.set_alpha(model, 10)
+    pet.save_adapter(model, tmp_path)
+    again = loaded(fixtures)
+    pet.load_adapter(again, tmp_path)
+    np.testing.assert_allclose(model(ids).asnumpy(), again(ids).asnumpy(), atol=1e-4)
+    np.testing.assert_array_equal(bare(model), bare(again))
+    unpacked = pet.AutoModel.from_pretrained(str(fixtures / BASE))(ids).asnumpy()
+    assert np.abs(bare(model) - unpacked).mean() < 1.5 * np.abs(before - unpacked).mean()
+
+
+@pytest.mark.parametrize("dora", [False, True])
 def test_it_merges_exactly_into_the_unquantised_base_and_into_what_it_was_trained_on(fixtures, tmp_path, dora):
     model, ids = moved(started(loaded(fixtures), use_dora=dora)), input_ids(fixtures)
     pet.save_adapter(model, tmp_path / "adapter")
@@ -240,8 +263,9 @@ def test_it_merges_exactly_into_the_unquantised_base_and_into_what_it_was_traine
                 assert np.array_equal(file.read(f"{path}.weight"), expected), (which, path)
     merged = pet.AutoModel.from_pretrained(str(tmp_path / "trained"))
     np.testing.assert_allclose(merged(ids).asnumpy(), model(ids).asnumpy(), atol=1e-4)
+    shutil.copytree(tmp_path / "adapter", tmp_path / "copy")
     with pytest.raises(InputError, match=r"two adapters took their first factors off it; merge them one by one"):
-        twice = [tmp_path / "adapter"] * 2
+        twice = [tmp_path / "adapter", tmp_path / "copy"]
         pet.merge_checkpoint(fixtures / BASE, twice, tmp_path / "both", dequantize=True)
 
 
