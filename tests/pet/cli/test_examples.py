@@ -44,6 +44,8 @@ def examples() -> list[tuple[str, str]]:
 def home(tmp_path_factory):
     home = tmp_path_factory.mktemp("examples")
     (home / "questions.txt").write_text("What is it?\n")
+    export = "model_name_or_path: glm_tiny\nadapter_name_or_path: output/glm_lora\nexport_dir: exported\n"
+    (home / "lora_export.yaml").write_text(export)
     held_out = (bundled_directory() / "data" / "adgen" / "held_out.jsonl").read_text("utf-8").splitlines()
     (home / "my_test.jsonl").write_text("\n".join(held_out[:8]) + "\n", "utf-8")
     return home
