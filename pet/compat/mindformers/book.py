@@ -55,6 +55,7 @@ def _tasks() -> dict[str, dict[str, str]]:
 
 
 _set: dict[str, str] = {}
+_named: dict[str, str] = {}
 LOOKED_UP: dict[str, Callable[[], Any]] = {
     "project_path": os.getcwd,
     "default_checkpoint_download_folder": _folder("download", "./checkpoint_download"),
@@ -62,7 +63,7 @@ LOOKED_UP: dict[str, Callable[[], Any]] = {
     **dict.fromkeys(("trainer_support_task_list", "pipeline_support_task_list"), _tasks),
     **dict.fromkeys([f"{one}_support_list" for one in ("model", "config", "tokenizer")], Listed.get_support_list),
     "model_name_support_list": lambda: list(preset_names()),
-    "model_config_to_name": lambda: {name: preset for name, (_, preset) in CLASSES.items()},
+    "model_config_to_name": lambda: {**{name: preset for name, (_, preset) in CLASSES.items()}, **_named},
     **dict.fromkeys(("model_ckpt_url_list", "model_config_url_list"), dict),  # nothing is had by an address
 }
 """What ``get_…`` gives, and ``show_…`` logs."""
@@ -74,6 +75,8 @@ class _Looked(type):
         way, _, what = name.partition("_")
         if folder := SETTABLE.fullmatch(name):
             return lambda place: _set.update({folder[1]: os.fspath(place)})
+        if name == "set_model_config_to_name":
+            return lambda model_config, model_name: _named.update({model_config: model_name})
         if what not in LOOKED_UP or way not in ("get", "show"):
             raise AttributeError(f"{cls.__name__} has no {name!r}")
         find = LOOKED_UP[what]

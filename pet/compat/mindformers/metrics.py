@@ -26,11 +26,13 @@ def _array(value: Any) -> np.ndarray:
 
 
 def _loss(logits: np.ndarray, labels: np.ndarray, mask: np.ndarray) -> float:
-    """The mean cross-entropy of the tokens of mask 1; logits ``(N, V)``."""
+    """The mean cross-entropy of the tokens of mask 1; logits ``(N, V)``. An id beyond the vocabulary counts with
+    a loss of 0, as there."""
     logits = logits.astype(np.float64)
     top = logits.max(-1, keepdims=True)
     total = np.log(np.exp(logits - top).sum(-1)) + top[:, 0]
-    losses = total - logits[np.arange(len(labels)), labels]
+    known = (labels >= 0) & (labels < logits.shape[1])
+    losses = np.where(known, total - logits[np.arange(len(labels)), np.where(known, labels, 0)], 0.0)
     return float((losses * mask).sum() / (mask.sum() + EPS))
 
 

@@ -501,7 +501,8 @@ def test_the_book_of_names_and_places(monkeypatch, tmp_path, capsys):
     MindFormerBook.set_default_checkpoint_download_folder("")
     assert "glm_tiny_lora" in MindFormerBook.get_model_support_list()["glm"]
     assert "gpt2" in MindFormerBook().get_model_name_support_list()
-    assert MindFormerBook.get_model_config_to_name()["LlamaConfig"] == "llama_7b"
+    MindFormerBook.set_model_config_to_name("OwnConfig", "own")
+    assert {"LlamaConfig": "llama_7b", "OwnConfig": "own"}.items() <= MindFormerBook.get_model_config_to_name().items()
     MindFormerBook.show_project_path()
     assert "project_path" in capsys.readouterr().out
     with pytest.raises(AttributeError, match="MindFormerBook has no 'get_projects'"):

@@ -123,6 +123,12 @@ def test_perplexity_is_that_of_the_batches_mean():
     assert math.isclose(twice["loss"], (-math.log(0.5) + first) / 2, rel_tol=1e-6)
 
 
+def test_an_id_beyond_the_vocabulary_counts_with_a_loss_of_0():
+    logits, mask = np.zeros((1, 3, 2)), np.ones((1, 3))
+    found = measured(theirs.PerplexityMetric(), [logits, np.array([[0, 7, 1]]), mask])
+    assert math.isclose(found["loss"], math.log(2) / 2, rel_tol=1e-6)
+
+
 def test_the_prompt_with_the_likeliest_text_is_chosen():
     sure, unsure = np.array([[9.0, 0], [0, 0]]), np.zeros((2, 2))
     logits = np.stack([[unsure, sure], [sure, unsure]])  # (B, L, S, V); the second token is predicted by the first
