@@ -32,7 +32,7 @@ _REGISTER = {
     _REGISTERING: ("MindFormerModuleType", "MindFormerRegister"),
 }
 _METRIC = {
-    _METRICS: ("EmF1Metric", "EntityScore", "PerplexityMetric", "PromptAccMetric"),
+    _METRICS: ("EmF1Metric", "PerplexityMetric"),
     _REGISTERING: ("build_metric",),
 }
 _BUILDERS = ("build_callback", "build_loss", "build_lr", "build_metric", "build_optim")

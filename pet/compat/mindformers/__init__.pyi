@@ -87,9 +87,7 @@ from pet.compat.mindformers.logs import (
 )
 from pet.compat.mindformers.metrics import (
     EmF1Metric as EmF1Metric,
-    EntityScore as EntityScore,
     PerplexityMetric as PerplexityMetric,
-    PromptAccMetric as PromptAccMetric,
 )
 from pet.compat.mindformers.optimizers import (
     AdamW as AdamW,

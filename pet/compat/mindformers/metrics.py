@@ -11,9 +11,6 @@ from typing import Any
 
 import numpy as np
 
-ENTITIES = ("address", "book", "company", "game", "government", "movie", "name", "organization", "position", "scene")
-LABELS = ("O", *(f"{mark}-{name}" for mark in "BIS" for name in ENTITIES))
-"""Of CLUENER, in the order of their ids."""
 MARKS = "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』"
 """Punctuation that does not count."""
 WORDS = re.compile(r"[\u4e00-\u9fa5]|[a-zA-Z0-9]+(?:\.\d+)?%?|.", re.DOTALL)
@@ -63,23 +60,6 @@ class PerplexityMetric(Metric):
         return {"loss": loss, "PPL": math.exp(loss)}
 
 
-class PromptAccMetric(Metric):
-    """``{"Acc"}``: how often the prompt with the right label is the likeliest text of all labels'."""
-
-    def update(self, logits, input_ids, input_mask, labels) -> None:
-        """Logits ``(B, L, S, V)``, ids and mask ``(B·L, S)``, the right label of each of B."""
-        logits, ids, mask, labels = map(_array, (logits, input_ids, input_mask, labels))
-        rows = logits.reshape(-1, *logits.shape[2:])
-        losses = [_loss(row[:-1], ids[place][1:], mask[place][1:]) for place, row in enumerate(rows)]
-        chosen = np.reshape(losses, logits.shape[:2]).argmin(-1)
-        self.sums["right"] += int((chosen == labels.ravel()).sum())
-        self.sums["all"] += len(chosen)
-
-    def eval(self) -> dict[str, float]:
-        """The number."""
-        return {"Acc": self.sums["right"] / self.sums["all"]}
-
-
 def _shared(one: Sequence[str], other: Sequence[str]) -> int:
     """The length of the longest run of equal words."""
     return difflib.SequenceMatcher(None, one, other, autojunk=False).find_longest_match().size
@@ -103,42 +83,3 @@ class EmF1Metric(Metric):
         """The numbers; none of nothing."""
         whole = self.sums["all"]
         return {name: 100.0 * self.sums[name.lower()] / whole for name in ("F1", "Em")} if whole else {}
-
-
-def _entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
-    """(kind, first, last) of B-…, I-… and of S-… alone; a B alone is none, as in MindFormers."""
-    found, kind, first, last = set(), "", -1, -1
-    for place, tag in enumerate([*tags, "O"]):
-        mark, _, name = tag.partition("-")
-        if mark == "I" and first >= 0:
-            last = place if name == kind else last
-            continue
-        ends_open = place == len(tags) and first >= 0 and tags[-1][0] == "I"  # also of another kind, as there
-        if last >= 0 or ends_open:
-            found.add((kind, first, last))
-        kind, first, last = (name, place, -1) if mark == "B" else ("", -1, -1)
-        if mark == "S":
-            found.add((name, place, place))
-    return found
-
-
-class EntityScore(Metric):
-    """Precision, recall and F1 of CLUENER's entities: of all, and of each kind."""
-
-    def update(self, logits, labels) -> None:
-        """Logits ``(B, S, 31)`` and label ids ``(B, S)``."""
-        for chosen, wanted in zip(_array(logits).argmax(2), _array(labels), strict=True):
-            sets = [_entities([LABELS[number] for number in row]) for row in (wanted, chosen)]
-            for what, entities in zip(("origin", "found", "right"), (*sets, sets[0] & sets[1]), strict=True):
-                self.sums.update((what, kind) for kind, *_ in entities)
-
-    def eval(self) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-        """(of all, {kind: of it})."""
-        kinds = sorted({kind for what, kind in self.sums if what == "origin"})
-        everything = {kind for _, kind in self.sums}
-        return self._score(everything), {kind: self._score({kind}) for kind in kinds}
-
-    def _score(self, kinds: set[str]) -> dict[str, float]:
-        origin, found, right = (sum(self.sums[what, kind] for kind in kinds) for what in ("origin", "found", "right"))
-        shares = {"precision": found, "recall": origin, "f1": (origin + found) / 2}
-        return {name: round(right / whole if right else 0.0, 4) for name, whole in shares.items()}

@@ -74,7 +74,7 @@ from mindformers.models.build_config import build_model_config
 from mindformers.core import build_lr, build_optim, build_callback, build_metric, build_loss
 from mindformers.core.lr import build_lr
 from mindformers.core.optim import build_optim
-from mindformers.core.metric import EntityScore, PerplexityMetric, PromptAccMetric, EmF1Metric
+from mindformers.core.metric import PerplexityMetric, EmF1Metric
 from mindformers.dataset import build_dataset, build_dataset_loader
 from mindformers.dataset.dataloader.build_dataloader import build_dataset_loader
 from mindformers.pipeline.build_pipeline import build_pipeline

@@ -127,28 +127,3 @@ def test_an_id_beyond_the_vocabulary_counts_with_a_loss_of_0():
     logits, mask = np.zeros((1, 3, 2)), np.ones((1, 3))
     found = measured(theirs.PerplexityMetric(), [logits, np.array([[0, 7, 1]]), mask])
     assert math.isclose(found["loss"], math.log(2) / 2, rel_tol=1e-6)
-
-
-def test_the_prompt_with_the_likeliest_text_is_chosen():
-    sure, unsure = np.array([[9.0, 0], [0, 0]]), np.zeros((2, 2))
-    logits = np.stack([[unsure, sure], [sure, unsure]])  # (B, L, S, V); the second token is predicted by the first
-    ids, mask = np.zeros((4, 2), int), np.ones((4, 2))
-    assert measured(theirs.PromptAccMetric(), [logits, ids, mask, np.array([[1], [1]])]) == {"Acc": 0.5}
-
-
-def test_entities():
-    from pet.compat.mindformers.metrics import LABELS
-
-    def logits(rows):
-        return np.eye(len(LABELS))[rows]
-
-    number = {label: place for place, label in enumerate(LABELS)}
-    wanted = [[number[one] for one in ["B-name", "I-name", "O", "S-book", "B-game", "I-game"]]]
-    said = [[number[one] for one in ["B-name", "I-name", "O", "S-name", "B-game", "O"]]]
-    whole, kinds = measured(theirs.EntityScore(), [logits(said), np.array(wanted)])
-    assert whole == {"precision": 0.5, "recall": 0.3333, "f1": 0.4}
-    assert kinds == {
-        "book": {"precision": 0.0, "recall": 0.0, "f1": 0.0},
-        "game": {"precision": 0.0, "recall": 0.0, "f1": 0.0},
-        "name": {"precision": 0.5, "recall": 1.0, "f1": 0.6667},
-    }
