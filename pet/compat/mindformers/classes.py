@@ -88,9 +88,15 @@ class AutoModel(Listed, auto.AutoModel):
         ``seq_length``, are set on it."""
         take_said("AutoModel", settings, TRUST)
         loads, values = settings.pop("download_checkpoint", True), _values(name_or_directory)
-        own = [*inspect.signature(auto.AutoModel.from_pretrained).parameters, *OPENED]
-        if loads and values is None and (not settings or {*own} & {*settings}):
+        own = {*inspect.signature(auto.AutoModel.from_pretrained).parameters, *OPENED}
+        opening, kept = sorted(own & settings.keys()), sorted(settings.keys() - own)
+        if loads and values is None and not kept:
             return from_pretrained(name_or_directory, **settings)
+        if opening and kept:
+            raise InputError(
+                f"AutoModel.from_pretrained: {', '.join(kept)} belong to a configuration, {', '.join(opening)} to "
+                "opening weights; set the former on AutoConfig.from_pretrained's, or leave them out"
+            )
         config = AutoConfig.from_pretrained(name_or_directory, **settings)
         named = (
             split_name(name_or_directory)[0] if values is None else model_section(values).get("checkpoint_name_or_path")

@@ -436,6 +436,8 @@ def test_settings_of_the_configuration_beside_a_models_name(caplog):
         AutoModel.from_pretrained("gpt_tiny", device_map="auto")
     with pytest.raises(InputError, match="'llama_7b': is a known size, but its weights are not bundled"):
         AutoModel.from_pretrained("llama_7b", use_past=True)  # no random weights
+    with pytest.raises(InputError, match="use_past belong to a configuration, dtype to opening weights"):
+        AutoModel.from_pretrained("llama_tiny", use_past=True, dtype="float32")
 
 
 def test_a_model_that_is_an_object_is_asked_by_its_own_tokenizer():
