@@ -118,8 +118,8 @@ class MindFormerRegister:
         return cls.get_instance(module_type, settings.pop("type"), **settings)
 
 
-def _builder(kind: str, name: str) -> Callable:
-    def build(config=None, default_args=None, module_type: str = kind, class_name=None, **settings) -> Any:
+def _builder(kind: str, name: str) -> Callable[..., object]:
+    def build(config=None, default_args=None, module_type: str = kind, class_name=None, **settings) -> object:
         if config is None and class_name is None:
             return None
         if class_name is not None:
@@ -135,23 +135,20 @@ def _builder(kind: str, name: str) -> Callable:
     return build
 
 
-BUILDERS = {
-    "build_lr": "lr",
-    "build_callback": "callback",
-    "build_loss": "loss",
-    "build_metric": "metric",
-    "build_model_config": "config",
-    "build_pipeline": "pipeline",
-    "build_tokenizer": "tokenizer",
-    "build_wrapper": "wrapper",
-    "build_dataset": "dataset",
-    "build_dataset_loader": "dataset_loader",
-}
-globals().update({name: _builder(kind, name) for name, kind in BUILDERS.items()})
+build_lr = _builder("lr", "build_lr")
+build_callback = _builder("callback", "build_callback")
+build_loss = _builder("loss", "build_loss")
+build_metric = _builder("metric", "build_metric")
+build_model_config = _builder("config", "build_model_config")
+build_pipeline = _builder("pipeline", "build_pipeline")
+build_tokenizer = _builder("tokenizer", "build_tokenizer")
+build_wrapper = _builder("wrapper", "build_wrapper")
+build_dataset = _builder("dataset", "build_dataset")
+build_dataset_loader = _builder("dataset_loader", "build_dataset_loader")
 _optimizer, _processor = _builder("optimizer", ""), _builder("processor", "")
 
 
-def build_optim(config=None, default_args=None, module_type: str = "optimizer", class_name=None, **settings) -> Any:
+def build_optim(config=None, default_args=None, module_type: str = "optimizer", class_name=None, **settings) -> object:
     """The optimizer of a section, whose ``learning_rate`` may be a section itself."""
     rate = (config or {}).get("learning_rate")
     if isinstance(rate, Mapping):
@@ -159,7 +156,7 @@ def build_optim(config=None, default_args=None, module_type: str = "optimizer", 
     return _optimizer(config, default_args, module_type, class_name, **settings)
 
 
-def build_processor(config=None, default_args=None, module_type: str = "processor", class_name=None, **settings) -> Any:
+def build_processor(config=None, default_args=None, module_type: str = "processor", class_name=None, **settings) -> object:
     """The processor of a section, whose ``tokenizer`` may be a section itself."""
     tokenizer = (config or {}).get("tokenizer")
     if isinstance(tokenizer, Mapping):
@@ -167,7 +164,7 @@ def build_processor(config=None, default_args=None, module_type: str = "processo
     return _processor(config, default_args, module_type, class_name, **settings)
 
 
-def build_model(config=None, default_args=None, module_type: str = "models", class_name=None, **settings) -> Any:
+def build_model(config=None, default_args=None, module_type: str = "models", class_name=None, **settings) -> object:
     """The model of a section ``model``: of ``arch`` by ``model_config``, with the weights that this names.
 
     Args:
@@ -190,7 +187,7 @@ def _nested(value: Any) -> Any:
     return MindFormerRegister.get_instance_from_cfg(value, "config") if own else value
 
 
-def build_network(config=None, default_args=None) -> Any:
+def build_network(config=None, default_args=None) -> object:
     """The same, with the adapter of ``pet_config``."""
     model = build_model(config, default_args)
     pet = ((config or {}).get("model_config") or {}).get("pet_config")
