@@ -156,7 +156,9 @@ def build_optim(config=None, default_args=None, module_type: str = "optimizer", 
     return _optimizer(config, default_args, module_type, class_name, **settings)
 
 
-def build_processor(config=None, default_args=None, module_type: str = "processor", class_name=None, **settings) -> object:
+def build_processor(
+    config=None, default_args=None, module_type: str = "processor", class_name=None, **settings
+) -> object:
     """The processor of a section, whose ``tokenizer`` may be a section itself."""
     tokenizer = (config or {}).get("tokenizer")
     if isinstance(tokenizer, Mapping):
