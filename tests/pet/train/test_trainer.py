@@ -737,6 +737,6 @@ def test_weights_of_a_model_are_freed_after_its_training(batch):
         return present_memory()
 
     resident(), resident()
-    first = resident()
-    most = 9 if available() else 38  # graphs of two trainings leave 24 MB where there are no kernels
-    assert max(resident(), resident()) - first < most
+    held = [resident() for _ in range(3)]
+    most = 9 if available() else 19  # a training's graphs leave 12 MB where there are no kernels
+    assert min(np.diff(held)) < most, held  # the allocator may take some once, in a process that has much
