@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -140,3 +141,20 @@ def test_many_names_and_reasons_are_listed_in_part():
     text = doors.section("mindformers", "v1", cases)
     assert "- 9 × no word: 0.md, 1.md, 2.md, 3.md, 4.md, 5.md, and 3 more\n" in text
     assert "reason 1" not in text and "- 5 × 5 other reasons, of fewer than 4 unit tests each\n" in text
+
+
+def test_the_readme_claims_what_was_counted():
+    """In both languages; of the scripts and the examples of MindFormers' documents it says the sum."""
+
+    def pairs(expression, text):
+        return [(int(ran), int(every)) for ran, every in re.findall(rf"(\d+) of (?:the )?(\d+) {expression}", text)]
+
+    root = Path(__file__).parents[1]
+    counted, english, chinese = (
+        (root / name).read_text("utf-8") for name in ("benchmarks/DOORS.md", "README.md", "README.zh-CN.md")
+    )
+    parts = [pairs(kind, counted)[0] for kind in ("blocks of documents", "scripts")]
+    claims = pairs("(?:published|that)", english)
+    assert len(claims) == 6 and {*claims} <= {*pairs("", counted), tuple(map(sum, zip(*parts, strict=True)))}
+    for ran, every in claims:
+        assert re.search(rf"{every} 个[^|]*(?:{ran} 个|全部)", chinese), (ran, every)
