@@ -174,13 +174,16 @@ def changed(settings: Any, **changes: Any) -> Any:
 
 def make_chat_session(options: argparse.Namespace) -> ChatSession:
     """Load what the options ask for. Raises InputError: neither model, adapter nor run; or one that cannot be used."""
-    from pet.compat.results import of_job
+    from pet.compat.results import of_job, written
 
     recipe = _run_recipe(options) if options.run else None
     adapter = Path(options.adapter) if options.adapter else None
     name, tuned = options.model, None
     if recipe is not None:
-        found, tuned = of_job(recipe) if Path(options.run).is_file() else _of_run(Path(options.run))
+        run = Path(options.run)
+        found, tuned = of_job(recipe) if run.is_file() else written(run)
+        if run.is_dir() and found is None:
+            tuned = run / "model"  # it is missed where it is opened
         adapter = adapter or found
         if adapter is None and tuned is None and name is None:
             log.warning("%s: no adapter of it is here, so the base itself answers", options.run)
@@ -213,12 +216,6 @@ def _of_checkpoint(name: str, adapter: Path | None) -> tuple[Any, Any]:
 
     directory = own_tokenizer(adapter) or find_model(name)
     return AutoModel.from_pretrained(name, "auto"), AutoTokenizer.from_pretrained(directory)
-
-
-def _of_run(run: Path) -> tuple[Path | None, Path | None]:
-    """The adapter of a run directory, and the model where every weight was trained."""
-    adapter, model = run / "adapter", run / "model"
-    return (adapter, None) if adapter.is_dir() else (None, model)
 
 
 def _of_recipe(recipe: Any, name: str | None, tuned: Path | None) -> tuple[Any, Any]:

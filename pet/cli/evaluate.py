@@ -44,20 +44,15 @@ def read_recipe(options: argparse.Namespace):
             "parallel.tensor=N where the model is too large for one process, or nothing"
         )
     if not options.base and model is None and adapter is None:
-        if not is_run:
-            from pet.compat.results import of_job
+        from pet.compat.results import of_job, written
 
-            adapter, model = of_job(recipe)
-            if adapter is None and model is None:
-                raise InputError(
-                    "what is to be measured? Give --adapter DIR, --model DIR or --base; or a run directory"
-                )
-        elif (run / "adapter").is_dir():
-            adapter = run / "adapter"
-        elif (run / "model").is_dir():
-            model = run / "model"
-        else:
-            raise InputError(f"{run}: holds neither adapter/ nor model/; the run has not come to an end")
+        adapter, model = written(run) if is_run else of_job(recipe)
+        if adapter is None and model is None:
+            raise InputError(
+                f"{run}: holds neither adapter/ nor model/; the run has not come to an end"
+                if is_run
+                else "what is to be measured? Give --adapter DIR, --model DIR or --base; or a run directory"
+            )
     if model is not None:
         from pet.names import find_model
 

@@ -43,9 +43,8 @@ def _read_file(options: argparse.Namespace) -> None:
 
     said = of_file(options.adapters.pop(0))
     options.adapters = options.adapters or said.adapters
-    for name in ("base", "output", "dtype"):
+    for name in ("base", "output", "dtype", "max_shard_size"):
         setattr(options, name, getattr(options, name) or getattr(said, name))
-    options.max_shard_size = said.max_shard_size or options.max_shard_size
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -70,6 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         help="merge into the numbers that the adapter was trained on in 8 or 4 bits, not into the unquantised base",
     )
     parser.add_shard_size()
+    parser.set_defaults(max_shard_size=None)  # which a job file may say
     parser.add_argument("--force", action="store_true", help="write into a directory that is not empty")
     options = parser.read(arguments)
     if Path(options.adapters[0]).suffix in (".yaml", ".yml"):
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
         output = free_output(options)
         factors = _factors(options.weights)
         base = find_model(options.base or base_of(Path(options.adapters[0]), "--base"))
-        from pet.export import merge_checkpoint
+        from pet.export import MAX_SHARD_SIZE, merge_checkpoint
 
         report = merge_checkpoint(
             base,
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
             safe=options.safe,
             weights=factors,
             strict=not options.no_strict,
-            max_shard_size=options.max_shard_size,
+            max_shard_size=options.max_shard_size or MAX_SHARD_SIZE,
             dequantize=options.dequantize,
         )
         print(report)

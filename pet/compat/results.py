@@ -48,6 +48,12 @@ def of_run(given: Any, entry: str) -> Any:
     return str(path / entry) if (path / entry / named).is_file() and not (path / named).is_file() else given
 
 
+def written(run: Path) -> tuple[Path | None, Path | None]:
+    """(adapter, model) that a run has written: the one, the other where every weight was trained, or neither."""
+    adapter, model = (run / entry if (run / entry).is_dir() else None for entry in ("adapter", "model"))
+    return adapter, None if adapter else model
+
+
 def of_job(recipe) -> tuple[Path | None, Path | None]:
     """(adapter, model) that belong to a job file, at most one of them: the adapter that it names, or what its run has
     written.
@@ -55,13 +61,11 @@ def of_job(recipe) -> tuple[Path | None, Path | None]:
     Raises:
         InputError: there are both.
     """
-    named, run = recipe.adapter.load, Path(recipe.output.dir)
-    written = next((run / entry for entry in ("adapter", "model") if (run / entry).is_dir()), None)
-    if named and written and Path(named).resolve() != written.resolve():
-        raise InputError(f"{recipe.where('adapter.load')}: {named}, but its run has written {written}; give --adapter")
-    if written and written.name == "model":
-        return None, written
-    return written or (Path(named) if named else None), None
+    named, (adapter, model) = recipe.adapter.load, written(Path(recipe.output.dir))
+    found = adapter or model
+    if named and found and Path(named).resolve() != found.resolve():
+        raise InputError(f"{recipe.where('adapter.load')}: {named}, but its run has written {found}; give --adapter")
+    return (adapter, model) if found or not named else (Path(named), None)
 
 
 def base_of(directory: str | os.PathLike) -> str | None:

@@ -53,7 +53,7 @@ def _eval_callbacks(t: Translation, name: str, value: Any) -> None:
 
 def _is_checkpoint(value: Any) -> bool:
     """Whether an argument is a checkpoint, an adapter or a run, or a switch for this trainer's own, and no data."""
-    if isinstance(value, bool) or not isinstance(value, (str, os.PathLike)):
+    if not isinstance(value, (str, os.PathLike)):
         return isinstance(value, bool)
     own = ("config.json", "adapter_config.json", "summary.json")
     return str(value) in bundled_models() or is_ckpt(value) or any((Path(value) / name).is_file() for name in own)
@@ -222,8 +222,8 @@ class Trainer(Watched, Request):
 
         if input_data is None:
             input_data = first
-        elif first is not None:
-            predict_checkpoint = first
+        else:
+            predict_checkpoint = _once("predict_checkpoint", predict_checkpoint, first)
         generation = self._change_by_call(generation)
         if input_data is None:
             raise InputError("Trainer.predict: input_data is missing; run_mindformer.py takes it by --predict_data")

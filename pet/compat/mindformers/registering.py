@@ -65,13 +65,13 @@ class MindFormerRegister:
     """Those of scripts."""
 
     @classmethod
-    def register(cls, module_type: str = "tools", alias: str | None = None, **settings: Any) -> Callable:
-        """A decorator that registers a class."""
+    def register(cls, module_type: str = "tools", alias: str | None = None, legacy=True, search_names=None) -> Callable:
+        """A decorator that registers a class, by one name; the other two are about MindFormers' search."""
         return lambda one: cls.register_cls(one, module_type, alias)
 
     @classmethod
-    def register_cls(cls, register_class, module_type: str = "tools", alias: str | None = None, **settings: Any):
-        """Registers a class and gives it back."""
+    def register_cls(cls, register_class, module_type: str = "tools", alias=None, legacy=True, search_names=None):
+        """Registers a class and gives it back; arguments are those of `register`."""
         cls.registry.setdefault(module_type, {})[alias or register_class.__name__] = register_class
         return register_class
 

@@ -63,6 +63,8 @@ def test_llama_factorys_export(base, run, tmp_path, caplog):
     other = saved(base, tmp_path / "other", seed=1)
     assert main(["merge", file, str(other), "--output", "others"]) == 0, "what the command line says counts"
     assert merged(tmp_path / "others") not in (merged(base), merged(tmp_path / "merged"))
+    assert main(["merge", file, "--output", "in_parts", "--max-shard-size", "100KB"]) == 0
+    assert len(list((tmp_path / "in_parts").glob("*.safetensors"))) > 1, "though the file says 5 GB"
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,8 @@ def test_what_was_trained_on_objects_is_measured_and_asked(base, tmp_path, perpl
     assert untuned == trainer.predict("The shop", str(base), max_new_tokens=4)
     other = pet.Trainer(model=pet.AutoModel.from_pretrained(str(base)), tokenizer=str(base))
     asked = other.predict("The shop", predict_checkpoint=str(tmp_path / "run"), max_new_tokens=4)
+    with pytest.raises(InputError, match="predict_checkpoint is given twice"):
+        other.predict(str(base), str(tmp_path / "run"), input_data="The shop")
     assert asked == trainer.predict("The shop", max_new_tokens=4)
     assert pet.list_adapters(other.model) == ["default"]
 
