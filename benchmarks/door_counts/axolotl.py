@@ -24,7 +24,7 @@ def about(values: dict[str, Any]) -> tuple[str, str] | None:
     """The base in place of the file's own, and what the file is for."""
     model = str(values.get("base_model"))
     part = job_files.LORA if values.get("adapter") else job_files.FULL
-    part = job_files.PARTS[2] if values.get("unfrozen_parameters") and part == job_files.FULL else part
+    part = job_files.FREEZES if values.get("unfrozen_parameters") and part == job_files.FULL else part
     if "GLM-4-32B" in model:
         return "glm4_tiny", part
     return (f"llama_tiny{' gptq' * ('GPTQ' in model)}", part) if TEXT_MODELS.search(model) else None

@@ -29,8 +29,8 @@ WHAT = (
     "each model"
 )
 LORA, FULL = "files that train adapters", "files that train every weight"
+FREEZES, BENCHMARK = "files that freeze layers", "files with a benchmark"
 MERGES, ASKS, MEASURES = "files that merge", "files for inference", "files that predict"
-PARTS = (LORA, FULL, "files that freeze layers", MERGES, ASKS, MEASURES, "files with a benchmark")
 SIZES = {
     "adapter.rank": 4,
     "adapter.alpha": 8.0,
@@ -162,7 +162,7 @@ def count(
         clone, work, seconds: see `doors.main`.
         translate: the system's door.
         about: from a file's contents to the bundled base in place of its own, with how that is packed if it is
-            (``llama_tiny gptq``), and one of `PARTS`; None where it is not counted.
+            (``llama_tiny gptq``), and what the file is for; None where it is not counted.
     """
     import yaml
 

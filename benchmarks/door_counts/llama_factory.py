@@ -17,7 +17,7 @@ TEXT_MODELS = re.compile(
 """Models of families that are here, and what was made of them; llama_tiny stands for all of them, whose matrices have
 the same names."""
 PACKED = re.compile(r"GPTQ|AWQ|AQLM")
-TRAINED = {"lora": job_files.LORA, "oft": job_files.LORA, "full": job_files.FULL, "freeze": job_files.PARTS[2]}
+TRAINED = {"lora": job_files.LORA, "oft": job_files.LORA, "full": job_files.FULL, "freeze": job_files.FREEZES}
 
 
 def about(values: dict[str, Any]) -> tuple[str, str] | None:
@@ -33,7 +33,7 @@ def about(values: dict[str, Any]) -> tuple[str, str] | None:
     elif values.get("do_predict"):
         part = job_files.MEASURES
     else:
-        part = job_files.PARTS[-1] if values.get("task") else job_files.ASKS
+        part = job_files.BENCHMARK if values.get("task") else job_files.ASKS
     return f"llama_tiny {packed}".strip(), part
 
 
