@@ -405,6 +405,7 @@ def opened_by_peft(directory, adapter, ids, mask, partly=False):
     """Logits of an adapter in PEFT, which has found a tensor for each of its own, or of some layers' alone."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.simplefilter("ignore", FutureWarning)  # what PEFT calls in transformers is going to go
         if partly:
             warnings.filterwarnings("ignore", "Found missing adapter keys")
         warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys")  # it looks at modules only
