@@ -183,11 +183,6 @@ def rows_of_numbers(cell, weight: np.ndarray, transposed: bool) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((2, weight.shape[0 if transposed else 1])).astype(np.float32)
 
 
-def first_and_last_id(cell, weight: np.ndarray, transposed: bool) -> np.ndarray:
-    """Two ids of the table."""
-    return np.array([[0, weight.shape[0] - 1]], np.int32)
-
-
 def small_image(cell, weight: np.ndarray, transposed: bool) -> np.ndarray:
     """An input that a convolution can be moved over."""
     sizes = [dilation * size + stride for dilation, size, stride in zip(*window(cell), strict=True)]
@@ -215,7 +210,7 @@ TRIALS: dict[str, list[Trial]] = {
         (False, rows_of_numbers, lambda cell, x, weight: x @ weight.T),
         (True, rows_of_numbers, lambda cell, x, weight: x @ weight),
     ],
-    "embedding": [(False, first_and_last_id, lambda cell, x, weight: weight[x])],
+    "embedding": [(False, lambda cell, weight, _: np.array([[0, len(weight) - 1]], np.int32), lambda cell, x, w: w[x])],
     "conv": [(False, small_image, convolved)],
 }
 """{kind: [(whether the weight is transposed, an input, what the cell then gives but for its bias)]}."""

@@ -140,7 +140,8 @@ def combine_adapters(
     added = state.add(config, new_name)
     added.learnt = True
     for path, (b, a) in pairs.items():
-        write_factors(added.modules[path], b, a)
+        for parameter, values in zip(reversed(added.modules[path].tensors().values()), (b, a), strict=True):
+            ops.assign(parameter, Tensor(np.ascontiguousarray(values.reshape(parameter.shape)), ms.float32))
     report = summary(new_name, method, pairs, errors)
     print(report)
     return report
@@ -270,9 +271,3 @@ def new_config(pairs) -> LoRAConfig:
         rank_pattern=others or None,
         alpha_pattern=dict(others) or None,
     )
-
-
-def write_factors(module, b: np.ndarray, a: np.ndarray) -> None:
-    """Gives a LoRA module on any kind of cell these factors."""
-    for parameter, values in zip(reversed(module.tensors().values()), (b, a), strict=True):
-        ops.assign(parameter, Tensor(np.ascontiguousarray(values.reshape(parameter.shape)), ms.float32))

@@ -9,7 +9,7 @@ lists in another, and put back where that state is there again and nothing was c
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 
 from mindspore import nn
 
@@ -33,7 +33,7 @@ def state_changed(model: nn.Cell, state: Hashable) -> None:
     after = everything()
     if before == after:
         return
-    lists = dict(name_lists())
+    lists = {0: api.ms_compile_cache, **api.cells_compile_cache}  # the names of compiled functions, those of each cell
     for place, names in lists.items():
         foreign = {name for name in names if OURS not in name}
         _compiled_in.update(((place, name), before) for name in foreign)
@@ -48,9 +48,3 @@ def state_changed(model: nn.Cell, state: Hashable) -> None:
 def everything() -> Hashable:
     """The states of all models."""
     return frozenset(_states.values())
-
-
-def name_lists() -> Iterator[tuple[int, set[str]]]:
-    """The names of compiled functions, and those of each cell by its id."""
-    yield 0, api.ms_compile_cache
-    yield from api.cells_compile_cache.items()

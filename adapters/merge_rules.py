@@ -45,6 +45,8 @@ def refuse_over_changed_base(state: Registry, merged: tuple[str, ...]) -> None:
             continue
         both = f"merge both, or deactivate {name!r} first"
         for path, module in state.adapters[name].modules.items():
+            # an embedding's input is ids
+            scales_input = module.changes_input and state.adapters[name].sites[path].kind != "embedding"
             for other in order:
                 theirs = state.adapters[other].modules.get(path)
                 if theirs is None:
@@ -58,7 +60,7 @@ def refuse_over_changed_base(state: Registry, merged: tuple[str, ...]) -> None:
                     continue
                 behind = other in state.selected and state.selected.index(name) < state.selected.index(other)
                 reads = behind and (module.reads_output or theirs.reads_output)
-                if reads or scales_input(state, name, path):
+                if reads or scales_input:
                     raise InputError(
                         f"merge: {name!r} is active at {path}, where {other!r} does not act on the base alone; {both}"
                     )
@@ -84,12 +86,6 @@ def refuse_unknown_base(path: str, modules: dict[str, AdapterModule], replaced: 
 def in_order(state: Registry, names: tuple[str, ...]) -> list[str]:
     """These adapters in the order in which they act; adapters that are not selected come first."""
     return sorted(names, key=lambda name: state.selected.index(name) if name in state.selected else -1)
-
-
-def scales_input(state: Registry, name: str, path: str) -> bool:
-    """Whether an adapter scales the input of the weight at a cell. An embedding's is ids."""
-    adapter = state.adapters[name]
-    return adapter.modules[path].changes_input and adapter.sites[path].kind != "embedding"
 
 
 def changes(state: Registry, name: str) -> Iterator[tuple[nn.Cell, str, str]]:

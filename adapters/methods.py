@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 from adapters.method import MethodConfig
@@ -11,13 +11,7 @@ from adapters.settings import SETTINGS, method_and_settings
 from adapters.tokens import TrainableTokensConfig
 from model_zoo.errors import InputError
 
-
-def _imported(name: str) -> type[MethodConfig]:
-    module, _, name = name.rpartition(".")
-    return getattr(import_module(module), name)
-
-
-METHODS: dict[str, type[MethodConfig]] = {cls.method: _imported(cls.config) for cls in SETTINGS}
+METHODS: dict[str, type[MethodConfig]] = {cls.method: resolve_name(cls.config) for cls in SETTINGS}
 BY_PEFT_TYPE: dict[str, type[MethodConfig]] = {
     cls.peft_type: cls for cls in (*METHODS.values(), TrainableTokensConfig) if cls.peft_type
 }

@@ -181,7 +181,8 @@ class Registry:
         if not self.adapters:
             for parameter, trained in self.was_trainable.items():
                 parameter.requires_grad = trained
-            replacement.free_statistics(self.statistics)
+            for cell in self.statistics:
+                cell.use_batch_statistics = None
             self.statistics = []
 
     @between_turns

@@ -93,12 +93,6 @@ def keep_statistics(cells: list[nn.Cell], items: list[Replacement], names: tuple
         cell.use_batch_statistics = None if id(cell) in own else False
 
 
-def free_statistics(cells: list[nn.Cell]) -> None:
-    """Leaves batch norms as they were without adapters."""
-    for cell in cells:
-        cell.use_batch_statistics = None
-
-
 def check_compatible(adapters) -> None:
     """Raises InputError when two adapters would replace the same parameter."""
     owner: dict[tuple[int, str], str] = {}

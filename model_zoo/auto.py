@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
 import mindspore as ms
 
@@ -23,8 +23,7 @@ from model_zoo.storage import kept_types, set_storage, stored_types
 
 def model_class(config: type[Config]) -> type[CausalLM]:
     """The class of the models that a configuration describes."""
-    module, _, name = config.model.partition(":")
-    return getattr(import_module(module), name)
+    return resolve_name(config.model)
 
 
 MODEL_OF = {config: model_class(config) for config in CONFIGS}

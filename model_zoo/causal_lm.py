@@ -96,10 +96,6 @@ class CausalLM(nn.Cell):
         """The decoder layers."""
         return attrgetter(self.family.layers)(self)
 
-    def graph_key(self) -> tuple:
-        """What a compiled graph of this model depends on beside its inputs' shapes."""
-        return self.adapter_state, self.position_offset, self.virtual_tokens
-
     @property
     def eos_token_ids(self) -> list[int]:
         """The ids that end this model's answers, by generation_config.json or else config.json. Ids beyond the

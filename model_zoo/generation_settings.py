@@ -147,17 +147,14 @@ def settled(given: Mapping[str, Any], config: Mapping[str, Any], vocabulary: int
     found = {name: value for name, value in given.items() if value is not None}
     left_out = {"do_sample", *found, *(() if found.get("do_sample") else DRAWN)}
     own = {name: config[name] for name in FIELDS if name not in left_out and is_asked(name, config.get(name))}
-    own = {name: value for name, value in own.items() if type(value) not in (int, float) or not _is_idle(name, value)}
+    idle = {name for name in IDLE.keys() & own.keys() if type(own[name]) in (int, float) and IDLE[name](own[name])}
+    own = {name: value for name, value in own.items() if name not in idle}
     faulty = (fault for name, value in own.items() for fault in faults(name, HINTS[name], FIELDS[name].metadata, value))
     InputError.raise_any(f"generation_config.json: {fault}" for fault in faulty)
     for name in SUPPRESSED if vocabulary is not None else ():
         if name in own:
             own[name] = [token for token in own[name] if 0 <= token < vocabulary]
     return own | found
-
-
-def _is_idle(name: str, value: float) -> bool:
-    return name in IDLE and IDLE[name](value)
 
 
 def says_limit(config: Mapping[str, Any]) -> bool:

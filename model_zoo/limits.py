@@ -13,7 +13,8 @@ THREADS = ("can't start new thread", "resource temporarily unavailable")
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error is about memory or threads that could not be had, which doing it in another way makes worse."""
-    return isinstance(error, (MemoryError, RuntimeError, OSError)) and (_of_memory(error) or _of_threads(error))
+    of_threads = any(said in str(error).lower() for said in THREADS)
+    return isinstance(error, (MemoryError, RuntimeError, OSError)) and (of_threads or _of_memory(error))
 
 
 def shortage(error: BaseException) -> tuple[str, str] | None:
@@ -33,10 +34,6 @@ def _of_memory(error: BaseException) -> bool:
     text = str(error).lower()
     said = any(words in text for words in MEMORY) or ("alloc" in text and "fail" in text)
     return said or isinstance(error, MemoryError)
-
-
-def _of_threads(error: BaseException) -> bool:
-    return any(said in str(error).lower() for said in THREADS)
 
 
 def _limit(name: str) -> int | None:

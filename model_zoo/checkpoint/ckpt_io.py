@@ -8,6 +8,7 @@ nor protobuf is imported.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -36,7 +37,7 @@ CHECKSUM = b"crc_num"  # followed by ten bytes, at the end of files written with
 Piece = tuple[int, int]  # start and end of bytes in the file
 
 
-class CkptFile:
+class CkptFile(contextlib.AbstractContextManager["CkptFile"]):
     """One open ``.ckpt`` file. Its structure is checked as a whole when it is opened; tensors are read on demand.
 
     Attributes:
@@ -62,9 +63,6 @@ class CkptFile:
             raise InputError(
                 f"{self.path}: not a whole MindSpore checkpoint ({error}); was it cut off, or saved with an enc_key?"
             ) from None
-
-    def __enter__(self) -> CkptFile:
-        return self
 
     def __exit__(self, *_) -> None:
         self.close()

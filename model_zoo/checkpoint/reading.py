@@ -8,6 +8,7 @@ them (tied copies, buffers) stands in its `Family` table.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -48,7 +49,7 @@ def read_config(directory: str | Path) -> dict:
     return read_json(directory / "config.json", "a Hugging Face model configuration")
 
 
-class Checkpoint:
+class Checkpoint(contextlib.AbstractContextManager["Checkpoint"]):
     """The tensors of a checkpoint directory, in one file or many, read on demand. All headers are checked when it is
     opened; no weights are read then.
 
@@ -175,9 +176,6 @@ class Checkpoint:
         if one.transposed:
             return codec.dequantize(one.storage, parts, one.shape, second)[:, first].T
         return codec.dequantize(one.storage, parts, one.shape, first)[:, second]
-
-    def __enter__(self) -> Checkpoint:
-        return self
 
     def __exit__(self, *_) -> None:
         self.close()

@@ -8,6 +8,7 @@ contiguous. Files written here are byte for byte those of the package.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -85,7 +86,7 @@ def storage(dtype: str) -> np.dtype:
     raise InputError(f"tensors of type {dtype} cannot be read; supported are {', '.join(STORAGE)} and integers")
 
 
-class SafetensorsFile:
+class SafetensorsFile(contextlib.AbstractContextManager["SafetensorsFile"]):
     """One open safetensors file. The header is checked as a whole when it is opened; data is read on demand.
 
     A file that ``torch.save`` wrote is one as well: only where its tensors lie is said otherwise (`pickled`).
@@ -109,9 +110,6 @@ class SafetensorsFile:
                 self.tensors, self.metadata = _read_header(self._bytes, self.path)
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read ({error.strerror or error})") from None
-
-    def __enter__(self) -> SafetensorsFile:
-        return self
 
     def __exit__(self, *_) -> None:
         self.close()

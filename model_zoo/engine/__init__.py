@@ -137,7 +137,8 @@ def swap_products(cell: nn.Cell, native: bool) -> None:
     if isinstance(cell, (cells.Kernel, cells.Product, Rounded, Widened)):  # whose own products are the plain ones
         return
     for name, value in list(vars(cell).items()) + list(cell.name_cells().items()):
-        if native and is_plain_product(value):
+        primitive = value.primitive if isinstance(value, Rounded) else value
+        if native and isinstance(primitive, (ms.ops.MatMul, Widened)) and not primitive.transpose_a:
             new = cells.Product(value)
         elif not native and isinstance(value, cells.Product):
             new = value.primitive
@@ -145,12 +146,6 @@ def swap_products(cell: nn.Cell, native: bool) -> None:
             continue
         delattr(cell, name)
         setattr(cell, name, new)
-
-
-def is_plain_product(value) -> bool:
-    """Whether a kernel can take its place."""
-    primitive = value.primitive if isinstance(value, Rounded) else value
-    return isinstance(primitive, (ms.ops.MatMul, Widened)) and not primitive.transpose_a
 
 
 def token_attention(**numbers) -> nn.Cell:

@@ -37,13 +37,11 @@ def operator(op: Op, **sizes):
     """An operation of the table as an operator; `sizes` are those that its inputs do not tell."""
 
     def shapes(*given):
-        return tuple(list(shape) for shape in op.shapes(given, **sizes))
-
-    def shape(*given):
-        return list(op.shapes(given, **sizes)[0])
+        found = tuple(map(list, op.shapes(given, **sizes)))
+        return found if count > 1 else found[0]
 
     count = len(op.outputs)
-    return Function(op.name, shape if count == 1 else outputs(count)(shapes))
+    return Function(op.name, outputs(count)(shapes) if count > 1 else shapes)
 
 
 class Differentiable(nn.Cell):

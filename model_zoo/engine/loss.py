@@ -99,36 +99,25 @@ class PlainCrossEntropy(nn.Cell):
         return out[1] * dout[0], zeros_like(weight), zeros_like(targets)
 
 
-def loss_room(hidden, weight):
-    """Of the head's kernels: they compute in place, so that what `chunk_rows` allows for holds twice the rows."""
-    rows = min(hidden[0], 2 * chunk_rows(weight[0]))
-    return [rows, weight[0] + 2 * hidden[1] + 2]
-
-
-@outputs(3)
-def with_gradient(hidden, weight, targets, numbers):
-    return [hidden[0]], hidden, loss_room(hidden, weight)
-
-
-@outputs(4)
-def with_both_gradients(hidden, weight, targets, numbers):
-    return [hidden[0]], hidden, weight, loss_room(hidden, weight)
-
-
-@outputs(3)
-def with_ranks(hidden, weight, targets, numbers):
-    return [hidden[0]], [hidden[0]], loss_room(hidden, weight)
-
-
 class HeadKernel(nn.Cell):
-    """A head and its cross-entropy by one C function, `function`, whose outputs have the shapes that `shapes` gives."""
+    """A head and its cross-entropy by one C function, `function`: the losses, outputs as large as those of `like`, and
+    room to work in."""
 
-    function, shapes, scaling = "linear_cross_entropy", staticmethod(with_gradient), "scale"
+    function, like, scaling = "linear_cross_entropy", ("hidden",), "scale"
 
     def __init__(self, low: str = "", cap: float = 0.0, smoothing: float = 0.0, apart: float = 0.0):
         super().__init__()
+        like = self.like
+
+        @outputs(2 + len(like))
+        def shapes(hidden, weight, targets, numbers):
+            known = {"losses": [hidden[0]], "hidden": hidden, "weight": weight}
+            # kernels compute in place, so that what `chunk_rows` allows for holds twice the rows
+            room = [min(hidden[0], 2 * chunk_rows(weight[0])), weight[0] + 2 * hidden[1] + 2]
+            return known["losses"], *(known[name] for name in like), room
+
         self.numbers = Tensor(np.array([cap, smoothing, apart], np.float32))
-        self.kernel, self.scaled = Function(self.function + low, self.shapes), operator(OPS[self.scaling])
+        self.kernel, self.scaled = Function(self.function + low, shapes), operator(OPS[self.scaling])
 
 
 class LaunchHead(_Function):
@@ -171,7 +160,7 @@ class LinearCrossEntropy(HeadKernel):
 class TrainedLinearCrossEntropy(LinearCrossEntropy):
     """The same where the weight is trained as well: the third output is its gradient."""
 
-    function, shapes = "linear_cross_entropy_trained", staticmethod(with_both_gradients)
+    function, like = "linear_cross_entropy_trained", ("hidden", "weight")
 
     def construct(self, hidden, weight, targets):
         losses, gradient, weight_gradient, _ = self.kernel(hidden, weight, targets, self.numbers)
@@ -185,7 +174,7 @@ class RankedCrossEntropy(HeadKernel):
     """For measuring: hidden ``(N, H)``, weight ``(V, H)``, targets ``(N,)``, negative where a row does not count → the
     summed loss, and how many targets are ranked first. Of equal logits the first one is."""
 
-    function, shapes = "ranked_cross_entropy", staticmethod(with_ranks)
+    function, like = "ranked_cross_entropy", ("losses",)
 
     def construct(self, hidden, weight, targets):
         losses, first, _ = self.kernel(hidden, weight, targets, self.numbers)

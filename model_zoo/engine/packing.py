@@ -98,17 +98,9 @@ def packed_words(kind: str, block: int, shape: tuple[int, int], parts: list[str]
 
 def unpacking(name: str, shape: tuple[int, int]):
     """The C function ``unpack_codes`` or ``unpack_rows`` as an operator that gives a matrix of this shape."""
-
-    def shapes(*given):
-        return list(shape)
-
-    return Function(name, shapes)
+    return Function(name, lambda *given: list(shape))
 
 
 def packed_product(width: int):
     """The C function ``packed_product`` as an operator that gives rows of this width."""
-
-    def shapes(x, *others):
-        return [x[0], width]
-
-    return Function("packed_product", shapes)
+    return Function("packed_product", lambda x, *others: [x[0], width])

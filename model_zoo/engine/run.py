@@ -298,7 +298,7 @@ def replace_layers(layers: nn.CellList, cells: Sequence[nn.Cell]) -> Iterator[No
         layers._cells.update(before)
 
 
-class Fused:
+class Fused(contextlib.ExitStack):
     """A model's layers as few operators, which take their place within, as often as one likes; kernels compute there
     outside of graphs, too.
 
@@ -308,16 +308,13 @@ class Fused:
     """
 
     def __init__(self, layers: nn.CellList, cells: Sequence[nn.Cell], whole: bool):
+        super().__init__()
         self.layers, self.cells, self.whole = layers, cells, whole
 
     def __enter__(self) -> Fused:
-        self.stack = contextlib.ExitStack()
-        self.stack.enter_context(replace_layers(self.layers, self.cells))
-        self.stack.enter_context(Eagerly())
+        self.enter_context(replace_layers(self.layers, self.cells))
+        self.enter_context(Eagerly())
         return self
-
-    def __exit__(self, *_) -> None:
-        self.stack.close()
 
 
 def fuse_layers(model, weights: Sequence[Parameter] = (), input_trained: bool = False) -> Fused:

@@ -16,14 +16,6 @@ from model_zoo.engine.call import Function
 from model_zoo.graph import address_of
 
 
-def one_each(*shapes):
-    return [len(shapes)]
-
-
-def all_numbers(*shapes):
-    return [sum(map(math.prod, shapes))]
-
-
 @functools.cache
 def in_place():
     """The C function ``adamw_in_place``."""
@@ -68,10 +60,10 @@ def adamw_in_place(weights: Sequence[Tensor], gradient, average, square, numbers
 @functools.cache
 def joined():
     """The operator of tensors of any shapes → their numbers end to end."""
-    return Function("joined", all_numbers)
+    return Function("joined", lambda *shapes: [sum(map(math.prod, shapes))])
 
 
 @functools.cache
 def sums_of_squares():
     """The operator of n tensors of any shapes → the sum of squares of each ``(n,)``, added up in double precision."""
-    return Function("sums_of_squares", one_each)
+    return Function("sums_of_squares", lambda *shapes: [len(shapes)])

@@ -59,15 +59,8 @@ class AdditiveTensor:
 
 
 def find_additive(infos: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[dict[str, AdditiveTensor], set[str]]:
-    """{name of the weight: matrix} among stored tensors, and the names of their parts.
-
-    Args:
-        infos: {stored name: its `TensorInfo`}.
-        settings: ``quantization_config`` of config.json; empty where there is none.
-
-    Raises:
-        InputError: every matrix whose parts are missing or contradict one another or the settings, by a line each.
-    """
+    """{name of the weight: matrix} among stored tensors, and the names of their parts. Arguments and errors are as of
+    `model_zoo.quantization.scaled.find_scaled`."""
     found, problems = {}, []
     for path in sorted({name.rpartition(".")[0] for name in infos if name.rpartition(".")[2] in PARTS[:2]}):
         try:

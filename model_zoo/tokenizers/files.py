@@ -56,15 +56,11 @@ class TokenizerFiles:
         self.settings = self.json("tokenizer_config.json")
         older = "added_tokens_decoder" not in self.settings  # whose other files say the rest, and are heeded then alone
         if older:
-            self.settings |= self._named_tokens()
+            named = self.json("special_tokens_map.json")  # which counts before tokenizer_config.json
+            self.settings |= {key: named[key] for key in NAMED if isinstance(named.get(key), (str, dict))}
         self.added = self._added_tokens() if older else {}
         check_types(f"{self.path('config.json')}", self.config, CONFIG)
         check_types(f"{self.path('tokenizer_config.json')}", self.settings, SETTINGS)
-
-    def _named_tokens(self) -> dict[str, str | dict]:
-        """The tokens that special_tokens_map.json names; it counts before tokenizer_config.json."""
-        named = self.json("special_tokens_map.json")
-        return {key: named[key] for key in NAMED if isinstance(named.get(key), (str, dict))}
 
     def _added_tokens(self) -> dict[str, int]:
         """The tokens of added_tokens.json, which stand behind a vocabulary: {text: id}."""

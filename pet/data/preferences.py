@@ -1,4 +1,7 @@
-"""Rows that compare answers, by the columns of `pet.data.columns.PAIRS` and `pet.data.columns.LABELLED`."""
+"""Rows that compare answers, by the columns of `pet.data.columns.PAIRS` and `pet.data.columns.LABELLED`.
+
+What reads one raises KeyError where a column is missing, and ValueError where it cannot be used; the message says why.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,7 @@ Messages = list[dict[str, Any]]
 
 
 def pairs(columns: Mapping[str, Any]) -> list[Messages]:
-    """The two conversations of a row, the preferred one first.
-
-    Raises:
-        KeyError: a column is missing.
-        ValueError: the row cannot be used; the message says why.
-    """
+    """The two conversations of a row, the preferred one first."""
     row = Columns(columns, PAIRS, "a pair")
     answers = [(role, row.value(role, required=True)) for role in ("chosen", "rejected")]
     question, system = _question(row), row.text("system")
@@ -38,11 +36,7 @@ def pairs(columns: Mapping[str, Any]) -> list[Messages]:
 
 
 def ranked(columns: Mapping[str, Any]) -> list[Messages]:
-    """`pairs` for a reward model; the preferred answer has the row's ``margin``, where there is one.
-
-    Raises:
-        KeyError, ValueError: as `pairs`; a margin that is no number.
-    """
+    """`pairs` for a reward model; the preferred answer has the row's ``margin``, where there is one."""
     chosen, rejected = pairs(columns)
     margin = Columns(columns, RANKED).value("margin")
     if margin is None or margin == "":
@@ -57,12 +51,7 @@ def ranked(columns: Mapping[str, Any]) -> list[Messages]:
 
 
 def labelled(columns: Mapping[str, Any]) -> list[Messages]:
-    """The one conversation of a row; its last message says whether it is ``desirable``.
-
-    Raises:
-        KeyError: a column is missing.
-        ValueError: the row cannot be used; the message says why.
-    """
+    """The one conversation of a row; its last message says whether it is ``desirable``."""
     row = Columns(columns, LABELLED, "an answer with a label")
     label = row.value("label", required=True)
     words = {"true": True, "false": False, "1": True, "0": False}

@@ -23,7 +23,7 @@ from typing import Any
 START = "import sys; sys.path = [*filter(None, sys.path)]; from pet.data.workers import main; main()"
 
 
-class Workers:
+class Workers(contextlib.AbstractContextManager["Workers"]):
     """Processes that hold a function and apply it to whatever they are sent.
 
     Args:
@@ -88,9 +88,6 @@ class Workers:
                 with contextlib.suppress(OSError):
                     pipe.close()
         self._threads.shutdown(cancel_futures=True)
-
-    def __enter__(self) -> Workers:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

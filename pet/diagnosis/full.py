@@ -13,8 +13,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
 from model_zoo.errors import InputError, explain, nearest
 from pet.diagnosis import endings, machine
@@ -43,8 +43,7 @@ class Part:
 
     def load(self) -> Callable:
         """The function."""
-        module, name = self.function.split(":")
-        return getattr(import_module(f"pet.diagnosis.{module}"), name)
+        return resolve_name(f"pet.diagnosis.{self.function}")
 
 
 SECTIONS = {

@@ -6,6 +6,7 @@ Hugging Face directory. At no time more than one whole tensor is in memory.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 from collections.abc import Iterator
@@ -84,7 +85,7 @@ def transform(
         return Report(output, ranks, len(tensors.shapes))
 
 
-class Source:
+class Source(contextlib.AbstractContextManager["Source"]):
     """Whole tensors out of a checkpoint of any layout.
 
     Args:
@@ -107,9 +108,6 @@ class Source:
         except BaseException:
             self.__exit__()
             raise
-
-    def __enter__(self) -> Source:
-        return self
 
     def __exit__(self, *_) -> None:
         for file in self.files:
