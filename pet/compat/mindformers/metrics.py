@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from mindspore.train import metrics
 
 MARKS = "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』"
 """Punctuation that does not count."""
@@ -33,10 +34,11 @@ def _loss(logits: np.ndarray, labels: np.ndarray, mask: np.ndarray) -> float:
     return float((losses * mask).sum() / (mask.sum() + EPS))
 
 
-class Metric:
-    """What a script calls."""
+class Metric(metrics.Metric):
+    """What a script, or ``mindspore.train.Model``, calls."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.clear()
 
     def clear(self) -> None:
