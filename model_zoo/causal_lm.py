@@ -162,6 +162,10 @@ class CausalLM(nn.Cell):
         Raises:
             InputError: an id outside the vocabulary, a sequence beyond the context, shapes that do not fit.
         """
+        return super().__call__(*self.prepared(input_ids, attention_mask, position_ids))
+
+    def prepared(self, input_ids, attention_mask=None, position_ids=None) -> tuple[Tensor | None, ...]:
+        """What `construct` takes, of what a call is given; the errors are those of the call."""
         ids = as_int_tensor("input_ids", input_ids, 2)
         self.check_ids(ids)
         if attention_mask is not None:
@@ -171,10 +175,14 @@ class CausalLM(nn.Cell):
             shape = tuple(position_ids.shape)
             if len(shape) < 2 or (shape[0], shape[-1]) != tuple(ids.shape):
                 raise InputError(f"position_ids has shape {shape}, input_ids {tuple(ids.shape)}")
-        return super().__call__(ids, attention_mask, position_ids)
+        return ids, attention_mask, position_ids
 
-    def check_ids(self, ids: Tensor) -> None:
-        """Raises InputError for ids or lengths that the model has no row for, or where nothing can be computed."""
+    def check_ids(self, ids: Tensor, predicted: int = 0) -> None:
+        """Raises InputError for ids or lengths that the model has no row for, or where nothing can be computed.
+
+        Args:
+            ids: ``(B, S)``, of which the last `predicted` columns do not go through the model.
+        """
         check_runs(self.dtype)
         values, dims = ids.asnumpy(), self.config.dims
         if values.size == 0:
@@ -184,11 +192,15 @@ class CausalLM(nn.Cell):
         if values.min() < 0 or values.max() >= dims.vocab:
             bad = values.min() if values.min() < 0 else values.max()
             raise InputError(f"input_ids holds {bad}, but the vocabulary has ids 0 … {dims.vocab - 1}")
-        if values.shape[1] > self.room:
+        if (length := values.shape[1] - predicted) > self.room:
             taken = f", {dims.context - self.room} of them taken by the adapter" if self.room < dims.context else ""
-            raise InputError(f"input_ids has {values.shape[1]} tokens, but the context holds {dims.context}{taken}")
+            raise InputError(f"input_ids has {length} tokens, but the context holds {dims.context}{taken}")
 
     def construct(self, input_ids, attention_mask=None, position_ids=None):
+        return self.all_logits(input_ids, attention_mask, position_ids)
+
+    def all_logits(self, input_ids, attention_mask=None, position_ids=None):
+        """What `construct` gives, also of a model whose own gives something else (`pet.compat.mindformers.cells`)."""
         batch, length = input_ids.shape
         position_ids, start, end, keep = self.layout(input_ids, attention_mask, position_ids)
         hidden = self.hidden_states(input_ids, position_ids, start, end, keep)  # (B·S, H)

@@ -145,8 +145,8 @@ class GLMForConditionalGeneration(CausalLM):
         self.add_head(make, self.transformer.word_embeddings)
         self.finish()
 
-    def check_ids(self, ids) -> None:
-        super().check_ids(ids)
+    def check_ids(self, ids, predicted=0) -> None:
+        super().check_ids(ids, predicted)
         rows = np.flatnonzero((ids.asnumpy() != self.config.bos_token_id).all(1))
         if rows.size:
             raise InputError(

@@ -112,7 +112,7 @@ def scores(model, input_ids, attention_mask=None) -> np.ndarray:
         raise InputError("scores: the model has no head that judges texts, nor has an active adapter")
     ids = as_array("input_ids", input_ids)
     with turn, evaluating(model):
-        found = model(ids, attention_mask).asnumpy()
+        found = model.all_logits(*model.prepared(ids, attention_mask)).asnumpy()
     real = np.ones(ids.shape) if attention_mask is None else as_mask(attention_mask, ids.shape)
     if not np.any(real, axis=1).all():
         raise InputError("scores: attention_mask has a row without a token")

@@ -227,7 +227,9 @@ def numpy_loss():
         chosen = []
         for ids, trained in samples:
             ids, labels = np.asarray(ids), np.asarray(trained)[1:]
-            logits = model(ids[None].astype(np.int32)).asnumpy()[0].astype(np.float64)
+            logits = model(ids[None].astype(np.int32))
+            logits = logits[0] if isinstance(logits, tuple) else logits  # of MindFormers' cells the first of three
+            logits = logits.asnumpy()[0].astype(np.float64)
             top = logits.max(-1, keepdims=True)
             logs = logits - top - np.log(np.exp(logits - top).sum(-1, keepdims=True))
             chosen += logs[np.arange(len(ids) - 1), ids[1:]][labels].tolist()

@@ -134,8 +134,14 @@ def write_files(base: str, directory: Path, data: dict[str, Path]) -> None:
     texts = {
         "squad.json": {"data": [{"paragraphs": [{"context": "grey", "qas": [asked]}]}]},
         "conversation.json": [
-            {"id": "1", "conversations": [{"from": "human", "value": "what?"}, {"from": "gpt", "value": "grey"}]}
+            {
+                **{"instruction": "what?", "input": "", "output": "grey"},
+                **{"id": "1", "conversations": [{"from": "human", "value": "what?"}, {"from": "gpt", "value": "grey"}]},
+            }
         ],
+        "messages.jsonl": {
+            "messages": [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "grey"}]
+        },
         "job.yaml": {**JOB, "model": {"model_config": named}},
     }
     for name, values in texts.items():

@@ -179,6 +179,7 @@ def stands_for(sort: str, word: str, place: Path, line: str) -> str:
     if sort == "TEXTS":
         kinds = (
             (r"squad", "squad.json"),
+            (r"alpaca_glm4", "messages.jsonl"),
             (r"qa|conversation|alpaca", "conversation.json"),
             (r"wiki", "wiki.txt"),
             (r"Advertise", "advertise.jsonl"),

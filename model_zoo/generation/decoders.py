@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, ops
 
 from model_zoo.engine import PromptProgram, TokenProgram, available, fuse_cached_layers
 from model_zoo.generation.cache import Cache
@@ -59,7 +59,7 @@ class PlainDecoder:
     def logits(self) -> np.ndarray:
         ids, mask = (Tensor(array.astype(np.int32)) for array in (self.ids, self.mask))
         # past the model's own checks: `generate` has made them, and beams are more rows than it was given
-        return nn.Cell.__call__(self.model, ids, None if self.mask.all() else mask, None)[:, -1].asnumpy()
+        return self.model.all_logits(ids, None if self.mask.all() else mask)[:, -1].asnumpy()
 
     def reorder(self, rows: np.ndarray) -> None:
         """Makes row i what row ``rows[i]`` was."""

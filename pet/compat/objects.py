@@ -94,13 +94,13 @@ def make_feed(data, recipe, model, tokenizer, distributed, objects: Objects, tra
         return as_feed([_labelled(one, settings) for one in data], accumulation, model)
     rows = recipe.train.batch_size if train else recipe.eval.batch_size or recipe.train.batch_size
     collate_fn = None
-    records = _records(data) if tokenizer is None else None
-    if records is not None or is_mindspore_dataset(data):
+    own = is_mindspore_dataset(data)
+    if (records := as_records(data) if own or tokenizer is None else None) is not None:
         limit = settings.max_length if "max_length" in recipe.data.model_fields_set else _room(model)
-        dataset = from_mindspore(records or data, limit, settings.padding, settings.padding_ends)
+        dataset = from_mindspore(records, limit, settings.padding, settings.padding_ends)
         longest = max(len(dataset[index][0]) for index in range(len(dataset)))
         settings = dataclasses.replace(settings, max_length=max(2, longest))
-        if records is None and "batch_size" not in recipe.train.model_fields_set and train:
+        if own and "batch_size" not in recipe.train.model_fields_set and train:
             rows = max(data.get_batch_size(), 1) * distributed.data_size
     elif isinstance(data, (str, Path)) or (
         isinstance(data, (list, tuple)) and all(isinstance(one, (str, Path)) for one in data)
@@ -118,10 +118,14 @@ def make_feed(data, recipe, model, tokenizer, distributed, objects: Objects, tra
     return shared_loader(dataset, rows, settings, model, tokenizer, distributed, accumulation, collate_fn)
 
 
-def _records(data: Any) -> Any:
-    """MindRecord files as a MindSpore Dataset: they hold ids, which need no tokenizer. None of anything else."""
+def as_records(data: Any) -> Any:
+    """MindRecord files as a MindSpore Dataset: they hold ids, which need no tokenizer; and a Dataset itself. None of
+    anything else."""
     from pet.data.finding import find_files, kind_of
+    from pet.data.wrap import is_mindspore_dataset
 
+    if is_mindspore_dataset(data):
+        return data
     paths = [data] if isinstance(data, (str, Path)) else data
     if not isinstance(paths, (list, tuple)) or not all(isinstance(one, (str, Path)) for one in paths):
         return None

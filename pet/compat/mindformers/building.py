@@ -19,11 +19,11 @@ from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import find_ckpt, is_ckpt
 from pet.compat.ckpt.names import Form
 from pet.compat.ckpt.view import MindFormersCheckpoint
+from pet.compat.mindformers.cells import give_cell
 from pet.compat.mindformers.config import DROPOUTS, give_names
 from pet.compat.mindformers.generation_defaults import NAMES as GENERATION, give_defaults
 from pet.compat.mindformers.pet_config import with_adapter
 from pet.compat.mindformers.presets import split_name
-from pet.compat.mindformers.saving import place_of
 from pet.compat.mindformers.scripted import Scripted, of_field
 from pet.names import find_model
 from pet.train.base_dropout import attach_dropout
@@ -55,9 +55,8 @@ def built(config: Config | Mapping[str, Any], loads: bool = True) -> CausalLM:
     give_defaults(model, {name: getattr(config, name) for name in names}, checkpoint)
     if not checkpoint:
         model.random_start = next(iter(model.get_parameters())).asnumpy()[:1].copy()
-    _give_saving(model)
+    give_cell(model)
     attach_dropout(model, {place: said[name] for name, place in DROPOUTS.items() if said.get(name)})
-    model.prepare_inputs_for_predict_layout = lambda *inputs, **_: inputs  # for MindFormers' compilation
     return model
 
 
@@ -68,20 +67,8 @@ def from_pretrained(name: str | os.PathLike, **settings) -> CausalLM:
     model = auto.AutoModel.from_pretrained(name, **settings)
     give_names(model.config)
     give_defaults(model, {}, name)
-    _give_saving(model)
+    give_cell(model)
     return with_adapter(model, lora)
-
-
-def _give_saving(model: CausalLM) -> None:
-    """Lets a model be saved with MindFormers' arguments."""
-
-    def save_pretrained(
-        save_directory: str | os.PathLike | None = None, save_name: str | None = None, **settings
-    ) -> None:
-        """See `CausalLM.save_pretrained`."""
-        type(model).save_pretrained(model, place_of(save_directory, save_name), **settings)
-
-    model.save_pretrained = save_pretrained
 
 
 def of_checkpoint(name: str | os.PathLike, config: Config | Mapping[str, Any]) -> CausalLM:

@@ -268,6 +268,15 @@ class ChatGLM3Tokenizer(_Named, OwnChatGLM3):
 class ChatGLM4Tokenizer(_Named, GLM4Tokenizer):
     """GLM-4's tokenizer."""
 
+    def apply_chat_template(self, conversation, *arguments, **settings) -> Any:
+        """See `Spoken`. One message alone, of whatever role, has the mark of an answer behind it, as there."""
+        if len(conversation) != 1 or arguments or settings.keys() - {"tokenize", "add_generation_prompt"}:
+            return super().apply_chat_template(conversation, *arguments, **settings)
+        ids = self.prompt([{**conversation[0], "role": "user"}])
+        mark = ids.index(self.special_tokens["<|user|>"])
+        ids[mark] = self.special_tokens[f"<|{conversation[0]['role']}|>"]
+        return ids if settings.get("tokenize", True) else self.decode(ids, False)
+
 
 PROCESSOR = ("max_length", "padding", "return_tensors")
 

@@ -178,7 +178,7 @@ class Trainer(Watched, Request):
         return self._run("finetune", finetune_checkpoint, resume, changes)
 
     def evaluate(self, eval_dataset=None, eval_checkpoint=None, **changes) -> dict[str, float]:
-        """Measures the model as it is: loss and perplexity, for GLM also ROUGE and BLEU of its answers to files.
+        """Measures the model as it is: loss and perplexity, for GLM also ROUGE and BLEU; or answers (`answered`).
 
         Args:
             eval_dataset: instead of the trainer's. Up to release 1.0 the checkpoint comes first, and may do so here.
@@ -186,6 +186,10 @@ class Trainer(Watched, Request):
         """
         if eval_checkpoint is None and _is_checkpoint(eval_dataset):
             eval_dataset, eval_checkpoint = None, eval_dataset
+        from pet.compat.mindformers.metrics import answered
+        from pet.compat.objects import measure
+        from pet.train.evaluate_run import evaluate
+
         self._change({"eval_dataset": eval_dataset, **changes})
         if self.eval_dataset is None and self.base_recipe is None:
             raise InputError("Trainer.evaluate: eval_dataset is missing; there is nothing to measure on")
@@ -193,13 +197,10 @@ class Trainer(Watched, Request):
         recipe = self.recipe("evaluate", model)
         adapter = self._in_the_file(recipe, model, adapter)
         self.put_written_metrics(recipe)
-        if self.in_memory():
-            from pet.compat.objects import measure
-
+        found = answered(self, recipe, eval_checkpoint)
+        if found is None and self.in_memory():
             return measure(recipe, self.objects(), adapter)
-        from pet.train.evaluate_run import evaluate
-
-        found = evaluate(recipe, model=model, adapter=adapter)
+        found = found or evaluate(recipe, model=model, adapter=adapter)
         if isinstance(self.base_recipe, MindFormerConfig):
             logger.info("evaluation: %s", found)
         return found
@@ -230,7 +231,7 @@ class Trainer(Watched, Request):
         if is_path(input_data) and not isinstance(input_data, (list, tuple)) and os.path.isfile(input_data):
             lines = Path(input_data).read_text("utf-8-sig").split("\n")
             input_data = [line for line in lines if line.strip()]
-        model, tokenizer = self._model_and_tokenizer(predict_checkpoint)
+        model, tokenizer = self.model_and_tokenizer(predict_checkpoint)
         together = {"batch_size": generation.pop("batch_size")} if "batch_size" in generation else {}
         if judges := getattr(model, "scoring", False):
             answers = TextClassificationPipeline(model, tokenizer, **together, **generation)(input_data)
@@ -369,7 +370,8 @@ class Trainer(Watched, Request):
         says = model is None and adapter is None and self.base_recipe is not None
         return getattr(recipe.adapter, "load", None) if says and self.job_file()[0] == "mindformers" else adapter
 
-    def _model_and_tokenizer(self, checkpoint=None) -> tuple:
+    def model_and_tokenizer(self, checkpoint=None) -> tuple:
+        """Of a call's checkpoint, or of the trainer's own weights."""
         from pet.auto import AutoModel, AutoTokenizer
 
         if not is_path(self.model) and self.model is not None:

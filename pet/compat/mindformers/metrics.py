@@ -6,10 +6,14 @@ import difflib
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from mindspore.train import metrics
+
+from pet.compat.mindformers.request import in_a_list
+from pet.compat.objects import as_records
 
 MARKS = "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』"
 """Punctuation that does not count."""
@@ -33,10 +37,11 @@ def _loss(logits: np.ndarray, labels: np.ndarray, mask: np.ndarray) -> float:
     return float((losses * mask).sum() / (mask.sum() + EPS))
 
 
-class Metric:
-    """What a script calls."""
+class Metric(metrics.Metric):
+    """What a script, or ``mindspore.train.Model``, calls."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.clear()
 
     def clear(self) -> None:
@@ -83,3 +88,36 @@ class EmF1Metric(Metric):
         """The numbers; none of nothing."""
         whole = self.sums["all"]
         return {name: 100.0 * self.sums[name.lower()] / whole for name in ("F1", "Em")} if whole else {}
+
+
+def answered(trainer, recipe, checkpoint) -> dict[str, float] | None:
+    """`EmF1Metric` of a model's answers, where a job file's ``metric`` names it and the rows have a question's ids and
+    an answer's, as MindFormers' script writes them of SQuAD; None of any other rows, which have a loss.
+
+    Args:
+        trainer, recipe: a trainer and the recipe of its evaluation.
+        checkpoint: of the call.
+    """
+    kind, _, values = trainer.job_file()
+    said = in_a_list(values.get("metric")) if kind == "mindformers" else []
+    if not any(isinstance(one, Mapping) and one.get("type") == "EmF1Metric" for one in said):
+        return None
+    data = recipe.data.eval if trainer.eval_dataset is None else trainer.eval_dataset
+    rows = as_records(data)
+    if rows is None or not {"input_ids", "labels"} <= {*rows.get_col_names()}:
+        return None
+    batches = [
+        [np.atleast_2d(one[name]) for name in ("input_ids", "labels")]
+        for one in rows.create_dict_iterator(num_epochs=1, output_numpy=True)
+    ]
+    if all(ids.shape == labels.shape and ((labels == ids) | (labels < 0)).all() for ids, labels in batches):
+        return None  # rows to learn
+    model, tokenizer = trainer.model_and_tokenizer(checkpoint)
+    pad, metric = tokenizer.pad_token_id, EmF1Metric()
+    for questions, labels in batches:
+        for question, label in zip(questions.tolist(), labels.tolist(), strict=True):
+            while question[-1:] == [pad]:
+                question.pop()
+            texts = list(model.generate([question])[0])[len(question) :], [one for one in label if one >= 0]
+            metric.update(*([tokenizer.decode(ids, skip_special_tokens=True)] for ids in texts))
+    return metric.eval()

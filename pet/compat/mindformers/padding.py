@@ -36,6 +36,12 @@ def pad_of(config: Mapping[str, Any], checkpoint: Any, of_rows: bool = False) ->
     return pad if isinstance(pad, int) and pad >= 0 else None
 
 
+def row_pad(config: Mapping[str, Any], checkpoint: Any = None) -> int | None:
+    """What rows of nothing but token ids are padded with in MindFormers: GPT-2's with its end token."""
+    pad = config.get("eos_token_id") if layout_of(config) == "gpt2" else pad_of(config, checkpoint, of_rows=True)
+    return pad if isinstance(pad, int) and pad >= 0 else None
+
+
 def put_padding(t: Translation, config: Mapping[str, Any], checkpoint: Any = None) -> None:
     """Lets rows of nothing but token ids be learnt as MindFormers' models learn them: LLaMA's beside those whose
     question is padding, GPT-2's beside those that are its end token themselves.
@@ -43,8 +49,6 @@ def put_padding(t: Translation, config: Mapping[str, Any], checkpoint: Any = Non
     Args:
         config, checkpoint: see `pad_of`.
     """
-    gpt2 = layout_of(config) == "gpt2"
-    pad = config.get("eos_token_id") if gpt2 else pad_of(config, checkpoint, of_rows=True)
-    if isinstance(pad, int) and pad >= 0:
+    if (pad := row_pad(config, checkpoint)) is not None:
         t.put("data.padding", pad)
-        t.put("data.padding_ends", not gpt2)
+        t.put("data.padding_ends", layout_of(config) != "gpt2")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,37 +16,11 @@ from model_zoo.tokenizers.base import padded
 from model_zoo.tokenizers.prompts import STYLES, check_messages, joined
 from pet.compat.mindformers.encodings import Encoding, as_arrays, rows_of
 from pet.compat.mindformers.saving import place_of
+from pet.compat.mindformers.tokenizer_settings import Around, Setting
 
 Texts = Sequence[str]
 UNLIMITED = int(1e30)
 """``model_max_length`` of a tokenizer whose files say none, as there."""
-
-
-class Setting:
-    """An attribute that tokenizer_config.json gives its first value, and a script another one.
-
-    Args:
-        default: where the file says none.
-        fits: whether a value can be used.
-        expected: what can.
-    """
-
-    def __init__(self, default: Any, fits: Callable[[Any], bool], expected: str) -> None:
-        self.default, self.fits, self.expected = default, fits, expected
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, tokenizer: Any, owner: type | None = None) -> Any:
-        if tokenizer is None:
-            return self
-        found = tokenizer._settings.get(self.name)
-        return vars(tokenizer).get(self.name, self.default if found is None else found)
-
-    def __set__(self, tokenizer: Any, value: Any) -> None:
-        if not self.fits(value):
-            raise InputError(f"{self.name}: expected {self.expected}, found {value!r}")
-        vars(tokenizer)[self.name] = value
 
 
 class Spoken(Tokenizer if TYPE_CHECKING else object):
@@ -54,10 +28,12 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
 
     Attributes:
         padding_side: ``right`` or ``left``; right where tokenizer_config.json says nothing, as there.
+        add_bos_token, add_eos_token: whether texts have these tokens around them, but for ChatGLM's and GLM-4's.
         model_max_length: what texts are cut at, or padded to, where a call asks for it without ``max_length``.
     """
 
     padding_side = Setting("right", lambda value: value in ("left", "right"), "'left' or 'right'")
+    add_bos_token, add_eos_token = Around("bos_token_id", "_before"), Around("eos_token_id", "_after")
     model_max_length = Setting(UNLIMITED, lambda value: isinstance(value, (int, float)) and value > 0, "a length")
 
     def __call__(
@@ -76,16 +52,13 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
 
         Args:
             truncation: None cuts where ``max_length`` is said and no padding, as there.
-            add_bos_token, add_eos_token: of GPT-2's tokenizer: False leaves one of the ``<|endoftext|>`` out.
+            add_bos_token, add_eos_token: for this call.
         """
         given = {"add_bos_token": add_bos_token, "add_eos_token": add_eos_token}
-        if given := {name: value for name, value in given.items() if value is not None}:
-            if self.class_name != "GPT2Tokenizer":
-                raise InputError(f"{', '.join(given)}: GPT-2's tokenizer alone has it")
-            tokenizer = copy.copy(self)
-            tokenizer._settings = {**self._settings, **given}
-        else:
-            tokenizer = self
+        given = {name: value for name, value in given.items() if value is not None}
+        tokenizer = copy.copy(self) if given else self
+        for name, value in given.items():
+            setattr(tokenizer, name, value)
         if max_length is None and (truncation or padding == "max_length") and self.model_max_length < UNLIMITED:
             max_length = int(self.model_max_length)
         side = self.padding_side if padding_side is None else padding_side

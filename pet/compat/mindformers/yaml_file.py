@@ -46,7 +46,7 @@ TOP = {
     "vocab_file": lambda t, n, v: _tokenizer(t, n, {"tokenizer": {n: v}}),  # of research/llama3's scripts
     "moe_config": lambda t, n, v: _experts(t, n, v),
     "load_ckpt_format": Ignored("the file itself says it"),
-    "metric": Ignored("eval.metrics says what is measured"),
+    "metric": Ignored("but for EmF1Metric's answers loss and perplexity are measured; eval.metrics asks for more"),
     "micro_batch_interleave_num": Ignored("it changes the order of the work, not its result"),
     "lr_scale": Refused("give the learning rate itself"),
     "lr_scale_factor": Ignored("lr_scale is off"),

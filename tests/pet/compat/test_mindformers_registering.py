@@ -7,8 +7,12 @@ import math
 import mindspore as ms
 import numpy as np
 import pytest
+import yaml
 from mindspore import nn
+from mindspore.dataset import MindDataset
+from mindspore.mindrecord import FileWriter
 
+import pet
 from adapters.apply import list_adapters
 from model_zoo.errors import InputError
 from pet.compat import mindformers as theirs
@@ -108,6 +112,42 @@ def test_answers_by_their_longest_common_run():
     assert measured(theirs.EmF1Metric(), *given) == {"F1": 75.0, "Em": 50.0}
     assert measured(theirs.EmF1Metric(), [["郑州\nmore"], ["郑州市"]]) == {"F1": 80.0, "Em": 0.0}
     assert measured(theirs.EmF1Metric()) == {}
+
+
+def test_a_job_file_measures_answers_to_rows_of_questions(tmp_path, monkeypatch):
+    """Rows as MindFormers' script writes them of SQuAD: question and answer, each padded. Two are answered so."""
+    model = pet.AutoModel.from_pretrained("llama_tiny")
+    tokenizer = pet.AutoTokenizer.from_pretrained("llama_tiny")
+    pad = tokenizer.pad_token_id
+    questions = [tokenizer.encode(text) for text in ("a red shirt", "a grey scarf is", "what colour?")]
+    answers = [model.generate([ids], max_new_tokens=6)[0][len(ids) :].tolist() for ids in questions]
+    answers[1] = tokenizer.encode("nothing of that", add_special_tokens=False)
+    padded = [{"input_ids": one, "labels": other} for one, other in zip(questions, answers, strict=True)]
+    padded = [{name: np.int32(ids + [pad] * (40 - len(ids))) for name, ids in row.items()} for row in padded]
+    file, section = (
+        tmp_path / "rows.mindrecord",
+        {"data_loader": {"type": "MindDataset", "dataset_dir": "rows.mindrecord"}},
+    )
+    writer = FileWriter(str(file))
+    writer.add_schema({name: {"type": "int32", "shape": [-1]} for name in padded[0]}, "rows")
+    writer.write_raw_data(padded)
+    writer.commit()
+    monkeypatch.chdir(tmp_path)
+    sizes = {"type": "LlamaConfig", "seq_length": 64, "max_new_tokens": 6}
+    job = {"run_mode": "eval", "trainer": {"type": "CausalLanguageModelingTrainer"}, "eval_dataset": section}
+    job |= {"model": {"model_config": sizes}, "metric": {"type": "EmF1Metric"}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    written = [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers]
+    said = tokenizer.decode(model.generate([questions[1]], max_new_tokens=6)[0][len(questions[1]) :], True)
+    expected = measured(theirs.EmF1Metric(), [[written[0], said, written[2]], written])
+    how = {"args": {"output_dir": str(tmp_path / "run"), "use_parallel": False}, "load_checkpoint": "llama_tiny"}
+    trainer = theirs.Trainer(recipe=str(tmp_path / "job.yaml"), **how)
+    assert trainer.evaluate() == expected
+    assert expected["Em"] == pytest.approx(200 / 3)
+    assert trainer.evaluate(MindDataset(str(file), shuffle=False).batch(2)) == expected
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump({**job, "metric": {"type": "PerplexityMetric"}}))
+    with pytest.raises(InputError, match="column labels"):
+        theirs.Trainer(recipe=str(tmp_path / "job.yaml"), **how).evaluate()
 
 
 def test_perplexity_is_that_of_the_batches_mean():

@@ -145,8 +145,31 @@ def test_gpt2s_ends_as_a_call_says():
     assert tokenizer("a red")["input_ids"] == [end, *ids, end]
     assert tokenizer("a red", add_bos_token=False, add_eos_token=False)["input_ids"] == ids
     assert tokenizer("a red", add_bos_token=False)["input_ids"] == [*ids, end]
-    with pytest.raises(InputError, match="add_bos_token: GPT-2's tokenizer alone has it"):
-        LlamaTokenizer.from_pretrained("llama_tiny")("a", add_bos_token=False)
+
+
+@pytest.mark.parametrize("name", ["llama_tiny", "gpt_tiny"])
+def test_a_script_says_what_stands_around_texts(name, tmp_path):
+    """As MindFormers' scripts do that write rows; GPT-2's own ends are those of a call."""
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    ids, before = tokenizer.encode("a red", add_special_tokens=False), tokenizer("a red")["input_ids"]
+    assert (tokenizer.add_bos_token, tokenizer.add_eos_token) == (True, name == "gpt_tiny")
+    assert tokenizer("a red", add_bos_token=False, add_eos_token=True)["input_ids"] == [*ids, end]
+    assert tokenizer("a red")["input_ids"] == before
+    tokenizer.add_bos_token, tokenizer.add_eos_token = False, True
+    assert tokenizer.encode("a red") == tokenizer("a red")["input_ids"] == [*ids, end]
+    tokenizer.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path)("a red")["input_ids"] == [*ids, end]
+    tokenizer.add_bos_token = True
+    assert tokenizer.encode("a red") == [begin, *ids, end]
+
+
+@pytest.mark.parametrize("name", ["glm_tiny", "glm4_tiny"])
+def test_glms_tokens_around_texts_stay(name):
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    assert not hasattr(tokenizer, "add_bos_token")
+    with pytest.raises(InputError, match="add_bos_token: this tokenizer has tokens of its own around a text"):
+        tokenizer.add_bos_token = False
 
 
 def test_what_a_call_pads_generate_takes():
