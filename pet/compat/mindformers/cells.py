@@ -20,7 +20,7 @@ from model_zoo.inputs import as_int_tensor, as_mask
 from model_zoo.labels import SINGLE
 from model_zoo.layers import int_range
 from model_zoo.turns import in_turn
-from pet.compat.mindformers.padding import row_pad
+from pet.compat.mindformers.padding import AHEAD, row_pad
 from pet.compat.mindformers.saving import place_of
 from pet.data.dataset import IGNORED
 
@@ -188,7 +188,7 @@ class ScoreCell(FamilyCell):
         return logits if labels is None else (logits, labels.reshape(-1))
 
 
-CELLS = {"gpt2": GPT2Cell, "chatglm": GLMCell, **dict.fromkeys(("chatglm2", "glm", "glm4"), GLM2Cell)}
+CELLS = {**dict.fromkeys(AHEAD, GLM2Cell), "chatglm": GLMCell, "gpt2": GPT2Cell}
 """By a family's layout; others are called like LLaMA's."""
 
 
