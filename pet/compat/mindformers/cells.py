@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, nn, ops
 
 from model_zoo.causal_lm import CausalLM
@@ -58,8 +59,12 @@ class FamilyCell(CausalLM if TYPE_CHECKING else object):
         for name in UNUSED:
             if said.get(name) is not None:
                 raise InputError(f"{name} is not supported: a model is called with whole rows of ids")
+        if len(columns) >= len(names):
+            raise InputError(f"{len(columns) + 1} columns; this family's cell takes {', '.join(names)}")
         if said.get("attention_mask") is not None:
             as_mask(said["attention_mask"], tuple(ids.shape))
+        if said.get("labels") is not None and not self.scoring and np.shape(said["labels"]) != tuple(ids.shape):
+            raise InputError(f"labels have shape {np.shape(said['labels'])}, input_ids {tuple(ids.shape)}")
         if self.training and not self.shifts and said.get("labels") is None:
             raise InputError("labels are missing: the loss of this family's cell is of labels")
         if self.training and self.scoring and not (self.labels.kind == SINGLE and isinstance(self, ScoreCell)):
