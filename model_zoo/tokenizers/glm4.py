@@ -80,7 +80,7 @@ class GLM4Tokenizer(FastTokenizer):
     @classmethod
     def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> GLM4Tokenizer:
         name = "tokenizer.json" if files.has("tokenizer.json") else "tokenizer.model"
-        return cls(files.path(name), prompt_style, files.settings, files)
+        return cls(files.path(name), prompt_style, settings=files.settings, files=files)
 
 
 def _describe(ranks: dict[bytes, int]) -> dict:

@@ -90,6 +90,8 @@ def settings_digest(tokenizer: Any, settings: DataSettings) -> str:
     chosen |= {name: dict(chosen[name] or {}) for name in ("columns", "roles")}
     if settings.padding is not None:
         chosen["padding"] = settings.padding, settings.padding_ends
+    if settings.labels_ahead:
+        chosen["labels_ahead"] = True
     if settings.conversations is not None:
         chosen["conversations"] = source_of(settings.conversations)
     text = json.dumps([VERSION, chosen], sort_keys=True) + tokenizer_digest(tokenizer)

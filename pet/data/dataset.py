@@ -24,8 +24,8 @@ def place_name(path: Path | str, line: int, row: int) -> str:
     return f"{path}:{line}" + (f" (row {row})" if row else "")
 
 
-def learnt(ids: Sequence[int], labels: Sequence[int]) -> list[bool]:
-    """Which tokens are learnt by labels of the same length.
+def learnt(ids: Sequence[int], labels: Sequence[int], how: str = "not shifted") -> list[bool]:
+    """Which tokens are learnt by labels of the same length, which are said to be `how`.
 
     Raises:
         InputError: a label is neither its token's id nor `IGNORED`.
@@ -33,10 +33,23 @@ def learnt(ids: Sequence[int], labels: Sequence[int]) -> list[bool]:
     for place, (token, label) in enumerate(zip(ids, labels, strict=True)):
         if label not in (token, IGNORED):
             raise InputError(
-                f"labels: {label} at place {place}, where input_ids has {token}; expected the same id (labels are not "
-                f"shifted), or {IGNORED} where nothing is learnt"
+                f"labels: {label} at place {place}, where input_ids has {token}; expected the same id (labels are "
+                f"{how}), or {IGNORED} where nothing is learnt"
             )
     return [label != IGNORED for label in labels]
+
+
+def with_labels(ids: Sequence[int], labels: Sequence[int], ahead: bool) -> tuple[list[int], list[bool]]:
+    """Token ids, and which of them are learnt.
+
+    Args:
+        ahead: whether each label stands one place before its token, so that the last one is a token more.
+    """
+    if not ahead:
+        return list(ids), learnt(ids, labels)
+    more = [label for label in labels[-1:] if label != IGNORED]
+    whole = [*ids, *more]
+    return whole, learnt(whole, [IGNORED, *labels[: len(whole) - 1]], "one place ahead")
 
 
 @dataclass

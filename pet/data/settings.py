@@ -37,6 +37,7 @@ class DataSettings:
     train_on: str = "answers"
     padding: int | None = None
     padding_ends: bool = False
+    labels_ahead: bool = False
     max_length: int = 512
     too_long: str = "cut"
     packing: str = "pack"
@@ -72,7 +73,7 @@ class DataSettings:
     @property
     def reading(self) -> dict[str, Any]:
         """What :func:`pet.data.formats.read_file` takes of these."""
-        names = ("format", "columns", "roles", "system", "train_on", "conversations", "documents")
+        names = ("format", "columns", "roles", "system", "train_on", "labels_ahead", "conversations", "documents")
         return {name: getattr(self, name) for name in names}
 
     @classmethod

@@ -9,7 +9,7 @@ import numpy as np
 
 from model_zoo.errors import InputError
 
-from .dataset import learnt
+from .dataset import with_labels
 from .messages import Wrong
 
 LEARNT = ("completion_mask", "assistant_masks", "loss_mask")
@@ -46,12 +46,13 @@ def without_padding(tokens: Sequence[int], pad: int, ends: bool) -> tuple[list[i
     return ids[span].tolist(), marks[span].tolist()
 
 
-def tokens_of(columns: Mapping[str, Any]) -> tuple[list[int], list[bool]]:
+def tokens_of(columns: Mapping[str, Any], ahead: bool = False) -> tuple[list[int], list[bool]]:
     """Token ids with their marks; labels of -100 and marks of 0 are not learnt, and padding (attention_mask 0) is left
     out.
 
     Args:
         columns: by the names in `TOKEN_COLUMNS`; None where a row has none.
+        ahead: of the labels, see `with_labels`.
 
     Raises:
         Wrong: the row cannot be used.
@@ -72,12 +73,14 @@ def tokens_of(columns: Mapping[str, Any]) -> tuple[list[int], list[bool]]:
         raise Wrong("column 'attention_mask' leaves no token")
     try:
         labels = whole.get("labels", tokens)
-        marks = learnt([tokens[index] for index in kept], [labels[index] for index in kept])
+        found, marks = with_labels(
+            [tokens[index] for index in kept], [labels[index] for index in kept], ahead and "labels" in whole
+        )
     except InputError as error:
         raise Wrong(f"column {error}") from None
     masks = [whole[name] for name in LEARNT if name in whole]
-    marks = [mark and all(mask[index] for mask in masks) for mark, index in zip(marks, kept, strict=True)]
-    return [tokens[index] for index in kept], marks
+    marks = [mark and all(mask[index] for mask in masks) for mark, index in zip(marks, [*kept, -1], strict=False)]
+    return found, marks
 
 
 def _numbers(name: str, value: Any) -> list[int]:

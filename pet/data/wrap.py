@@ -12,7 +12,7 @@ import numpy as np
 from model_zoo import progress
 from model_zoo.errors import InputError, nearest
 
-from .dataset import IGNORED, TokenDataset, learnt
+from .dataset import IGNORED, TokenDataset, with_labels
 from .loader import Batch, check_division
 from .packing import LayoutFunction, causal_layout, placed
 from .settings import DataSettings
@@ -34,7 +34,11 @@ def _alone(data: Any) -> None:
 
 
 def from_mindspore(
-    data: Any, max_length: int | None = None, padding: int | None = None, padding_ends: bool = False
+    data: Any,
+    max_length: int | None = None,
+    padding: int | None = None,
+    padding_ends: bool = False,
+    labels_ahead: bool = False,
 ) -> TokenDataset:
     """The samples of a MindSpore Dataset of token ids, read once into memory.
 
@@ -46,6 +50,7 @@ def from_mindspore(
             trainers that cut off the last one themselves, the first seq_len remain: a piece of one token teaches
             nothing.)
         padding, padding_ends: of rows without labels and mask; see `pet.recipe.data.Data`.
+        labels_ahead: of the labels; see there.
 
     Raises:
         InputError: no such column, columns of different shapes, or nothing to learn.
@@ -73,7 +78,8 @@ def from_mindspore(
             kept = parts["attention_mask"][row] != 0 if "attention_mask" in parts else slice(None)
             ids = ids[kept]
             given = parts["labels"][row][kept] if "labels" in parts else ids
-            trained = np.asarray(learnt(ids.tolist(), given.tolist()), bool)
+            ahead = labels_ahead and "labels" in parts
+            ids, trained = map(np.asarray, with_labels(ids.tolist(), given.tolist(), ahead))
             if padding is not None and len(parts) == 1:
                 ids, trained = map(np.asarray, without_padding(ids.tolist(), padding, padding_ends))
             piece = max_length or max(len(ids), 1)

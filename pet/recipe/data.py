@@ -81,6 +81,11 @@ class Reading(Section):
         False,
         description="Learn the padding behind a token, as the end of the text, and nothing else behind padding.",
     )
+    labels_ahead: bool = Field(
+        False,
+        description="Labels of rows of token ids stand where they are predicted, one place before the token that they "
+        "are; the last one is a token more.",
+    )
     too_long: Literal["cut", "shorten", "drop"] = Field(
         "cut",
         description="A longer sample is truncated at max_length (cut), shortened in its questions and answers in "

@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, nn, ops
 
 from model_zoo.causal_lm import CausalLM
@@ -20,7 +21,7 @@ from model_zoo.inputs import as_int_tensor, as_mask
 from model_zoo.labels import SINGLE
 from model_zoo.layers import int_range
 from model_zoo.turns import in_turn
-from pet.compat.mindformers.padding import row_pad
+from pet.compat.mindformers.padding import AHEAD, row_pad
 from pet.compat.mindformers.saving import place_of
 from pet.data.dataset import IGNORED
 
@@ -58,8 +59,12 @@ class FamilyCell(CausalLM if TYPE_CHECKING else object):
         for name in UNUSED:
             if said.get(name) is not None:
                 raise InputError(f"{name} is not supported: a model is called with whole rows of ids")
+        if len(columns) >= len(names):
+            raise InputError(f"{len(columns) + 1} columns; this family's cell takes {', '.join(names)}")
         if said.get("attention_mask") is not None:
             as_mask(said["attention_mask"], tuple(ids.shape))
+        if said.get("labels") is not None and not self.scoring and np.shape(said["labels"]) != tuple(ids.shape):
+            raise InputError(f"labels have shape {np.shape(said['labels'])}, input_ids {tuple(ids.shape)}")
         if self.training and not self.shifts and said.get("labels") is None:
             raise InputError("labels are missing: the loss of this family's cell is of labels")
         if self.training and self.scoring and not (self.labels.kind == SINGLE and isinstance(self, ScoreCell)):
@@ -188,7 +193,7 @@ class ScoreCell(FamilyCell):
         return logits if labels is None else (logits, labels.reshape(-1))
 
 
-CELLS = {"gpt2": GPT2Cell, "chatglm": GLMCell, **dict.fromkeys(("chatglm2", "glm", "glm4"), GLM2Cell)}
+CELLS = {**dict.fromkeys(AHEAD, GLM2Cell), "chatglm": GLMCell, "gpt2": GPT2Cell}
 """By a family's layout; others are called like LLaMA's."""
 
 

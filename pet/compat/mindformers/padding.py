@@ -14,6 +14,8 @@ from pet.recipe.translation import Translation
 
 PADS = {"gpt2": "eos_token_id", "llama": 0, "chatglm2": 0}
 """What MindFormers' configurations pad with where nothing says it."""
+AHEAD = ("chatglm", "chatglm2", "glm", "glm4")
+"""Layouts of models whose labels stand where they are predicted."""
 
 
 def pad_of(config: Mapping[str, Any], checkpoint: Any, of_rows: bool = False) -> int | None:
@@ -43,12 +45,15 @@ def row_pad(config: Mapping[str, Any], checkpoint: Any = None) -> int | None:
 
 
 def put_padding(t: Translation, config: Mapping[str, Any], checkpoint: Any = None) -> None:
-    """Lets rows of nothing but token ids be learnt as MindFormers' models learn them: LLaMA's beside those whose
-    question is padding, GPT-2's beside those that are its end token themselves.
+    """Lets rows of token ids be learnt as MindFormers' models learn them: without labels, LLaMA's beside those whose
+    question is padding, GPT-2's beside those that are its end token themselves; GLM's by labels where they are
+    predicted.
 
     Args:
         config, checkpoint: see `pad_of`.
     """
+    if layout_of(config) in AHEAD:
+        t.put("data.labels_ahead", True)
     if (pad := row_pad(config, checkpoint)) is not None:
         t.put("data.padding", pad)
         t.put("data.padding_ends", layout_of(config) != "gpt2")

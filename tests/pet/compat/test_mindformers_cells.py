@@ -203,6 +203,10 @@ def test_what_it_cannot_be_called_with():
         llama(np.full((1, 4), 20), input_position=Tensor([1]))
     with pytest.raises(InputError, match=r"attention_mask has shape \(1, 3\)"):
         llama(np.full((1, 4), 20), attention_mask=np.ones((1, 3)))
+    with pytest.raises(InputError, match=r"labels have shape \(1, 1\), input_ids \(1, 4\)"):
+        llama(np.full((1, 4), 20), Tensor([[20]]))
+    with pytest.raises(InputError, match="5 columns; this family's cell takes input_ids, labels, position_ids, attent"):
+        glm(rows("glm_tiny", glm)[0], None, None, None, None)
     glm.set_train(True)
     with pytest.raises(InputError, match="labels are missing"):
         glm(rows("glm_tiny", glm)[0])

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mindspore.mindrecord import FileWriter
 
 import pet
 from model_zoo.errors import InputError
-from pet.compat.mindformers import AutoModel, LlamaConfig, Trainer
+from pet.compat.mindformers import AutoModel, ChatGLM4Tokenizer, LlamaConfig, Trainer
 from pet.compat.mindformers.padding import pad_of
 
 LENGTHS = (5, 9, 12, 7)
@@ -130,3 +131,25 @@ def test_what_is_no_batch_among_batches_is_named(fixtures, wrong, message):
     batches = [{"input_ids": np.full((2, 6), 10)}, wrong]
     with pytest.raises(InputError, match=message):
         Trainer(model=model, train_dataset=batches, args={"output_dir": "run"}).train()
+
+
+def test_glms_labels_stand_where_they_are_predicted(tmp_path):
+    """As MindFormers' script for GLM-4 writes them: the loss is its cell's, of a name and of an object."""
+    tokenizer = ChatGLM4Tokenizer.from_pretrained("glm4_tiny")
+    messages = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "a grey shirt"}]
+    pieces = [tokenizer.apply_chat_template([one], tokenize=True)[2:-1] for one in messages]
+    marks, ends = tokenizer.encode("", True)[:2], tokenizer.special_tokens["<|user|>"]
+    ids = [*marks, *pieces[0], *pieces[1], ends]
+    assert ids == tokenizer.example(messages)[0]
+    asked = len(marks) + len(pieces[0]) + 1
+    whole = {"input_ids": ids[:-1], "labels": [-100] * (asked - 1) + ids[asked:]}
+    writer = FileWriter(str(tmp_path / "rows.mindrecord"))
+    writer.add_schema({name: {"type": "int32", "shape": [-1]} for name in whole}, "rows")
+    writer.write_raw_data([{name: np.int32(row) for name, row in whole.items()}])
+    writer.commit()
+    model = AutoModel.from_pretrained("glm4_tiny").set_train()
+    expected = float(model([whole["input_ids"]], [whole["labels"]]))
+    for one in ("glm4_tiny", model):
+        how = {"args": {"output_dir": str(tmp_path / "run"), "batch_size": 1, "use_parallel": False}}
+        found = Trainer(model=one, eval_dataset=str(tmp_path / "rows.mindrecord"), **how).evaluate()
+        assert found["loss"] == pytest.approx(expected, rel=1e-5)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
+from mindspore.dataset import GeneratorDataset
 
 from model_zoo.errors import InputError
 from pet.data import CollateLoader, DataSettings, from_mindspore
+from pet.data.formats import read_rows
 from pet.data.token_rows import learnt_beside, without_padding
 
 PLAIN, ENDS = (0, False), (0, True)
@@ -77,3 +81,20 @@ def test_what_ends_needs_padding(tmp_path):
         from_dict(
             {}, {"model.path": "gpt_tiny", "data.train": "rows.jsonl", "data.padding_ends": True}, check_files=False
         )
+
+
+def test_labels_one_place_ahead(tmp_path):
+    """As causal models of other systems take them whose loss shifts nothing: files and MindSpore datasets."""
+    rows = [{"input_ids": [5, 6, 7, 9], "labels": [-100, 7, 9, 4]}, {"input_ids": [5, 6, 0], "labels": [6, -100, -100]}]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    expected = [([5, 6, 7, 9, 4], [False, False, True, True, True]), ([5, 6, 0], [False, True, False])]
+    assert [row.tokens for row in read_rows(path, labels_ahead=True)] == expected
+    given = GeneratorDataset(
+        [tuple(map(np.int32, row.values())) for row in rows], ["input_ids", "labels"], shuffle=False
+    )
+    found = from_mindspore(given, labels_ahead=True)
+    assert [(ids.tolist(), marks.tolist()) for ids, marks in (found[index][:2] for index in range(2))] == expected
+    with pytest.raises(InputError, match=r"labels: 9 at place 2, where input_ids has 7; .*labels are one place ahead"):
+        wrong = [(np.int32([5, 6, 7]), np.int32([6, 9, -100]))]
+        from_mindspore(GeneratorDataset(wrong, ["input_ids", "labels"]), labels_ahead=True)
