@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from model_zoo.errors import InputError
+from pet.compat.contradictions import OF_A_DATA_SET, refuse_contradictions
 from pet.compat.job_files import FALLBACK, NO_TEMPLATE, part, put_data, put_parts, without_template
 from pet.compat.prompts import ALPACA, AXOLOTL
 from pet.data.finding import find_files
@@ -80,6 +81,7 @@ def datasets(t: Translation, name: str, value: Any) -> None:
     found, parts = [], []
     _check(value)
     for entry in value:
+        refuse_contradictions(t, entry, OF_A_DATA_SET, f"{name}.")
         given = entry.get("type")
         whole, _, style = str(given).partition(":")
         kind, _, variant = whole.partition(".")

@@ -13,6 +13,7 @@ from typing import Any
 from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
 from model_zoo.generation_settings import DRAWN, OF_BEAMS
+from pet.compat.contradictions import LLAMA_FACTORY as CONTRADICTIONS, refuse_contradictions
 from pet.compat.job_files import (
     BITS,
     CACHE,
@@ -75,7 +76,9 @@ def _quantised(t: Translation, name: str, value: Any) -> None:
 
 
 def _packed(t: Translation, name: str, value: Any) -> None:
-    if value:
+    if t.get("train.objective"):
+        t.ignore(name, "it is about stage: sft and pt")
+    elif name == "packing" or value:
         packing(t, name, value)
 
 
@@ -129,8 +132,7 @@ TABLE = {
     "tool_format": Ignored("tools are written by the model's own chat template"),
     "cutoff_len": "data.max_length",
     "val_size": number("data.eval_fraction"),
-    "packing": packing,
-    **same(_packed, "neat_packing use_packed_sequences"),
+    **same(_packed, "packing neat_packing use_packed_sequences"),
     "train_on_prompt": flag("data.train_on", "all"),
     "mask_history": flag("data.train_on", "last"),
     "ignore_pad_token_for_loss": Ignored("padding is never learnt"),
@@ -240,7 +242,7 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     given = preferences(t, PREFERENCES.get(str(loss), "dpo") if objective == "dpo" else objective, given, KEYS)
     t.apply(given, TABLE)
     schedule_of_transformers(t, "lr_scheduler_type", _with_decay(t, given))
-    _check_learnt(t, values)
+    refuse_contradictions(t, values, CONTRADICTIONS)
     if objective == "kto" and t.get("train.batch_size") == 1 and t.get("train.accumulation", 1) % 2 == 0:
         t.settings.update({"train.batch_size": 2, "train.accumulation": t.get("train.accumulation") // 2})
         t.ignore("per_device_train_batch_size", "kto compares two rows, so 2 with half of the accumulation steps")
@@ -296,18 +298,6 @@ def _with_decay(t: Translation, given: Mapping[str, Any]) -> Mapping[str, Any]:
         if stable + own["num_decay_steps"] != left:
             t.refuse("lr_scheduler_kwargs", f"num_stable_steps: {stable}, but the descent ends with the run here")
     return {**given, "lr_scheduler_kwargs": {"num_decay_steps": 1, **own}}
-
-
-def _check_learnt(t: Translation, values: Mapping[str, Any]) -> None:
-    """Notes settings of what is learnt that exclude each other, or belong to another stage, as LLaMA-Factory does."""
-    asked = []
-    for name in ("train_on_prompt", "mask_history"):
-        with t.reading(name, values.get(name)):
-            asked += [name] if switched_on(values.get(name)) else []
-    if len(asked) > 1:
-        t.refuse(" with ".join(asked), "one learns every prompt, the other the last answer alone")
-    elif asked and values.get("stage") not in (None, "sft"):
-        t.refuse(asked[0], "it is about stage: sft")
 
 
 def _answers(t: Translation) -> None:

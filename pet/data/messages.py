@@ -4,7 +4,7 @@
 ``tool_calls``, or a message from ``function_call`` whose text is the JSON of one call or of several; a tool's answer is
 from ``tool`` or ``observation``. Of calls only the function's name and its arguments are kept, the latter as an object,
 as chat templates expect them. ``weight``, ``train`` or ``training`` of 0 or false says that an answer is read and not
-learnt; text in parts, ``[{"type": "text", "text"}]``, is one text.
+learnt; text in parts, ``[{"type": "text", "text"}]``, is one text, unless a chat template writes each part.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_zoo.errors import nearest
+from model_zoo.tokenizers.conversations import Joined
 
 from .records import type_name
 
@@ -138,7 +139,7 @@ def _message(number: int, turn: Any) -> dict[str, Any]:
         names = ", ".join(repr(name) + " of null" * (value is None) for name, value in turn.items()) or "nothing"
         raise Wrong(f"message {number}: expected role and content (or from and value), found {names}")
     if isinstance(content, list) and content:
-        content = "".join(_part(number, part) for part in content)
+        content = Joined([_part(number, part) for part in content])
     if not isinstance(content, str):
         raise Wrong(f"message {number}: content: expected a string, found {type_name(content)}")
     if not isinstance(role, str) or role.lower() not in ROLE_NAMES:

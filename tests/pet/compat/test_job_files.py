@@ -1209,8 +1209,8 @@ def test_axolotls_early_stopping_keeps_the_best_where_each_checkpoint_was_measur
     ("given", "problem"),
     [
         ({"train_on_prompt": True, "mask_history": True}, "train_on_prompt with mask_history: one learns every prompt"),
-        ({"mask_history": True, "stage": "dpo"}, "mask_history: it is about stage: sft"),
-        ({"train_on_prompt": True, "stage": "pt"}, "train_on_prompt: it is about stage: sft"),
+        ({"mask_history": True, "stage": "dpo"}, "mask_history with stage: dpo: it is about stage: sft"),
+        ({"train_on_prompt": True, "stage": "pt"}, "train_on_prompt with stage: pt: it is about stage: sft"),
     ],
     ids=str,
 )
