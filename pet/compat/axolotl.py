@@ -74,9 +74,7 @@ def _ends_of_turns(t: Translation, name: str, value: Any) -> None:
 
 
 def _unfrozen(t: Translation, name: str, value: Any) -> None:
-    if t.get("adapter.method") == "none":
-        t.refuse(name, "every weight is trained; see pet.freeze_modules for less")
-    else:
+    if t.get("adapter.method") != "none":
         t.ignore(name, "an adapter's base is frozen")
 
 

@@ -35,6 +35,7 @@ LLAMA_FACTORY = {
     ("loraplus_lr_ratio", "finetuning_type != lora"): LORA_ALONE,
     ("adapter_name_or_path", "finetuning_type != lora"): LORA_ALONE,
     ("quantization_bit", "finetuning_type = full|freeze"): BITS_WITHOUT,
+    ("use_llama_pro", "finetuning_type = full"): "it is about finetuning_type: freeze or lora",
 }
 """Of LLaMA-Factory: two conditions, and why they exclude each other. A name is on; ``name = a|b`` has one of these
 values, and ``name != a|b`` is given another one; ``no name`` is off or not given."""

@@ -14,6 +14,7 @@ from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
 from model_zoo.generation_settings import DRAWN, OF_BEAMS
 from pet.compat.contradictions import LLAMA_FACTORY as CONTRADICTIONS, refuse_contradictions
+from pet.compat.frozen import KEYS as FROZEN
 from pet.compat.job_files import (
     BITS,
     CACHE,
@@ -82,6 +83,11 @@ def _packed(t: Translation, name: str, value: Any) -> None:
         packing(t, name, value)
 
 
+def _of_layers(t: Translation, name: str, value: Any) -> None:
+    if t.values.get("finetuning_type") != "freeze" and is_off(t.values.get("use_llama_pro")):
+        t.ignore(name, "it is about finetuning_type: freeze")
+
+
 def _sampled(t: Translation, name: str, value: Any) -> None:
     """The order of rows by Hugging Face's name of it; group_by_length is another one for a value."""
     ways = {"random": {}, "sequential": {"data.shuffle": False}, "group_by_length": {"data.packing": "buckets"}}
@@ -109,7 +115,7 @@ TABLE = {
     "use_fast_tokenizer": MODEL,
     **same(TOKENS, "resize_vocab add_tokens add_special_tokens"),
     # the adapter
-    "finetuning_type": Refused("lora and full are supported", harmless=("lora", "full")),
+    "finetuning_type": Refused("lora, full and freeze are supported", harmless=("lora", "full", "freeze")),
     "adapter_name_or_path": adapter,
     "lora_target": targets,
     "lora_rank": "adapter.rank",
@@ -123,8 +129,9 @@ TABLE = {
     "pissa_convert": Ignored("a PiSSA adapter is saved as LoRA over the untouched base in any case"),
     "create_new_adapter": Refused("merge the first adapter with pet merge"),
     "module_dropout": Ignored("OFT is off"),
-    "freeze_*": Ignored("it is about finetuning_type: freeze, and models that see"),
-    "use_llama_pro": Refused("no layers are added"),
+    **dict.fromkeys(FROZEN, _of_layers),
+    "freeze_*": Ignored("it is about models that see"),
+    "use_llama_pro": elsewhere,
     "mixture_of_depths": Refused("every token goes through every layer"),
     # data
     **same(elsewhere, "dataset eval_dataset dataset_dir max_samples lr_scheduler_kwargs"),
@@ -226,7 +233,7 @@ TAGS |= {"observation_tag": "tool", "function_tag": "function_call", "system_tag
 def translate(values: dict[str, Any], file: Path) -> Translation:
     """A LLaMA-Factory file's settings."""
     t = Translation.of_file(file, values)
-    full = values.get("finetuning_type") == "full"
+    full = values.get("finetuning_type") in ("full", "freeze")
     t.put("adapter.method", "none" if full else "lora")
     t.settings.update({**DEFAULTS, **(PRE_TRAINING if values.get("stage") == "pt" else {})})
     given = first_of(values, *STEPS_WIN)

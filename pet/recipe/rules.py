@@ -10,10 +10,11 @@ import contextlib
 from collections.abc import Iterator
 
 from adapters.matching import check_names
+from adapters.patterns import names_like
 from adapters.schema import TARGETS, Settings
 from adapters.settings import NO_HEAD, method_and_settings, named
 from model_zoo.configs import Config
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, nearest
 from model_zoo.generation_settings import DRAWN, OF_BEAMS, is_missed
 from pet.launching.environment import read_job
 from pet.meta_model import MetaModel
@@ -65,6 +66,9 @@ def batches(recipe: Recipe) -> Iterator[Finding]:
         yield "parallel.reduce_buckets", names, "gradients are sent in pieces between replicas alone"
     elif parallel.reduce_buckets > 1 and parallel.shard_base:
         yield "parallel.reduce_buckets", "parallel.shard_base", "gathers and sums would meet in one graph"
+    if getattr(recipe.adapter, "trained", None) and parallel.tensor * parallel.pipeline > 1:
+        names = "parallel.tensor parallel.pipeline"
+        yield "adapter.trained", names, "the weights that stay are in no process whole; expected parallel.data alone"
     if parallel.shard_base and recipe.adapter.method == "none":
         yield "parallel.shard_base", "adapter.method", "every weight is trained, and what is frozen is shared"
     elif parallel.shard_base and recipe.model.quantization.type is not None:
@@ -261,6 +265,8 @@ def model(recipe: Recipe) -> Iterator[Finding]:
             "adapter.method",
             f"an adapter ({recipe.adapter.method}) on random weights learns nothing useful; set adapter.method: none",
         )
+    elif recipe.model.from_scratch and recipe.adapter.trained:
+        yield "adapter.trained", "model.from_scratch", "random weights have to be trained, all of them"
     if recipe.output.force and recipe.train.resume:
         yield "output.force", "train.resume", "deletes the run that train.resume would go on with; keep one"
     if recipe.output.merged and (reason := getattr(named(recipe.adapter.method), "unmergeable", "")):
@@ -297,7 +303,11 @@ def room(recipe: Recipe, base: Config) -> int:
 
 
 def cells(recipe: Recipe, base: Config) -> Iterator[Finding]:
-    """Names of cells, layers and tokens that a model does not have, by its config.json, as the run says it."""
+    """Names of weights, cells, layers and tokens that a model lacks, by its config.json, as the run says it."""
+    names = list(base.shapes())
+    for pattern in getattr(recipe.adapter, "trained", None) or ():
+        if not names_like(pattern, names):
+            yield "adapter.trained", "model.path", f"{pattern!r} matches no weight{nearest(pattern, names)}"
     settings = settings_of(recipe)
     if settings is None or not settings.targeted or any(settings.problems()):
         return
