@@ -36,6 +36,7 @@ SIZES = {
     "adapter.alpha": 8.0,
     "data.max_length": 256,
     "data.max_samples": 8,
+    "data.min_length": None,
     "data.workers": 0,
     "eval.batch_size": 2,
     "eval.shown_samples": 0,

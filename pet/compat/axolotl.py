@@ -33,6 +33,7 @@ from pet.compat.job_files import (
     revision,
     settle,
     targets,
+    uploaded,
 )
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
 from pet.compat.translation import choice, elsewhere, first_of, flag, number, picked, same, schedule_of_transformers
@@ -166,9 +167,6 @@ def _trl(t: Translation, name: str, value: Any) -> None:
         t.put("train.beta", float(value["beta"]))
 
 
-UPLOADED = Refused("nothing is uploaded")
-
-
 def _bf16(t: Translation, name: str, value: Any) -> None:
     if t.get("train.precision") == "fp16":  # of the two auto stands back
         if value == "auto":
@@ -290,7 +288,7 @@ TABLE = {
     "streaming_multipack_buffer_size": lambda t, n, v: t.put("data.stream_window", t.get("data.streaming") and v),
     "curriculum_sampling": flag("data.shuffle", False),
     "shuffle_merged_datasets": _shuffled,
-    "min_sample_len": Refused("short samples are learnt, too", harmless=(1, 2)),
+    "min_sample_len": "data.min_length",
     "train_on_inputs": flag("data.train_on", "all"),
     "chat_template": _template,
     "chat_template_jinja": lambda t, n, v: t.sources or t.settings.setdefault("data.template", v),
@@ -344,7 +342,7 @@ TABLE = {
     **same(LAYOUT, "heads_k_stride ring_attn_func accelerator_config"),
     **same(LOGS, "debug eval_table_* use_wandb* mlflow_* use_mlflow comet_* use_comet otel_* use_otel_metrics"),
     **same(LOGS, "use_tensorboard gc_* use_trackio trackio_* hf_mlflow_* profiler_steps* include_t*"),
-    **same(UPLOADED, "push_dataset_to_hub hub_*"),
+    **same(uploaded, "push_dataset_to_hub hub_*"),
     "strict": Ignored("checkpoints are always read strictly"),
     "save_safetensors": Ignored("adapters are always safetensors"),
     **same(Ignored("axolotl reads no such key; it stands in its own examples"), "test_value eta_min"),

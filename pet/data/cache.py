@@ -54,6 +54,7 @@ DECIDING = (
     "system",
     "train_on",
     "max_length",
+    "min_length",
     "too_long",
     "max_samples",
     "rows",

@@ -253,12 +253,11 @@ class Encoder:
             return
         documents = [self.tokens(row, messages) for messages in (row.messages, *row.others)]
         longest = max(len(ids) for ids, _ in documents)
-        counts.longest = max(counts.longest, longest)
         shortened: list[tuple[list[int], list[bool]]] = []
+        if counts.left_out(longest, self.settings):
+            return
         if longest <= limit:
             yield documents
-        elif self.settings.too_long == "drop":
-            counts.dropped_long += 1
         else:
             counts.cut += 1
             if row.text is not None:
@@ -286,9 +285,7 @@ class Encoder:
         """A raw text within ``max_length``. Nothing of it is lost: each piece opens like a text of its own."""
         head, body, limit = np.asarray(self._opening(), np.int32), self.text_ids(row), self.settings.max_length
         length, room = len(head) + len(body), limit - len(head)
-        counts.longest = max(counts.longest, length)
-        if length > limit and self.settings.too_long == "drop":
-            counts.dropped_long += 1
+        if counts.left_out(length, self.settings):
             return
         if length > limit and room < 2:
             raise InputError(f"data.max_length: {limit} leaves no room for text after {len(head)} opening tokens")

@@ -77,10 +77,12 @@ def usual(value: Any, names: Mapping[str, str], words: Mapping[str, str]) -> Any
 
     Args:
         names: what the file calls ``role`` and ``content``.
-        words: the file's words for roles.
+        words: the file's words for roles; messages of an empty one are left out.
     """
     if isinstance(value, list) and (names or words):
-        return [usual(one, names, words) for one in value]
+        every = [usual(one, names, words) for one in value]
+        dropped = {"role": "", "from": ""}.items() if "" in words.values() else ()
+        return [one for one in every if not (isinstance(one, dict) and any(pair in one.items() for pair in dropped))]
     if not isinstance(value, dict) or not (names or words):
         return value
     hidden = {*names.values(), *(same for pair in SAID_BY if pair[0] in names for same in pair)}

@@ -38,6 +38,7 @@ class DataSettings:
     padding: int | None = None
     padding_ends: bool = False
     max_length: int = 512
+    min_length: int | None = None
     too_long: str = "cut"
     packing: str = "pack"
     buckets: Sequence[int] | None = None

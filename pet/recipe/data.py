@@ -26,7 +26,7 @@ Role = Literal[
     "role",
     "content",
 ]
-Speaker = Literal["system", "user", "assistant", "tool", "function_call"]
+Speaker = Literal["system", "user", "assistant", "tool", "function_call", ""]
 
 Format = Literal[
     "auto", "alpaca", "adgen", "prompt_completion", "dolly", "chat", "sharegpt", "text", "tokens", "mindrecord"
@@ -50,7 +50,8 @@ class Reading(Section):
     )
     roles: dict[str, Speaker] = Field(
         default_factory=dict,
-        description="Who says a message by other words in the files: {patient: user, doctor: assistant}.",
+        description="Who says a message by other words in the files: {patient: user, doctor: assistant}; messages of "
+        "an empty role are left out: {system: ''}.",
     )
     template: TemplatePath | None = Field(
         None,
@@ -165,6 +166,7 @@ class Data(Reading):
         description="Tokens in a row of a batch, prompt and answer together. Where it is left out: at most the model's "
         "context.",
     )
+    min_length: int | None = Field(None, ge=1, description="Samples with fewer tokens are left out, and counted.")
     packing: Literal["pack", "buckets", "longest", "none"] = Field(
         "pack",
         description="pack: several samples per row with isolated attention; hardly any padding. buckets: rows of "

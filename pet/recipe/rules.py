@@ -186,6 +186,8 @@ def data(recipe: Recipe) -> Iterator[Finding]:
         elif settings.buckets[-1] != settings.max_length:
             why = f"the longest must be data.max_length ({settings.max_length})"
             yield "data.buckets", "data.max_length", why
+    if settings.too_long == "drop" and (settings.min_length or 0) > settings.max_length:
+        yield "data.min_length", "data.max_length", f"{settings.max_length} and data.too_long: drop leave nothing"
     for name, path in (("mix", "train"), ("rows", "train"), ("eval_rows", "eval"), ("eval_rows", "test")):
         count, paths = len(getattr(settings, name) or []), len(getattr(settings, path) or [])
         fits = count in (0, paths) or (name != "mix" and count == 1) or (path != "train" and not paths)

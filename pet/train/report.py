@@ -203,7 +203,7 @@ def facts(recipe, prepared, trainer, counted: tuple[int, int]) -> dict[str, str]
         "output": str(trainer.directory),
     }
     dropped = prepared.train.counts if known else None
-    if dropped is not None and (dropped.cut or dropped.dropped_long or dropped.dropped_unlabelled):
+    if dropped is not None and (dropped.cut or dropped.dropped):
         lines["samples"] += f" ({dropped})"
     return lines
 

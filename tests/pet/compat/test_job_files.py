@@ -1052,12 +1052,21 @@ def test_axolotls_messages(tmp_path, entry, columns, roles):
         ({}, {"split_thinking": True}, "datasets.split_thinking: True is not supported"),
         ({"chat_template": "chatml"}, {"train_on_eos": "all"}, "train_on_eos: 'all' is not supported"),
         ({"train_on_inputs": True}, {}, "train_on_inputs: of messages what all say is learnt there"),
-        ({"min_sample_len": 9}, {}, "min_sample_len: 9: short samples are learnt, too"),
+        ({"hub_model_id": "me/mine"}, {}, "hub_model_id: 'me/mine': nothing is uploaded"),
     ],
 )
 def test_what_axolotl_learns_otherwise_is_refused(tmp_path, given, entry, problem):
     t = axolotl.translate({**JOBS["axolotl"], "datasets": [{**CHAT, **entry}], **given}, tmp_path / "job.yaml")
     assert problem in t.problems[0]
+
+
+def test_system_messages_short_samples_and_a_place_for_a_name(tmp_path):
+    entry = {**CHAT, "drop_system_message": True, "roles": {"assistant": ["bot"], "system": ["sys"]}}
+    file = {**JOBS["axolotl"], "min_sample_len": 9, "hub_model_id": "<your-hub-model-id>"}
+    t = axolotl.translate({**file, "datasets": [entry]}, tmp_path / "job.yaml")
+    assert not t.problems and "hub_model_id" in t.ignored
+    assert t.get("data.roles") == {"system": "", "sys": ""}
+    assert (t.get("data.columns"), t.get("data.min_length")) == ({"system": ""}, 9)
 
 
 def test_a_fallback_serves_a_tokenizer_without_a_template(tmp_path, base, fixtures):

@@ -251,6 +251,17 @@ def test_messages_with_names_of_their_own(write, objective):
     assert [(one["role"], one["content"]) for one in read.messages] == [("user", "Patient"), ("assistant", "Doctor")]
 
 
+@pytest.mark.parametrize("words", [{"system": ""}, {"SYS": "", "human": "user"}], ids=str)
+def test_messages_of_an_empty_role_are_left_out(write, words):
+    said = [system("own"), user("a"), assistant("b")]
+    if "SYS" in words:
+        said = [{"from": "SYS", "value": "own"}, {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    (read,) = read_rows(write("a.jsonl", [{"messages": said}]), roles=words)
+    assert read.messages == [user("a"), assistant("b")]
+    (read,) = read_rows(write("a.jsonl", [{"messages": said}]), roles=words, system="ours")
+    assert read.messages[0] == system("ours")
+
+
 def test_a_system_message_for_rows_without(write):
     rows = [{"messages": [user("a"), assistant("b")]}, {"messages": [system("own"), user("a"), assistant("b")]}]
     first, second = read_rows(write("rows.jsonl", rows), system="ours")

@@ -300,6 +300,18 @@ def test_an_end_that_is_not_written_is_a_label(fixtures, tmp_path, settings, wri
     assert "Qa[[bc]][[<|endoftext|>]]Qd[[e]]" in describe(shown, tokenizer)
 
 
+def test_short_samples_are_left_out_and_counted(write, letters, settings, caplog):
+    path = write("rows.jsonl", [{"prompt": "a", "completion": "b" * count} for count in (1, 2, 3, 9)])
+    every = load_dataset(path, letters, settings=settings(max_length=9, too_long="drop"))
+    kept = load_dataset(path, letters, settings=settings(max_length=9, too_long="drop", min_length=6))
+    assert min(every.lengths) == 5 and list(kept.lengths) == [one for one in every.lengths if one >= 6]
+    assert (kept.counts.dropped_short, kept.counts.dropped_long) == (1, 1) and kept.counts.longest == 13
+    assert "1 as too short" in str(kept.counts) and "fewer tokens than data.min_length" in caplog.text
+    texts = write("texts.txt", "ab\n\nabcdef\n")
+    kept = load_dataset(texts, letters, settings=settings(max_length=9, min_length=6))
+    assert len(kept) == 1 and kept.counts.dropped_short == 1
+
+
 def test_long_samples_are_cut_or_dropped_and_counted(write, letters, settings, caplog):
     rows = [
         {"prompt": "a", "completion": "b"},
