@@ -28,6 +28,7 @@ FORMATS = {
     "sharegpt": "sharegpt",
     "chat_template": "chat",
     "pretrain": "text",
+    "input_output": "segments",
     "None": "tokens",
 }
 """A data set's ``type`` up to its first dot or colon -> ``data.format``."""

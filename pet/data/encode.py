@@ -177,6 +177,10 @@ class Encoder:
         if row.tokens is not None:
             pad, ends = self.settings.padding, self.settings.padding_ends
             return without_padding(row.tokens[0], pad, ends) if row.bare and pad is not None else row.tokens
+        if row.segments is not None:
+            every = [(self.tokenizer.encode_written(text), learnt) for text, learnt in row.segments]
+            trained = [learnt or self.settings.train_on == "all" for ids, learnt in every for _ in ids]
+            return [number for ids, _ in every for number in ids], trained
         if self.settings.template is None:
             with located(row.where):
                 ids, trained = self.tokenizer.example(messages, train_on=self.settings.train_on, **self.options(row))
@@ -272,7 +276,7 @@ class Encoder:
 
     def _kept(self, row: Row, limit: int) -> list[list[int]]:
         """Which tokens stay of each document of a row that is too long."""
-        if row.tokens is not None:
+        if row.messages is None:
             return [list(range(limit))]
         own = replace(self, settings=replace(self.settings, train_on="answers"))
         every = [turns_of(own.tokens(row, messages)[1]) for messages in (row.messages, *row.others)]

@@ -194,6 +194,14 @@ def _call(number: int, call: Any) -> dict[str, Any]:
     return {"type": "function", **known, "function": {"name": function["name"], "arguments": arguments}}
 
 
+def segments_of(value: list[Any]) -> list[tuple[str, bool]]:
+    """The texts of a row as they stand, ``{"text", "label"}``, and whether each is learnt. Raises `Wrong`."""
+    for number, one in enumerate(value, start=1):
+        if not isinstance(one, dict) or not isinstance(one.get("text"), str) or not isinstance(one.get("label"), bool):
+            raise Wrong(f"segment {number}: expected an object with a text and a label of true or false")
+    return [(checked_text(one["text"]), one["label"]) for one in value]
+
+
 def tools_of(value: Any) -> list[dict[str, Any]] | None:
     """The ``tools`` of a row: a list of objects, or the JSON of one; None where there are none. Raises `Wrong`."""
     if value is None or value == "":

@@ -18,6 +18,7 @@ Role = Literal[
     "history",
     "messages",
     "tools",
+    "segments",
     "text",
     "text_pair",
     "chosen",
@@ -29,10 +30,20 @@ Role = Literal[
 Speaker = Literal["system", "user", "assistant", "tool", "function_call", ""]
 
 Format = Literal[
-    "auto", "alpaca", "adgen", "prompt_completion", "dolly", "chat", "sharegpt", "text", "tokens", "mindrecord"
+    "auto",
+    "alpaca",
+    "adgen",
+    "prompt_completion",
+    "dolly",
+    "chat",
+    "sharegpt",
+    "text",
+    "segments",
+    "tokens",
+    "mindrecord",
 ]
 
-WITHOUT_QUESTIONS = ("text", "tokens")
+WITHOUT_QUESTIONS = ("text", "segments", "tokens")
 """Formats whose rows nobody asks and nobody answers: there is no prompt."""
 
 
@@ -41,7 +52,8 @@ class Reading(Section):
 
     format: Format = Field(
         "auto",
-        description="Format of the rows. auto detects it from the column names; tokens: already tokenised ids.",
+        description="Format of the rows. auto detects it from the column names; tokens: already tokenised ids; "
+        "segments: texts in full, each with a label that says whether it is learnt.",
     )
     columns: dict[Role, str] = Field(
         default_factory=dict,

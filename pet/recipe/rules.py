@@ -225,7 +225,7 @@ def prompts(settings: Reading) -> Iterator[tuple[str, str, str]]:
         if getattr(settings, name) is not None:
             yield name, "format", f"{settings.format} rows have no question that it could go with"
     # of a text everything is learnt, so "all" says what happens; of ids what their own labels say
-    if settings.train_on in {"text": ("last",), "tokens": ("last", "all")}[settings.format]:
+    if settings.train_on in {"text": ("last",), "segments": ("last",), "tokens": ("last", "all")}[settings.format]:
         yield "train_on", "format", f"has no effect on {settings.format} rows"
 
 

@@ -260,6 +260,14 @@ def test_a_template_that_writes_each_part_is_given_the_parts(made, content, each
     assert learnt(ours, [asked[0], said]) == f"|{text}<|im_end|>"
 
 
+def test_a_text_as_it_is_written_has_the_ids_of_transformers(made):
+    """In segments control tokens' names are these tokens, each segment is by itself, and nothing stands around it."""
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(made(CHATML))
+    ours = AutoTokenizer.from_pretrained(made(CHATML))
+    for text in ("<|im_start|>user\nA  b<|im_end|>", " a<|endoftext|> b", "", " ", "你好<|im_end|>\n", "<|im_st"):
+        assert ours.encode_written(text) == theirs(text, add_special_tokens=False)["input_ids"], text
+
+
 def test_examples_have_the_ids_and_the_labels_of_transformers(made):
     theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(made(MARKED))
     expected = theirs.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)

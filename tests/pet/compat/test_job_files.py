@@ -376,6 +376,7 @@ def test_axolotls_loftq(tmp_path):
         ),
         ({"type": "chat_template", "chat_template": "chatml"}, {"data.template": CHATML}),
         ({"type": "sharegpt", "conversation": "chatml"}, {"data.template": CHATML}),
+        ({"type": "input_output"}, {"data.format": "segments", "data.template": None}),
     ],
 )
 def test_axolotls_kinds_of_data(tmp_path, entry, settings):

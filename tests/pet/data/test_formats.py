@@ -995,7 +995,9 @@ def test_a_row_group_is_not_held_in_memory(tmp_path):
 def test_the_page_about_data_names_the_columns_of_the_table():
     page = (Path(__file__).parents[3] / "docs/data.md").read_text("utf-8")
     rows = dict(
-        re.findall(r"^\| (chat|ShareGPT|alpaca|prompt and completion|ADGEN|Dolly|text|tokens) \| (.*) \|$", page, re.M)
+        re.findall(
+            r"^\| (chat|ShareGPT|alpaca|prompt and completion|ADGEN|Dolly|segments|text|tokens) \| (.*) \|$", page, re.M
+        )
     )
     called = {
         "chat": "chat",
@@ -1003,6 +1005,7 @@ def test_the_page_about_data_names_the_columns_of_the_table():
         "alpaca": "alpaca",
         "ADGEN": "adgen",
         "Dolly": "dolly",
+        "segments": "segments",
         "text": "text",
     }
     called |= {"prompt and completion": "prompt_completion", "tokens": "tokens"}
