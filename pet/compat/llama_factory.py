@@ -13,7 +13,7 @@ from typing import Any
 from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
 from model_zoo.generation_settings import DRAWN, OF_BEAMS
-from pet.compat.contradictions import LLAMA_FACTORY as CONTRADICTIONS, refuse_contradictions
+from pet.compat.contradictions import LLAMA_FACTORY as CONTRADICTIONS, SFT_ALONE, refuse_contradictions
 from pet.compat.frozen import KEYS as FROZEN
 from pet.compat.job_files import (
     BITS,
@@ -160,7 +160,8 @@ TABLE = {
     "reward_model*": Refused("nothing is generated and judged in training"),
     "ppo_*": Ignored("it is about stage: ppo"),
     "kto_ftx": Ignored("it is about stage: kto"),
-    **same(LOSS, "pref_bco_weight use_dft_loss use_asft_loss use_eaft_loss"),
+    "use_dft_loss": elsewhere,
+    **same(LOSS, "pref_bco_weight use_asft_loss use_eaft_loss"),
     # the run
     "eval_steps": eval_steps,
     **same(Ignored("pet finetune trains, and pet evaluate measures"), "do_train do_predict"),
@@ -283,6 +284,11 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         own_template(t, "template", values["template"])
     if (values.get("packing") or values.get("neat_packing")) and isinstance(t.get("data.max_length"), int):
         t.put("data.max_length", t.get("data.max_length") - 1)  # as there, for the sake of their padding
+    with t.reading("use_dft_loss", asked := values.get("use_dft_loss")):  # not before: data is read as for sft
+        if switched_on(asked) and objective == "sft" and not texts:
+            t.put("train.objective", "dft")
+        elif switched_on(asked):
+            t.ignore("use_dft_loss", SFT_ALONE)
     settle(t)
     return t
 

@@ -1228,6 +1228,17 @@ def test_what_llama_factory_refuses_to_learn_is_refused(tmp_path, given, problem
     assert any(problem in one for one in llama_factory.translate(given, tmp_path / "job.yaml").problems)
 
 
+@pytest.mark.parametrize(
+    ("given", "objective"),
+    [({}, "dft"), ({"stage": "pt"}, None), ({"stage": "dpo"}, "dpo"), ({"use_dft_loss": "false"}, None)],
+    ids=str,
+)
+def test_llama_factorys_dft(tmp_path, given, objective):
+    t = llama_factory.translate({**JOBS["llama_factory"], "use_dft_loss": True, **given}, tmp_path / "job.yaml")
+    assert not t.problems and t.get("train.objective") == objective
+    assert ("use_dft_loss" in t.ignored) is ("stage" in given)
+
+
 def test_llama_factorys_kto_of_single_rows_takes_two_of_half_the_steps(tmp_path):
     told = {"stage": "kto", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8}
     t = llama_factory.translate(told, tmp_path / "job.yaml")
