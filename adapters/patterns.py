@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from pydantic_core import SchemaError, SchemaValidator, core_schema
@@ -35,6 +36,13 @@ def is_glob(pattern: str) -> bool:
 def named(path: str, name: str) -> bool:
     """Whether a name is a cell's whole path or its last parts."""
     return path == name or path.endswith("." + name)
+
+
+def names_like(pattern: str, names: Iterable[str]) -> list[str]:
+    """The names of tensors that a glob, or a regular expression behind ``re:``, matches."""
+    if pattern.startswith("re:"):
+        return [name for name in names if full_match(pattern[3:], name)]
+    return [name for name in names if fnmatchcase(name, pattern)]
 
 
 def within(path: str, name: str) -> bool:

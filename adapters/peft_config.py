@@ -23,7 +23,7 @@ from adapters.settings import LoRA
 from model_zoo.atomic import no_directory, read_json
 from model_zoo.checkpoint.digests import check_beside
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile
-from model_zoo.checkpoint.wrappers import unstacked
+from model_zoo.checkpoint.wrappers import WITHIN, unstacked
 from model_zoo.errors import InputError, similar, warn_once
 from model_zoo.labels import SCORE
 
@@ -33,6 +33,8 @@ ADAPTER_WEIGHTS = (WEIGHTS, "adapter_model.bin")
 VALUE_HEADS = ("value_head.safetensors", "value_head.bin")
 """What LLaMA-Factory writes beside the adapter of a model with TRL's value head."""
 PREFIX = "base_model.model."
+TWICE = re.compile(r"^(base_model\.model\.){2,}")
+"""Of an adapter within another one's model."""
 SECOND = re.compile(r"\.(modules_to_save|original_module)\.")
 """In names of a second copy of what is trained whole, and of the base's own, which PEFT writes where a vocabulary was
 extended, and passes over."""
@@ -168,6 +170,7 @@ def open_weights(directory: str | Path, values: dict[str, Any] | None = None) ->
     values = values or read_json(where, "a PEFT adapter configuration")
     if (form := shown_as(values)) is None:
         file = SafetensorsFile(path)
+        file.rename(bare_names(file))
         file.tensors = unstacked(file.tensors, file.made)
         check_task(file, values.get("task_type"))
         return without_second(file)
@@ -177,6 +180,17 @@ def open_weights(directory: str | Path, values: dict[str, Any] | None = None) ->
         raise error if str(directory) in str(error) else InputError(f"{where}: {error}") from None
     except (TypeError, ValueError, AttributeError, ZeroDivisionError, re.error) as error:
         raise InputError(f"{where}: a value of the wrong type ({error})") from None
+
+
+def bare_names(file: SafetensorsFile) -> dict[str, str]:
+    """{stored name: its name without what torch.compile, DistributedDataParallel, FSDP or a second PeftModel puts in
+    front}, where that is PEFT's and no other tensor's. PEFT itself passes over such tensors."""
+    found = {name: TWICE.sub(PREFIX, WITHIN.sub("", name).removeprefix("module.")) for name in file.tensors}
+    odd = [name for name, bare in found.items() if name != bare]
+    if not odd or len({*found.values()}) < len(found) or not all(found[name].startswith(PREFIX) for name in odd):
+        return {}
+    warn_once(f"{file.path}: {odd[0]} and {len(odd) - 1} more are read as {found[odd[0]]}, without what a wrapper adds")
+    return found
 
 
 def without_second(file: SafetensorsFile) -> SafetensorsFile:

@@ -36,6 +36,7 @@ SIZES = {
     "adapter.alpha": 8.0,
     "data.max_length": 256,
     "data.max_samples": 8,
+    "data.min_length": None,
     "data.workers": 0,
     "eval.batch_size": 2,
     "eval.shown_samples": 0,
@@ -112,6 +113,7 @@ def settings(values: dict[str, Any], translate: Callable, path: Path, base: Path
         data = str(rows(kind, said.get("data.columns", {}), work))
         given |= {"data.train": data} | ({"data.eval": data} if "data.eval" in said else {})
         given |= dict.fromkeys({"data.rows", "data.eval_rows"} & set(said))  # these rows are few enough
+    given |= {"freeze_trainable_layers": 1} if values.get("freeze_trainable_layers") else {}  # of the tiny base's one
     given |= dict.fromkeys({"eval.every_steps", "eval.every_epochs"} & set(said), 2)
     if said.get("adapter.method") == "none":
         given = {key: value for key, value in given.items() if not key.startswith("adapter.")}

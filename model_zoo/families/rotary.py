@@ -99,6 +99,13 @@ class RotaryConfig(Config):
     tie_word_embeddings: bool = False
     extra: dict = dataclasses.field(default_factory=dict)
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]):
+        values = {**values, **({"hidden_act": "silu"} if values.get("hidden_act") == "swish" else {})}
+        if values.get("num_key_value_heads", 0) is None:  # not what the published model has
+            values["num_key_value_heads"] = values.get("num_attention_heads")
+        return super().from_dict(values)
+
     @property
     def dims(self) -> Dims:
         heads = self.num_attention_heads

@@ -7,6 +7,7 @@ they are found by rendering the conversation up to each answer, without it and w
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import re
@@ -14,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from model_zoo.errors import InputError
-from model_zoo.tokenizers.conversations import CALL_FORMS, as_called, check_told, check_turns, in_parts
+from model_zoo.tokenizers.conversations import CALL_FORMS, Joined, as_called, check_told, check_turns, in_parts
 from model_zoo.tokenizers.prompts import Part
 from model_zoo.tokenizers.template_process import worker_of
 from model_zoo.tokenizers.thoughts import alike, continued, lacks_thought, why_not
@@ -36,6 +37,12 @@ SAID = "content", "reasoning_content"
 """What an answer says besides calls of tools."""
 PROBE = "asked_for_a_call", "name_of_a_call", "key_of_a_call", "callcall1"
 """A question, a function's name and argument for a trial, and an id as long as Mistral's templates want it."""
+CALLED = {"type": "function", "id": PROBE[3], "function": {"name": PROBE[1], "arguments": {PROBE[2]: 1}}}
+CALLED = {"role": "assistant", "content": "", "tool_calls": [CALLED]}
+ANSWERED = {"role": "tool", "content": "1", "name": PROBE[1], "tool_call_id": PROBE[3]}
+"""A call for a trial, and its result."""
+EACH = "first_of_two_parts", "second_of_two_parts"
+"""A content in parts, for a trial."""
 ESCAPED = "&#34;"
 """What Jinja makes of a quotation mark in a text that stands beside one that a template marks as safe."""
 MARKED = "\u25a0 by which an answer is found \u25a0"
@@ -108,6 +115,7 @@ class ChatTemplate:
 
     Attributes:
         empty_thoughts: examples so far whose prompt opens a thought and whose data has none.
+        each: whether it writes each part of a role's contents, of the roles that were asked for so far.
         ends: the control tokens that the template itself writes last in the answers that it marks.
     """
 
@@ -122,6 +130,7 @@ class ChatTemplate:
         strips: tuple[Collection[str], Collection[str]] = ((), ()),
     ):
         self.renderer, self.empty_thoughts = Renderer(text, source), 0
+        self.each: dict[str, bool] = {}
         self.source, self.stops, self.variables, self.adds_space = source, list(stops), dict(variables), adds_space
         self.strips = strips
         self.marks_answers = _GENERATION.search(text) is not None
@@ -235,7 +244,26 @@ class ChatTemplate:
         return {**self.variables, "cut": CUT, "ends": ENDS, **said, "add_generation_prompt": open_answer}
 
     def _written(self, messages: Messages) -> Messages:
-        return in_parts(messages) if self.reads_parts else messages
+        if self.reads_parts:
+            return in_parts(messages)
+        given = (isinstance(one.get("content"), Joined) and self._writes_each(one["role"]) for one in messages)
+        return [in_parts([one])[0] if each else one for one, each in zip(messages, given, strict=True)]
+
+    def _writes_each(self, role: str) -> bool:
+        """Whether the template writes each part of this role's contents, as transformers gives it these. Others fail,
+        leave them out, or write them as a list in quotation marks; they are given one text."""
+        if role not in self.each:
+            question, apart = {"role": "user", "content": PROBE[0]}, in_parts([{"role": role, "content": Joined(EACH)}])
+            talk = [question, *apart] if role in ("assistant", "tool") else apart
+            if role == "tool":
+                with contextlib.suppress(InputError):  # it has no calls
+                    talk = [question, as_called(CALLED, *self.call_form), {**ANSWERED, **apart[0]}]
+            talk += [] if role in ("user", "assistant", "tool") else [question]
+            values = {**self.variables, "tools": None, "documents": None, "add_generation_prompt": False}
+            text = self.renderer.answers([{**values, "messages": talk}])[0].get("text", "")
+            quoted = any(mark + EACH[0] + mark in text for mark in "'\"")
+            self.each[role] = not quoted and all(part in text for part in EACH)
+        return self.each[role]
 
     @functools.cached_property
     def reads_parts(self) -> bool:
@@ -252,16 +280,13 @@ class ChatTemplate:
         Raises:
             InputError: it leaves calls out in each of them.
         """
-        question, name, key, number = PROBE
-        call = {"type": "function", "id": number, "function": {"name": name, "arguments": {key: 1}}}
+        question, name, key, _ = PROBE
         tools = [{"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}}]
         values = {**self.variables, "documents": None, "add_generation_prompt": False}
-        told = {"role": "tool", "content": "1", "name": name, "tool_call_id": number}
         answered, escaped = False, None
         # QwQ's reads a call that is answered otherwise; some refuse tools, and not their calls
-        for given, after, form in itertools.product([tools, None], [[told], []], CALL_FORMS):
-            answer = as_called({"role": "assistant", "content": "", "tool_calls": [call]}, *form)
-            messages = [{"role": "user", "content": question}, answer, *after]
+        for given, after, form in itertools.product([tools, None], [[ANSWERED], []], CALL_FORMS):
+            messages = [{"role": "user", "content": question}, as_called(CALLED, *form), *after]
             try:
                 (text,) = self.renderer({**values, "tools": given, "messages": self._written(messages)})
             except InputError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from model_zoo.errors import InputError
@@ -15,8 +15,25 @@ USUAL = "system", "user", "assistant", "tool"
 """Roles whose places in a conversation are the template's own matter."""
 
 
+class Joined(str):
+    """The text of a content in parts, ``[{"type": "text", "text": …}, …]``, with these parts for a template that writes
+    each of them.
+
+    Args:
+        parts: the texts.
+    """
+
+    def __new__(cls, parts: Sequence[str]) -> Joined:
+        joined = super().__new__(cls, "".join(parts))
+        joined.parts = list(parts)
+        return joined
+
+    def __getnewargs__(self) -> tuple[list[str]]:
+        return (self.parts,)
+
+
 def with_texts(messages: Any) -> Any:
-    """Messages whose contents in parts, ``[{"type": "text", "text": …}, …]``, are one text; others as they are.
+    """Messages whose contents in parts are `Joined`; others as they are.
 
     Raises:
         InputError: a part is no text.
@@ -35,19 +52,22 @@ def _in_parts(message: Any) -> bool:
     )
 
 
-def _joined(index: int, parts: Sequence[Any]) -> str:
+def _joined(index: int, parts: Sequence[Any]) -> Joined:
     for part in parts:
         kind = (part.get("type") or "text") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text" or not isinstance(part.get("text"), str):
             raise InputError(f"messages[{index}]: 'content' must be text or parts of the type 'text', found {kind!r}")
-    return "".join(part["text"] for part in parts)
+    return Joined([part["text"] for part in parts])
 
 
-def in_parts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Messages whose contents are parts of the type ``text``: the opposite of `with_texts`."""
+def in_parts(messages: Iterable[Mapping[str, Any]], kind: type[str] = str) -> list[Mapping[str, Any]]:
+    """Messages whose contents of a kind are parts of the type ``text``: the opposite of `with_texts`."""
+
+    def apart(content: str) -> list[dict[str, str]]:
+        return [{"type": "text", "text": text} for text in getattr(content, "parts", [content])]
+
     return [
-        {**one, "content": [{"type": "text", "text": one["content"]}]} if isinstance(one.get("content"), str) else one
-        for one in messages
+        {**one, "content": apart(one["content"])} if isinstance(one.get("content"), kind) else one for one in messages
     ]
 
 

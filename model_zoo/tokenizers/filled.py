@@ -14,6 +14,10 @@ class Filled:
     def _reader(self: Any) -> Any:
         return self.with_chat_template("{{ opening }}", self.source)
 
+    def encode_written(self: Any, text: str) -> list[int]:
+        """Ids of a text in which control tokens' names are these tokens, with nothing around it."""
+        return [number for part in self._reader.template.parts(text) for number, _ in self._reader._part_ids(part)]
+
     def encode_filled(self: Any, pieces: Iterable[tuple[str, bool]]) -> list[int]:
         """Ids of a text that goes on, with what stands around one. Control tokens that the template names are such; in
         what fills it they stay text.
@@ -23,6 +27,5 @@ class Filled:
         """
         form = self._reader.template
         text = "".join(form.guarded(piece) if fills else piece for piece, fills in pieces)
-        ids = [number for part in form.parts(text) for number, _ in self._reader._part_ids(part)]
         before, after = self.around
-        return [*before, *ids, *(number for number in after if number != self.eos_token_id)]
+        return [*before, *self.encode_written(text), *(number for number in after if number != self.eos_token_id)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pet.compat.axolotl_data import OF_THE_FILE, chat_template, datasets, texts
+from pet.compat.contradictions import AXOLOTL as CONTRADICTIONS, refuse_contradictions
 from pet.compat.job_files import (
     BITS,
     CACHE,
@@ -32,6 +33,7 @@ from pet.compat.job_files import (
     revision,
     settle,
     targets,
+    uploaded,
 )
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
 from pet.compat.translation import choice, elsewhere, first_of, flag, number, picked, same, schedule_of_transformers
@@ -73,9 +75,7 @@ def _ends_of_turns(t: Translation, name: str, value: Any) -> None:
 
 
 def _unfrozen(t: Translation, name: str, value: Any) -> None:
-    if t.get("adapter.method") == "none":
-        t.refuse(name, "every weight is trained; see pet.freeze_modules for less")
-    else:
+    if t.get("adapter.method") != "none":
         t.ignore(name, "an adapter's base is frozen")
 
 
@@ -167,7 +167,12 @@ def _trl(t: Translation, name: str, value: Any) -> None:
         t.put("train.beta", float(value["beta"]))
 
 
-UPLOADED = Refused("nothing is uploaded")
+def _bf16(t: Translation, name: str, value: Any) -> None:
+    if t.get("train.precision") == "fp16":  # of the two auto stands back
+        if value == "auto":
+            return
+        t.ignore("fp16", "bf16 takes its place")
+    flag("train.precision", "bf16", "auto", "full")(t, name, value)
 
 
 def _quadratic(t: Translation, name: str, value: Any) -> None:
@@ -283,7 +288,7 @@ TABLE = {
     "streaming_multipack_buffer_size": lambda t, n, v: t.put("data.stream_window", t.get("data.streaming") and v),
     "curriculum_sampling": flag("data.shuffle", False),
     "shuffle_merged_datasets": _shuffled,
-    "min_sample_len": Refused("short samples are learnt, too", harmless=(1, 2)),
+    "min_sample_len": "data.min_length",
     "train_on_inputs": flag("data.train_on", "all"),
     "chat_template": _template,
     "chat_template_jinja": lambda t, n, v: t.sources or t.settings.setdefault("data.template", v),
@@ -305,7 +310,7 @@ TABLE = {
     "batch_size": lambda t, n, v: t.put("train.accumulation", max(1, v // t.get("train.batch_size"))),
     "max_steps": "train.steps",
     "gradient_checkpointing": flag("train.recompute", True, "offload", "offload_disk", "unsloth"),
-    "bf16": flag("train.precision", "bf16", "auto", "full"),
+    "bf16": _bf16,
     "cosine_min_lr_ratio": number("train.final_ratio"),
     "cosine_constant_lr_ratio": Refused("the schedule falls to its end"),
     "lr_groups": lambda t, n, v: t.put(
@@ -337,16 +342,13 @@ TABLE = {
     **same(LAYOUT, "heads_k_stride ring_attn_func accelerator_config"),
     **same(LOGS, "debug eval_table_* use_wandb* mlflow_* use_mlflow comet_* use_comet otel_* use_otel_metrics"),
     **same(LOGS, "use_tensorboard gc_* use_trackio trackio_* hf_mlflow_* profiler_steps* include_t*"),
-    **same(UPLOADED, "push_dataset_to_hub hub_*"),
+    **same(uploaded, "push_dataset_to_hub hub_*"),
     "strict": Ignored("checkpoints are always read strictly"),
     "save_safetensors": Ignored("adapters are always safetensors"),
     **same(Ignored("axolotl reads no such key; it stands in its own examples"), "test_value eta_min"),
 }
-STRATEGY_LAST = [
-    (often, strategy)
-    for often in ("eval_steps", "evals_per_epoch")
-    for strategy in ("eval_strategy", "evaluation_strategy")
-]
+STRATEGIES = ("eval_strategy", "evaluation_strategy")
+STRATEGY_LAST = [(often, strategy) for often in ("eval_steps", "evals_per_epoch") for strategy in STRATEGIES]
 DEFAULTS = {
     "train.batch_size": 1,
     "train.epochs": 1.0,
@@ -363,9 +365,10 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     t = Translation.of_file(file, values)
     t.put("adapter.method", "lora" if values.get("adapter") else "none")
     t.settings.update(DEFAULTS)
-    given = first_of(values, ("max_steps", "num_epochs"), ("eval_steps", "evals_per_epoch"), *STRATEGY_LAST)
-    if not values.get("adapter"):
-        given = {name: value for name, value in given.items() if not name.startswith("lora_")}
+    given = first_of(values, ("max_steps", "num_epochs"), *STRATEGY_LAST)
+    for name in [name for name in given if name.startswith(("lora_", "peft_")) and not values.get("adapter")]:
+        if not is_off(given.pop(name)):
+            t.ignore(name, "there is no adapter")
     reward = "reward" if values.get("reward_model") is True else "sft"
     keys = KEYS
     if values.get("rl") == "simpo":  # by CPO's trainer, whose likelihood term has the weight 1 unless one is given
@@ -379,6 +382,7 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         objective = LOSSES.get(str(loss[0]), "dpo")
     given = preferences(t, objective, given, keys)
     t.apply(given, TABLE)
+    refuse_contradictions(t, values, CONTRADICTIONS)
     schedule_of_transformers(t, "lr_scheduler", given)
     _restarts(t, given)
     if t.get("eval.patience") and _saves_with_evaluations(values):

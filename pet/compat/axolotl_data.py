@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from model_zoo.errors import InputError
+from pet.compat.contradictions import OF_A_DATA_SET, refuse_contradictions
 from pet.compat.job_files import FALLBACK, NO_TEMPLATE, part, put_data, put_parts, without_template
 from pet.compat.prompts import ALPACA, AXOLOTL
 from pet.data.finding import find_files
@@ -19,7 +20,7 @@ from pet.data.messages import FLAGS, SAID_BY
 from pet.data.prompt import Prompt
 from pet.data.readers import read_records
 from pet.data.records import Problems
-from pet.recipe.translation import Translation
+from pet.recipe.translation import Translation, is_off
 
 FORMATS = {
     **dict.fromkeys(ALPACA, "alpaca"),
@@ -27,6 +28,7 @@ FORMATS = {
     "sharegpt": "sharegpt",
     "chat_template": "chat",
     "pretrain": "text",
+    "input_output": "segments",
     "None": "tokens",
 }
 """A data set's ``type`` up to its first dot or colon -> ``data.format``."""
@@ -43,7 +45,9 @@ ENTRY = {
     **dict.fromkeys(("path", "type", "data_files", "ds_type", "name", "split", "train_on_split", "shards", "revision")),
     **dict.fromkeys(("message_field_role", "message_field_content", "message_property_mappings", "roles")),
     **dict.fromkeys(("conversation", "chat_template", "chat_template_jinja", "trust_remote_code", "preprocess_shards")),
-    **dict.fromkeys(("roles_to_train", "train_on_eos", "train_on_eot", "message_field_training")),
+    **dict.fromkeys(
+        ("drop_system_message", "roles_to_train", "train_on_eos", "train_on_eot", "message_field_training")
+    ),
 }
 """Keys of a data set's entry -> the role of the column that they name."""
 RANKING = {"field_chosen": "chosen", "field_rejected": "rejected", "field_prompt": "prompt"}
@@ -80,6 +84,7 @@ def datasets(t: Translation, name: str, value: Any) -> None:
     found, parts = [], []
     _check(value)
     for entry in value:
+        refuse_contradictions(t, entry, OF_A_DATA_SET, f"{name}.")
         given = entry.get("type")
         whole, _, style = str(given).partition(":")
         kind, _, variant = whole.partition(".")
@@ -149,7 +154,11 @@ def _messages(t: Translation, name: str, entry: Mapping[str, Any], columns: dict
         t.refuse(
             "train_on_inputs", "of messages what all say is learnt there, and here every token: data.train_on: all"
         )
-    return {word: role for role, words in (entry.get("roles") or {}).items() for word in words}
+    words = {word: role for role, words in (entry.get("roles") or {}).items() for word in words}
+    if not is_off(entry.get("drop_system_message")):
+        words = {"system": "", **{word: "" if role == "system" else role for word, role in words.items()}}
+        columns["system"] = ""
+    return words
 
 
 def _prompt(t: Translation, name: str, entry: Mapping[str, Any], kind: str) -> str | None:

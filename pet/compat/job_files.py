@@ -129,6 +129,14 @@ def without_template(t: Translation) -> bool:
     return False
 
 
+def uploaded(t: Translation, name: str, value: Any) -> None:
+    """A name on a hub; in angle brackets it is a place for one."""
+    if re.fullmatch("<.*>", str(value)):
+        t.ignore(name, f"{value} is a place for a name")
+    elif not is_off(value):
+        t.refuse(name, f"{value!r}: nothing is uploaded")
+
+
 def packing(t: Translation, name: str, value: Any) -> None:
     """Whether rows are filled with several samples; where they are not, those of like length may come together."""
     whole = switched_on(value)

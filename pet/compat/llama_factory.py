@@ -13,6 +13,8 @@ from typing import Any
 from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
 from model_zoo.generation_settings import DRAWN, OF_BEAMS
+from pet.compat.contradictions import LLAMA_FACTORY as CONTRADICTIONS, SFT_ALONE, refuse_contradictions
+from pet.compat.frozen import KEYS as FROZEN
 from pet.compat.job_files import (
     BITS,
     CACHE,
@@ -75,8 +77,15 @@ def _quantised(t: Translation, name: str, value: Any) -> None:
 
 
 def _packed(t: Translation, name: str, value: Any) -> None:
-    if value:
+    if t.get("train.objective"):
+        t.ignore(name, "it is about stage: sft and pt")
+    elif name == "packing" or value:
         packing(t, name, value)
+
+
+def _of_layers(t: Translation, name: str, value: Any) -> None:
+    if t.values.get("finetuning_type") != "freeze" and is_off(t.values.get("use_llama_pro")):
+        t.ignore(name, "it is about finetuning_type: freeze")
 
 
 def _sampled(t: Translation, name: str, value: Any) -> None:
@@ -106,7 +115,7 @@ TABLE = {
     "use_fast_tokenizer": MODEL,
     **same(TOKENS, "resize_vocab add_tokens add_special_tokens"),
     # the adapter
-    "finetuning_type": Refused("lora and full are supported", harmless=("lora", "full")),
+    "finetuning_type": Refused("lora, full and freeze are supported", harmless=("lora", "full", "freeze")),
     "adapter_name_or_path": adapter,
     "lora_target": targets,
     "lora_rank": "adapter.rank",
@@ -120,8 +129,9 @@ TABLE = {
     "pissa_convert": Ignored("a PiSSA adapter is saved as LoRA over the untouched base in any case"),
     "create_new_adapter": Refused("merge the first adapter with pet merge"),
     "module_dropout": Ignored("OFT is off"),
-    "freeze_*": Ignored("it is about finetuning_type: freeze, and models that see"),
-    "use_llama_pro": Refused("no layers are added"),
+    **dict.fromkeys(FROZEN, _of_layers),
+    "freeze_*": Ignored("it is about models that see"),
+    "use_llama_pro": elsewhere,
     "mixture_of_depths": Refused("every token goes through every layer"),
     # data
     **same(elsewhere, "dataset eval_dataset dataset_dir max_samples lr_scheduler_kwargs"),
@@ -129,8 +139,7 @@ TABLE = {
     "tool_format": Ignored("tools are written by the model's own chat template"),
     "cutoff_len": "data.max_length",
     "val_size": number("data.eval_fraction"),
-    "packing": packing,
-    **same(_packed, "neat_packing use_packed_sequences"),
+    **same(_packed, "packing neat_packing use_packed_sequences"),
     "train_on_prompt": flag("data.train_on", "all"),
     "mask_history": flag("data.train_on", "last"),
     "ignore_pad_token_for_loss": Ignored("padding is never learnt"),
@@ -151,7 +160,8 @@ TABLE = {
     "reward_model*": Refused("nothing is generated and judged in training"),
     "ppo_*": Ignored("it is about stage: ppo"),
     "kto_ftx": Ignored("it is about stage: kto"),
-    **same(LOSS, "pref_bco_weight use_dft_loss use_asft_loss use_eaft_loss"),
+    "use_dft_loss": elsewhere,
+    **same(LOSS, "pref_bco_weight use_asft_loss use_eaft_loss"),
     # the run
     "eval_steps": eval_steps,
     **same(Ignored("pet finetune trains, and pet evaluate measures"), "do_train do_predict"),
@@ -224,7 +234,7 @@ TAGS |= {"observation_tag": "tool", "function_tag": "function_call", "system_tag
 def translate(values: dict[str, Any], file: Path) -> Translation:
     """A LLaMA-Factory file's settings."""
     t = Translation.of_file(file, values)
-    full = values.get("finetuning_type") == "full"
+    full = values.get("finetuning_type") in ("full", "freeze")
     t.put("adapter.method", "none" if full else "lora")
     t.settings.update({**DEFAULTS, **(PRE_TRAINING if values.get("stage") == "pt" else {})})
     given = first_of(values, *STEPS_WIN)
@@ -240,7 +250,7 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     given = preferences(t, PREFERENCES.get(str(loss), "dpo") if objective == "dpo" else objective, given, KEYS)
     t.apply(given, TABLE)
     schedule_of_transformers(t, "lr_scheduler_type", _with_decay(t, given))
-    _check_learnt(t, values)
+    refuse_contradictions(t, values, CONTRADICTIONS)
     if objective == "kto" and t.get("train.batch_size") == 1 and t.get("train.accumulation", 1) % 2 == 0:
         t.settings.update({"train.batch_size": 2, "train.accumulation": t.get("train.accumulation") // 2})
         t.ignore("per_device_train_batch_size", "kto compares two rows, so 2 with half of the accumulation steps")
@@ -274,6 +284,11 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         own_template(t, "template", values["template"])
     if (values.get("packing") or values.get("neat_packing")) and isinstance(t.get("data.max_length"), int):
         t.put("data.max_length", t.get("data.max_length") - 1)  # as there, for the sake of their padding
+    with t.reading("use_dft_loss", asked := values.get("use_dft_loss")):  # not before: data is read as for sft
+        if switched_on(asked) and objective == "sft" and not texts:
+            t.put("train.objective", "dft")
+        elif switched_on(asked):
+            t.ignore("use_dft_loss", SFT_ALONE)
     settle(t)
     return t
 
@@ -296,18 +311,6 @@ def _with_decay(t: Translation, given: Mapping[str, Any]) -> Mapping[str, Any]:
         if stable + own["num_decay_steps"] != left:
             t.refuse("lr_scheduler_kwargs", f"num_stable_steps: {stable}, but the descent ends with the run here")
     return {**given, "lr_scheduler_kwargs": {"num_decay_steps": 1, **own}}
-
-
-def _check_learnt(t: Translation, values: Mapping[str, Any]) -> None:
-    """Notes settings of what is learnt that exclude each other, or belong to another stage, as LLaMA-Factory does."""
-    asked = []
-    for name in ("train_on_prompt", "mask_history"):
-        with t.reading(name, values.get(name)):
-            asked += [name] if switched_on(values.get(name)) else []
-    if len(asked) > 1:
-        t.refuse(" with ".join(asked), "one learns every prompt, the other the last answer alone")
-    elif asked and values.get("stage") not in (None, "sft"):
-        t.refuse(asked[0], "it is about stage: sft")
 
 
 def _answers(t: Translation) -> None:

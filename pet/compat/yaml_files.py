@@ -122,11 +122,13 @@ def load_any(
     bring = bring and check_files and "model.path" not in given
     resumed = (bring_model(translation, kind, values, file) if bring else None) or named
     if kind in ("llama_factory", "axolotl"):
+        from pet.compat.frozen import fit_frozen
         from pet.compat.job_files import fit_length, fit_targets
 
         base = given.get("model.path", translation.get("model.path"))
         fit_targets(translation, base)
         fit_length(translation, base)
+        fit_frozen(translation, base)
     if kind == "llama_factory" and "data.train" in needs:
         from pet.compat.llama_factory import check_trained
 
@@ -211,6 +213,10 @@ def convert(path: str | os.PathLike) -> tuple[str, list[str]]:
     if kind == "recipe":
         raise InputError(f"{path}: is a recipe already")
     translation = _translate(kind, values, file)
+    if kind in ("llama_factory", "axolotl"):
+        from pet.compat.frozen import fit_frozen
+
+        fit_frozen(translation, translation.get("model.path"))
     InputError.raise_any(translation.problems)
     from pet.recipe.loading import from_dict
 

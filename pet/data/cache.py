@@ -39,7 +39,7 @@ from .settings import DataSettings
 log = logging.getLogger("pet.data")
 
 # Goes into every digest: raise it when the same input gives other samples than before, or a file other places.
-VERSION = 15
+VERSION = 16
 ROOM = 1 << 20
 """Bytes without which a directory counts as full."""
 PARTS = {"tokens": np.int32, "trained": np.uint8, "lengths": np.int32, "origin": np.int64, "said": np.int32}
@@ -54,6 +54,7 @@ DECIDING = (
     "system",
     "train_on",
     "max_length",
+    "min_length",
     "too_long",
     "max_samples",
     "rows",

@@ -41,6 +41,7 @@ COLUMNS = {
     "prompt_completion": _roles(f"prompt/question/query answer=completion/response/answer {_PARTS}"),
     "dolly": _roles(f"prompt=instruction answer=response [input=context/input] [history] {_BESIDE}"),
     "tokens": _roles(" ".join(name if name == "input_ids" else f"[{name}]" for name in TOKEN_COLUMNS)),
+    "segments": _roles("segments"),
     "text": _roles("text"),
 }
 """Those of ``data.format``, in the order in which they are recognised by what they require."""
@@ -66,7 +67,7 @@ TEXTS = [
 """One text or two that a label is of; the first form counts whose first text a row has."""
 OBJECTIVES = {"pairs": PAIRS, "ranked": RANKED, "labelled": LABELLED, "classified": TEXTS[0], "asked": TEXTS[0]}
 """The roles of rows that functions of these names read."""
-HELD = {"messages": "a list", "input_ids": "a list", "label": "a label"}
+HELD = {"messages": "a list", "input_ids": "a list", "segments": "a list", "label": "a label"}
 HELD |= dict.fromkeys(("chosen", "rejected"), "a text or messages")
 """What the column of a role holds that is not always a string."""
 QUESTIONS = (*PAIRS["messages"].names, *PAIRS["prompt"].names)

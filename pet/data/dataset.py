@@ -62,6 +62,7 @@ class Counts:
         cut: samples shortened to ``max_length``.
         divided: raw texts that gave several samples because they were longer; nothing of them is lost.
         dropped_long: samples left out because they were longer than ``max_length``.
+        dropped_short: samples left out because they were shorter than ``min_length``.
         dropped_unlabelled: samples left out because no token of them would be trained on, for instance when the
             question alone fills ``max_length``.
         dropped_empty: rows left out because an answer of theirs, or their text, is empty.
@@ -78,6 +79,7 @@ class Counts:
     cut: int = 0
     divided: int = 0
     dropped_long: int = 0
+    dropped_short: int = 0
     dropped_unlabelled: int = 0
     dropped_empty: int = 0
     first_empty: str = ""
@@ -95,6 +97,14 @@ class Counts:
         for what, (number, where) in other.unread.items():
             self.note_unread(what, where, number)
 
+    def left_out(self, length: int, settings: Any) -> bool:
+        """Notes the length of a sample; whether it is left out for that by the settings."""
+        short = length < (settings.min_length or 0)
+        long = not short and length > settings.max_length and settings.too_long == "drop"
+        self.longest = max(self.longest, length)
+        self.dropped_short, self.dropped_long = self.dropped_short + short, self.dropped_long + long
+        return short or long
+
     def note_unread(self, what: str, where: str, number: int = 1) -> None:
         """Something that further rows say and that is not read; ``where``: the first of these."""
         before, first = self.unread.get(what, (0, where))
@@ -103,16 +113,19 @@ class Counts:
     @property
     def dropped(self) -> int:
         """All that was left out."""
-        return self.dropped_long + self.dropped_unlabelled + self.dropped_empty + self.dropped_equal
+        return (
+            self.dropped_long + self.dropped_short + self.dropped_unlabelled + self.dropped_empty + self.dropped_equal
+        )
 
     def __str__(self) -> str:
         divided = f"{self.divided} divided, " if self.divided else ""
+        short = f"{self.dropped_short} as too short, " if self.dropped_short else ""
         empty = f", {self.dropped_empty} dropped for an empty answer" if self.dropped_empty else ""
         empty += f", {self.dropped_equal} whose answers are the same once cut" if self.dropped_equal else ""
         empty += f", {self.repeated} left out as repeated" if self.repeated else ""
         return (
             f"{self.samples} samples from {self.rows} rows; {divided}{self.cut} cut, "
-            f"{self.dropped_long} dropped as too long, {self.dropped_unlabelled} without an answer to learn from"
+            f"{self.dropped_long} dropped as too long, {short}{self.dropped_unlabelled} without an answer to learn from"
             f"{empty}"
         )
 
@@ -135,6 +148,8 @@ class Counts:
             )
         elif self.dropped_unlabelled:
             found.append(f"{self.dropped_unlabelled} {rows} left out: none of their tokens is a label")
+        if self.dropped_short:
+            found.append(f"{self.dropped_short} {rows} left out: they have fewer tokens than data.min_length")
         if self.dropped_equal:
             found.append(
                 f"{self.dropped_equal} {rows} left out: cut at data.max_length={max_length} their answers are the "

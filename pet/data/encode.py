@@ -178,6 +178,10 @@ class Encoder:
         if row.tokens is not None:
             pad, ends = self.settings.padding, self.settings.padding_ends
             return without_padding(row.tokens[0], pad, ends) if row.bare and pad is not None else row.tokens
+        if row.segments is not None:
+            every = [(self.tokenizer.encode_written(text), learnt) for text, learnt in row.segments]
+            trained = [learnt or self.settings.train_on == "all" for ids, learnt in every for _ in ids]
+            return [number for ids, _ in every for number in ids], trained
         if self.settings.template is None:
             with located(row.where):
                 ids, trained = self.tokenizer.example(messages, train_on=self.settings.train_on, **self.options(row))
@@ -254,12 +258,11 @@ class Encoder:
             return
         documents = [self.tokens(row, messages) for messages in (row.messages, *row.others)]
         longest = max(len(ids) for ids, _ in documents)
-        counts.longest = max(counts.longest, longest)
         shortened: list[tuple[list[int], list[bool]]] = []
+        if counts.left_out(longest, self.settings):
+            return
         if longest <= limit:
             yield documents
-        elif self.settings.too_long == "drop":
-            counts.dropped_long += 1
         else:
             counts.cut += 1
             if row.text is not None:
@@ -274,7 +277,7 @@ class Encoder:
 
     def _kept(self, row: Row, limit: int) -> list[list[int]]:
         """Which tokens stay of each document of a row that is too long."""
-        if row.tokens is not None:
+        if row.messages is None:
             return [list(range(limit))]
         own = replace(self, settings=replace(self.settings, train_on="answers"))
         every = [turns_of(own.tokens(row, messages)[1]) for messages in (row.messages, *row.others)]
@@ -287,9 +290,7 @@ class Encoder:
         """A raw text within ``max_length``. Nothing of it is lost: each piece opens like a text of its own."""
         head, body, limit = np.asarray(self._opening(), np.int32), self.text_ids(row), self.settings.max_length
         length, room = len(head) + len(body), limit - len(head)
-        counts.longest = max(counts.longest, length)
-        if length > limit and self.settings.too_long == "drop":
-            counts.dropped_long += 1
+        if counts.left_out(length, self.settings):
             return
         if length > limit and room < 2:
             raise InputError(f"data.max_length: {limit} leaves no room for text after {len(head)} opening tokens")

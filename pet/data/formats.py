@@ -30,6 +30,7 @@ from .messages import (
     messages_of,
     messages_of_history,
     open_with,
+    segments_of,
     thinking_of,
     tools_of,
     usual,
@@ -171,6 +172,8 @@ class Rows:
             elif "input_ids" in found.roles:
                 tokens = {role: found.value(role, role == "input_ids") for role in found.roles}
                 row.tokens, row.bare = tokens_of(tokens, self.labels_ahead), is_bare(tokens)
+            elif "segments" in found.roles:
+                row.segments = segments_of(listed(found.value("segments", required=True), "segments"))
             else:
                 row.messages = self.messages(row, found)
         if row.messages is None:

@@ -4,7 +4,7 @@
 ``tool_calls``, or a message from ``function_call`` whose text is the JSON of one call or of several; a tool's answer is
 from ``tool`` or ``observation``. Of calls only the function's name and its arguments are kept, the latter as an object,
 as chat templates expect them. ``weight``, ``train`` or ``training`` of 0 or false says that an answer is read and not
-learnt; text in parts, ``[{"type": "text", "text"}]``, is one text.
+learnt; text in parts, ``[{"type": "text", "text"}]``, is one text, unless a chat template writes each part.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_zoo.errors import nearest
+from model_zoo.tokenizers.conversations import Joined
 
 from .records import type_name
 
@@ -76,10 +77,12 @@ def usual(value: Any, names: Mapping[str, str], words: Mapping[str, str]) -> Any
 
     Args:
         names: what the file calls ``role`` and ``content``.
-        words: the file's words for roles.
+        words: the file's words for roles; messages of an empty one are left out.
     """
     if isinstance(value, list) and (names or words):
-        return [usual(one, names, words) for one in value]
+        every = [usual(one, names, words) for one in value]
+        dropped = {"role": "", "from": ""}.items() if "" in words.values() else ()
+        return [one for one in every if not (isinstance(one, dict) and any(pair in one.items() for pair in dropped))]
     if not isinstance(value, dict) or not (names or words):
         return value
     hidden = {*names.values(), *(same for pair in SAID_BY if pair[0] in names for same in pair)}
@@ -138,7 +141,7 @@ def _message(number: int, turn: Any) -> dict[str, Any]:
         names = ", ".join(repr(name) + " of null" * (value is None) for name, value in turn.items()) or "nothing"
         raise Wrong(f"message {number}: expected role and content (or from and value), found {names}")
     if isinstance(content, list) and content:
-        content = "".join(_part(number, part) for part in content)
+        content = Joined([_part(number, part) for part in content])
     if not isinstance(content, str):
         raise Wrong(f"message {number}: content: expected a string, found {type_name(content)}")
     if not isinstance(role, str) or role.lower() not in ROLE_NAMES:
@@ -189,6 +192,14 @@ def _call(number: int, call: Any) -> dict[str, Any]:
         arguments = parsed(arguments or "{}", f"message {number}: tool_calls: arguments")
     known = {"id": call["id"]} if isinstance(call.get("id"), str) else {}  # Mistral's templates want it
     return {"type": "function", **known, "function": {"name": function["name"], "arguments": arguments}}
+
+
+def segments_of(value: list[Any]) -> list[tuple[str, bool]]:
+    """The texts of a row as they stand, ``{"text", "label"}``, and whether each is learnt. Raises `Wrong`."""
+    for number, one in enumerate(value, start=1):
+        if not isinstance(one, dict) or not isinstance(one.get("text"), str) or not isinstance(one.get("label"), bool):
+            raise Wrong(f"segment {number}: expected an object with a text and a label of true or false")
+    return [(checked_text(one["text"]), one["label"]) for one in value]
 
 
 def tools_of(value: Any) -> list[dict[str, Any]] | None:

@@ -12,7 +12,7 @@ from .records import BEGINNING, Place
 
 @dataclass(slots=True)
 class Row:
-    """One row of a file, in the one form that everything after it reads. Exactly one of the three contents is set.
+    """One row of a file, in the one form that everything after it reads. Exactly one of the four contents is set.
 
     Attributes:
         path: its file.
@@ -23,6 +23,7 @@ class Row:
         thinking: ``data.enable_thinking`` of this row; None for that of all.
         text: raw text.
         tokens: (ids, trained) of a row that was tokenised before.
+        segments: (text, whether it is learnt), whose control tokens are such.
         input: the ``input`` column of an alpaca row, which is already part of its last question; for templates.
         prompt: the question without that input; for templates.
         others: further documents of the same sample, messages each.
@@ -40,6 +41,7 @@ class Row:
     messages: list[dict[str, Any]] | None = None
     text: str | None = None
     tokens: tuple[list[int], list[bool]] | None = None
+    segments: list[tuple[str, bool]] | None = None
     input: str = ""
     prompt: str = ""
     others: list[list[dict[str, Any]]] = field(default_factory=list)

@@ -39,6 +39,7 @@ class DataSettings:
     padding_ends: bool = False
     labels_ahead: bool = False
     max_length: int = 512
+    min_length: int | None = None
     too_long: str = "cut"
     packing: str = "pack"
     buckets: Sequence[int] | None = None

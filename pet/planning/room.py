@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
+from adapters.patterns import names_like
 from model_zoo.errors import InputError
 from pet.launching.memory import machine_memory
 
@@ -31,6 +33,11 @@ def step_memory(recipe, config: dict, adapter, length: int, **types) -> float:
     work = Work(MetaModel(config), adapter, rows, length, **settings, **types)
     replicas = layout.data if layout.shard_base else 1
     divided = shares(work.meta_model, adapter, layout.tensor, layout.pipeline, replicas)
+    if patterns := getattr(recipe.adapter, "trained", None):
+        names = [share.name for share in divided.shares]
+        chosen = {name for pattern in patterns for name in names_like(pattern, names)}
+        kept = tuple(dataclasses.replace(share, trained=share.name in chosen) for share in divided.shares)
+        divided = dataclasses.replace(divided, shares=kept)
     cluster = Cluster(layout.processes, math.inf)
     places = (layout.data, layout.tensor, layout.pipeline, layout.shard_optimizer, micro)
     return candidate(work, cluster, divided, *places).total

@@ -16,7 +16,7 @@ from adapters.schema import Settings
 from adapters.settings import SETTINGS
 from pet.recipe.fields import RecipePath, Section, setting_field
 
-MANAGEMENT = {"name", "load"}
+MANAGEMENT = {"name", "load", "trained"}
 """Keys of the section that are no settings of the method."""
 
 
@@ -35,9 +35,15 @@ class AdapterSection(Section):
 
 
 class Full(Section):
-    """No adapter: every weight is trained."""
+    """No adapter: every weight is trained, or those that are named."""
 
     method: Literal["none"] = Field(description="No adapter: every weight of the model is trained.")
+    trained: list[str] | None = Field(
+        None,
+        min_length=1,
+        description="The weights that are trained, the others stay as they are: names of tensors, globs "
+        "(`model.layers.31.*`) or regular expressions (`re:…`). Unset: all.",
+    )
 
 
 def section(cls: type[Settings]) -> type[AdapterSection]:

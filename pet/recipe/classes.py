@@ -36,6 +36,7 @@ PAIRS = {
 """Objectives over pairs of answers."""
 OBJECTIVES = {
     **dict.fromkeys(("causal", "sft"), "pet.train.objectives.causal:CausalLM"),
+    "dft": "pet.train.objectives.causal:DFT",
     **PAIRS,
     "kto": "pet.train.objectives.kto:KTO",
     "reward": "pet.train.objectives.reward:Reward",

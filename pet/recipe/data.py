@@ -18,6 +18,7 @@ Role = Literal[
     "history",
     "messages",
     "tools",
+    "segments",
     "text",
     "text_pair",
     "chosen",
@@ -26,13 +27,23 @@ Role = Literal[
     "role",
     "content",
 ]
-Speaker = Literal["system", "user", "assistant", "tool", "function_call"]
+Speaker = Literal["system", "user", "assistant", "tool", "function_call", ""]
 
 Format = Literal[
-    "auto", "alpaca", "adgen", "prompt_completion", "dolly", "chat", "sharegpt", "text", "tokens", "mindrecord"
+    "auto",
+    "alpaca",
+    "adgen",
+    "prompt_completion",
+    "dolly",
+    "chat",
+    "sharegpt",
+    "text",
+    "segments",
+    "tokens",
+    "mindrecord",
 ]
 
-WITHOUT_QUESTIONS = ("text", "tokens")
+WITHOUT_QUESTIONS = ("text", "segments", "tokens")
 """Formats whose rows nobody asks and nobody answers: there is no prompt."""
 
 
@@ -41,7 +52,8 @@ class Reading(Section):
 
     format: Format = Field(
         "auto",
-        description="Format of the rows. auto detects it from the column names; tokens: already tokenised ids.",
+        description="Format of the rows. auto detects it from the column names; tokens: already tokenised ids; "
+        "segments: texts in full, each with a label that says whether it is learnt.",
     )
     columns: dict[Role, str] = Field(
         default_factory=dict,
@@ -50,7 +62,8 @@ class Reading(Section):
     )
     roles: dict[str, Speaker] = Field(
         default_factory=dict,
-        description="Who says a message by other words in the files: {patient: user, doctor: assistant}.",
+        description="Who says a message by other words in the files: {patient: user, doctor: assistant}; messages of "
+        "an empty role are left out: {system: ''}.",
     )
     template: TemplatePath | None = Field(
         None,
@@ -170,6 +183,7 @@ class Data(Reading):
         description="Tokens in a row of a batch, prompt and answer together. Where it is left out: at most the model's "
         "context.",
     )
+    min_length: int | None = Field(None, ge=1, description="Samples with fewer tokens are left out, and counted.")
     packing: Literal["pack", "buckets", "longest", "none"] = Field(
         "pack",
         description="pack: several samples per row with isolated attention; hardly any padding. buckets: rows of "

@@ -10,10 +10,11 @@ import contextlib
 from collections.abc import Iterator
 
 from adapters.matching import check_names
+from adapters.patterns import names_like
 from adapters.schema import TARGETS, Settings
 from adapters.settings import NO_HEAD, method_and_settings, named
 from model_zoo.configs import Config
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, nearest
 from model_zoo.generation_settings import DRAWN, OF_BEAMS, is_missed
 from pet.launching.environment import read_job
 from pet.meta_model import MetaModel
@@ -65,6 +66,9 @@ def batches(recipe: Recipe) -> Iterator[Finding]:
         yield "parallel.reduce_buckets", names, "gradients are sent in pieces between replicas alone"
     elif parallel.reduce_buckets > 1 and parallel.shard_base:
         yield "parallel.reduce_buckets", "parallel.shard_base", "gathers and sums would meet in one graph"
+    if getattr(recipe.adapter, "trained", None) and parallel.tensor * parallel.pipeline > 1:
+        names = "parallel.tensor parallel.pipeline"
+        yield "adapter.trained", names, "the weights that stay are in no process whole; expected parallel.data alone"
     if parallel.shard_base and recipe.adapter.method == "none":
         yield "parallel.shard_base", "adapter.method", "every weight is trained, and what is frozen is shared"
     elif parallel.shard_base and recipe.model.quantization.type is not None:
@@ -182,6 +186,8 @@ def data(recipe: Recipe) -> Iterator[Finding]:
         elif settings.buckets[-1] != settings.max_length:
             why = f"the longest must be data.max_length ({settings.max_length})"
             yield "data.buckets", "data.max_length", why
+    if settings.too_long == "drop" and (settings.min_length or 0) > settings.max_length:
+        yield "data.min_length", "data.max_length", f"{settings.max_length} and data.too_long: drop leave nothing"
     for name, path in (("mix", "train"), ("rows", "train"), ("eval_rows", "eval"), ("eval_rows", "test")):
         count, paths = len(getattr(settings, name) or []), len(getattr(settings, path) or [])
         fits = count in (0, paths) or (name != "mix" and count == 1) or (path != "train" and not paths)
@@ -219,7 +225,7 @@ def prompts(settings: Reading) -> Iterator[tuple[str, str, str]]:
         if getattr(settings, name) is not None:
             yield name, "format", f"{settings.format} rows have no question that it could go with"
     # of a text everything is learnt, so "all" says what happens; of ids what their own labels say
-    if settings.train_on in {"text": ("last",), "tokens": ("last", "all")}[settings.format]:
+    if settings.train_on in {"text": ("last",), "segments": ("last",), "tokens": ("last", "all")}[settings.format]:
         yield "train_on", "format", f"has no effect on {settings.format} rows"
 
 
@@ -261,6 +267,8 @@ def model(recipe: Recipe) -> Iterator[Finding]:
             "adapter.method",
             f"an adapter ({recipe.adapter.method}) on random weights learns nothing useful; set adapter.method: none",
         )
+    elif recipe.model.from_scratch and recipe.adapter.trained:
+        yield "adapter.trained", "model.from_scratch", "random weights have to be trained, all of them"
     if recipe.output.force and recipe.train.resume:
         yield "output.force", "train.resume", "deletes the run that train.resume would go on with; keep one"
     if recipe.output.merged and (reason := getattr(named(recipe.adapter.method), "unmergeable", "")):
@@ -297,7 +305,11 @@ def room(recipe: Recipe, base: Config) -> int:
 
 
 def cells(recipe: Recipe, base: Config) -> Iterator[Finding]:
-    """Names of cells, layers and tokens that a model does not have, by its config.json, as the run says it."""
+    """Names of weights, cells, layers and tokens that a model lacks, by its config.json, as the run says it."""
+    names = list(base.shapes())
+    for pattern in getattr(recipe.adapter, "trained", None) or ():
+        if not names_like(pattern, names):
+            yield "adapter.trained", "model.path", f"{pattern!r} matches no weight{nearest(pattern, names)}"
     settings = settings_of(recipe)
     if settings is None or not settings.targeted or any(settings.problems()):
         return

@@ -136,9 +136,10 @@ class Train(Section):
     )
     objective: str = Field(
         "causal",
-        description="Training objective: causal (next token; also called sft); of preferred and rejected answers dpo, "
-        "hinge, ipo, robust, simpo or orpo, or a reward model's head (reward); of answers with a label kto; of texts "
-        "with a label classification; or module:Class for a custom one.",
+        description="Training objective: causal (next token; also called sft), or dft, the same with each token's loss "
+        "times the probability that the model gives it (Wu et al. 2025); of preferred and rejected answers dpo, hinge, "
+        "ipo, robust, simpo or orpo, or a reward model's head (reward); of answers with a label kto; of texts with a "
+        "label classification; or module:Class for a custom one.",
     )
     beta: float | None = Field(
         None,

@@ -51,22 +51,27 @@ def versions(files: Mapping[str, list[Path]]) -> tuple:
 _known: dict[tuple, dict[str, list]] = {}
 
 
+def trains_every_weight(adapter) -> bool:
+    """Whether a recipe's section trains all weights of its base."""
+    return adapter.method == "none" and adapter.trained is None
+
+
 def origins_of(recipe, base: bool | None = None) -> dict[str, list]:
     """The digests of a recipe's data files and of the base beneath its adapter, taken once while the files stay.
 
-    Where every weight is trained the base does not count: a checkpoint holds all weights. It is read from its files, so
+    Where every weight is trained the base does not count, of which nothing is left. It is read from its files, so
     that neither the layout nor what an adapter takes from the weights plays a part.
 
     Args:
         recipe: names them.
-        base: whether the base counts; None: where there is an adapter.
+        base: whether the base counts; None: where there is an adapter, or weights that stay.
     """
     from model_zoo.checkpoint.fingerprint import ROUNDINGS, fingerprint
     from model_zoo.checkpoint.reading import Checkpoint
     from pet.data.cache import content_digest
     from pet.names import find_model, model_config
 
-    base = recipe.adapter.method != "none" if base is None else base
+    base = not trains_every_weight(recipe.adapter) if base is None else base
     digest = ends_digest if recipe.data.streaming else lambda file: content_digest([file])
     found = {}
     for key, files in sources(recipe, base).items():

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from adapters.patterns import names_like
 from model_zoo.errors import InputError
 from model_zoo.tokenizers.files import TokenizerFiles
 from pet.names import own_tokenizer
@@ -108,7 +109,7 @@ def load_tokenizer(recipe):
 
 
 def attach_adapter(model, recipe, tokenizer=None, data=None) -> None:
-    """Puts the recipe's adapter on the model, new or loaded; without one, every weight is trained. What the objective
+    """Puts the recipe's adapter on the model, new or loaded; without one, its weights are trained. What the objective
     trains for itself, which may go by the data, is added.
 
     Raises:
@@ -116,8 +117,10 @@ def attach_adapter(model, recipe, tokenizer=None, data=None) -> None:
     """
     section = recipe.adapter
     if section.method == "none":
-        for parameter in model.get_parameters():
-            parameter.requires_grad = True
+        parameters = {parameter.name: parameter for parameter in model.get_parameters()}
+        chosen = {name for pattern in section.trained or ("*",) for name in names_like(pattern, parameters)}
+        for name, parameter in parameters.items():
+            parameter.requires_grad = name in chosen
     elif section.load is not None:
         config = recipe_method(section, recipe.train.seed, tokenizer)
         from adapters.apply import set_adapter

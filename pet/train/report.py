@@ -191,7 +191,7 @@ def facts(recipe, prepared, trainer, counted: tuple[int, int]) -> dict[str, str]
         counted_rows += f", {prepared.evaluation.counts.samples:,} held out"
     lines = {
         "model": f"{prepared.base} ({prepared.model.family.name}, {dims.layers} layers, hidden {dims.hidden})",
-        "method": f"{method}{f' ({chosen})' if chosen else ''}" if method != "none" else "every weight",
+        "method": f"{method}{f' ({chosen})' if chosen else ''}" if method != "none" else chosen or "every weight",
         "parameters": f"trainable params: {trainable:,} || all params: {total:,} || "
         f"trainable%: {100 * trainable / total:.4f}",
         "samples": counted_rows,
@@ -203,7 +203,7 @@ def facts(recipe, prepared, trainer, counted: tuple[int, int]) -> dict[str, str]
         "output": str(trainer.directory),
     }
     dropped = prepared.train.counts if known else None
-    if dropped is not None and (dropped.cut or dropped.dropped_long or dropped.dropped_unlabelled):
+    if dropped is not None and (dropped.cut or dropped.dropped):
         lines["samples"] += f" ({dropped})"
     return lines
 

@@ -440,6 +440,35 @@ def test_names_within_peft_s_model_are_told_from_those_of_files(llama, directory
     refuse(llama, directory, r"lora_A\.tuned\.weight has an adapter's name in it.*files have .*lora_A\.weight$")
 
 
+@pytest.mark.parametrize(
+    ("around", "within"),
+    [("module.", ""), ("_orig_mod.", ""), ("", "_orig_mod."), ("module._orig_mod.", ""), ("base_model.model.", "")],
+    ids=["DistributedDataParallel", "torch.compile", "compiled layers", "both", "PeftModel"],
+)
+def test_what_a_wrapper_puts_in_front_of_names(llama, directory, tmp_path, caplog, around, within):
+    """PEFT passes over such tensors, so that a model without an adapter is left."""
+    pet.load_adapter(llama, directory, name="plain")
+    expected = llama(ms.Tensor(IDS)).asnumpy()
+    wrapped = tmp_path / "wrapped"
+    shutil.copytree(directory, wrapped)
+
+    def change(tensors):
+        for name in list(tensors):
+            tensors[around + name.replace("layers.1.", f"layers.1.{within}")] = tensors.pop(name)
+
+    change_tensors(wrapped, change)
+    pet.load_adapter(llama, wrapped, name="wrapped")
+    pet.set_adapter(llama, "wrapped")
+    assert np.array_equal(llama(ms.Tensor(IDS)).asnumpy(), expected)
+    (line,) = [record.getMessage() for record in caplog.records if "without what a wrapper adds" in record.getMessage()]
+    assert line.startswith(f"{wrapped / NAMES[1]}: {around or 'base_model.model.model.layers.1._orig_mod.'}")
+
+
+def test_names_that_come_to_the_same_without_a_wrapper_are_refused(llama, directory):
+    change_tensors(directory, lambda tensors: tensors.update({f"module.{PART}": tensors[PART]}))
+    refuse(llama, directory, "module.base_model.* does not begin with")
+
+
 def test_other_shapes_missing_and_extra_tensors(llama, directory):
     def change(tensors):
         tensors[PART] = np.zeros((65, 8), np.float32)

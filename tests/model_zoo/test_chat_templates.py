@@ -17,6 +17,7 @@ from model_zoo.errors import InputError
 from model_zoo.programs import file_program
 from model_zoo.tokenizers import AutoTokenizer, renderer
 from model_zoo.tokenizers.chat_template import LARGEST, Renderer
+from model_zoo.tokenizers.conversations import with_texts
 
 CONTROLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEXTS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
@@ -210,6 +211,61 @@ def test_a_template_that_reads_parts_alone_is_given_parts(made, parts, calls):
         assert ours.prompt(messages) == ours.prompt(apart) == expected
     as_text = AutoTokenizer.from_pretrained(made(template.replace(parts, "{{ m.content }}")))
     assert learnt(ours, TALK) == learnt(as_text, TALK)
+
+
+TEXT = "{% if m.content is string %}{{ m.content }}{% else %}"
+BY_LINES = TEXT + "{{ m.content | map(attribute='text') | join('\\n') }}{% endif %}"
+TRIMMED = TEXT.replace("content }", "content | trim }")
+TRIMMED += "{% for part in m.content %}{{ part.text | trim }}{% endfor %}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("content", "each"),
+    [
+        (BY_LINES, ["user", "assistant", "tool"]),
+        (TRIMMED, ["user", "assistant", "tool"]),
+        (f"{{% if m.role == 'user' %}}{BY_LINES}{{% else %}}{{{{ m.content + '' }}}}{{% endif %}}", ["user"]),
+        ("{{ m.content + '' }}", []),  # which fails with parts
+        ("{{ m.content }}", []),  # which writes them as Python does,
+        (TEXT + "{{ m.content and m.content | tojson }}{% endif %}", []),  # or as JSON
+        (TEXT + "{% endif %}", []),  # or not at all
+    ],
+    ids=["lines", "trimmed", "lines of questions", "fails", "writes a list", "writes JSON", "leaves out"],
+)
+def test_a_template_that_writes_each_part_is_given_the_parts(made, content, each):
+    """As transformers gives it these; to others a content in parts is one text."""
+    template = "{% for m in messages %}{{ '<|im_start|>' + m.role + ': ' }}" + content
+    template += "{% for call in m.tool_calls %}{{ call.function | tojson }}{% endfor %}<|im_end|>{% endfor %}"
+    template += "{% if add_generation_prompt %}{{ '<|im_start|>assistant: ' }}{% endif %}"
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(made(template))
+    ours = AutoTokenizer.from_pretrained(made(template))
+    parts = [{"type": "text", "text": "Where is "}, {"type": "text", "text": " the shop?"}]
+    asked = TALK[1:3] + TALK[3:4]
+    talks = [(asked, number) for number in range(3)] + [(CALLS[:3], 2)]
+    for talk, number in talks:
+        role = talk[number]["role"]
+        apart = [{**one, "content": parts} if place == number else one for place, one in enumerate(talk)]
+        whole = [
+            {**one, "content": "Where is  the shop?"} if place == number else one for place, one in enumerate(talk)
+        ]
+        given = apart if role in each else whole
+        expected = theirs.apply_chat_template(given, add_generation_prompt=True, return_dict=False)
+        assert ours.prompt(apart) == expected, role
+        assert (ours.prompt(apart) == ours.prompt(whole)) is (role not in each), role
+    answered = [asked[0], {"role": "assistant", "content": parts}]
+    text = "Where is \n the shop?" if "assistant" in each and content == BY_LINES else "Where is  the shop?"
+    text = "Where isthe shop?" if content == TRIMMED else text
+    assert learnt(ours, answered) == f"|{text}<|im_end|>"
+    (said,) = pickle.loads(pickle.dumps(with_texts(answered[1:])))  # between processes
+    assert learnt(ours, [asked[0], said]) == f"|{text}<|im_end|>"
+
+
+def test_a_text_as_it_is_written_has_the_ids_of_transformers(made):
+    """In segments control tokens' names are these tokens, each segment is by itself, and nothing stands around it."""
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(made(CHATML))
+    ours = AutoTokenizer.from_pretrained(made(CHATML))
+    for text in ("<|im_start|>user\nA  b<|im_end|>", " a<|endoftext|> b", "", " ", "你好<|im_end|>\n", "<|im_st"):
+        assert ours.encode_written(text) == theirs(text, add_special_tokens=False)["input_ids"], text
 
 
 def test_examples_have_the_ids_and_the_labels_of_transformers(made):

@@ -9,6 +9,7 @@ import pytest
 from adapters.lora import LoRAConfig
 from adapters.matching import plan
 from model_zoo.auto import AutoConfig, AutoModel, classes_for
+from model_zoo.counting import config_of
 from model_zoo.errors import InputError
 from model_zoo.quantization.plan import Quantization
 from pet.meta_model import MetaModel
@@ -328,3 +329,18 @@ def test_random_weights_depend_on_seed_and_name_alone():
         assert np.array_equal(parameter.asnumpy(), same.parameters_dict()[name].asnumpy())
         if len(parameter.shape) > 1:
             assert not np.array_equal(parameter.asnumpy(), other.parameters_dict()[name].asnumpy())
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("given", [{"num_key_value_heads": None}, {"hidden_act": "swish"}], ids=str)
+def test_null_and_other_names_mean_what_they_mean_to_transformers(kind, given):
+    """As many keys as queries, and not those that the published model has; and SiLU by its other name."""
+    auto = pytest.importorskip("transformers").AutoConfig
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, **given}
+    expected = auto.for_model(kind, **sizes)
+    found = config_of({"model_type": kind, **sizes})
+    assert found.dims.kv_heads == expected.num_key_value_heads
+    assert found.to_dict()["hidden_act"] == "silu"
+    with pytest.raises(InputError, match="hidden_act is 'gelu'"):
+        config_of({"model_type": kind, **sizes, "hidden_act": "gelu"})

@@ -140,6 +140,15 @@ class CausalLM(Objective):
         return by_head
 
 
+class DFT(CausalLM):
+    """Dynamic fine-tuning (Wu et al. 2025): the loss of each token times its own probability, through which no gradient
+    goes. Evaluation measures the plain loss."""
+
+    def loss(self, logits, labels):
+        losses, _ = self.token_losses(self.log_probabilities(logits), labels)
+        return ADD(losses * ops.stop_gradient(ops.exp(-losses)))
+
+
 class RDrop(CausalLM):
     """R-Drop (Liang et al. 2021): each row twice under different dropout, and a penalty where the two differ.
 

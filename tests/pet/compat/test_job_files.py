@@ -376,6 +376,7 @@ def test_axolotls_loftq(tmp_path):
         ),
         ({"type": "chat_template", "chat_template": "chatml"}, {"data.template": CHATML}),
         ({"type": "sharegpt", "conversation": "chatml"}, {"data.template": CHATML}),
+        ({"type": "input_output"}, {"data.format": "segments", "data.template": None}),
     ],
 )
 def test_axolotls_kinds_of_data(tmp_path, entry, settings):
@@ -445,7 +446,7 @@ def test_axolotls_pretraining_streams_texts(base, tmp_path):
         ({"tokens": {"bos_token": "<begin>"}}, "tokens: bos_token"),
         ({"tokens": ["<call>"]}, "tokens: ['<call>']"),
         ({"unfrozen_parameters": ["^lm_head.*"]}, None),
-        ({"unfrozen_parameters": ["^lm_head.*"], "adapter": None}, "unfrozen_parameters: every weight"),
+        ({"unfrozen_parameters": ["^lm_head.*"], "adapter": None}, None),
         ({"dp_shard_size": 4, "tensor_parallel_size": 2, "context_parallel_size": 2, "tiled_mlp": True}, None),
     ],
 )
@@ -1052,12 +1053,21 @@ def test_axolotls_messages(tmp_path, entry, columns, roles):
         ({}, {"split_thinking": True}, "datasets.split_thinking: True is not supported"),
         ({"chat_template": "chatml"}, {"train_on_eos": "all"}, "train_on_eos: 'all' is not supported"),
         ({"train_on_inputs": True}, {}, "train_on_inputs: of messages what all say is learnt there"),
-        ({"min_sample_len": 9}, {}, "min_sample_len: 9: short samples are learnt, too"),
+        ({"hub_model_id": "me/mine"}, {}, "hub_model_id: 'me/mine': nothing is uploaded"),
     ],
 )
 def test_what_axolotl_learns_otherwise_is_refused(tmp_path, given, entry, problem):
     t = axolotl.translate({**JOBS["axolotl"], "datasets": [{**CHAT, **entry}], **given}, tmp_path / "job.yaml")
     assert problem in t.problems[0]
+
+
+def test_system_messages_short_samples_and_a_place_for_a_name(tmp_path):
+    entry = {**CHAT, "drop_system_message": True, "roles": {"assistant": ["bot"], "system": ["sys"]}}
+    file = {**JOBS["axolotl"], "min_sample_len": 9, "hub_model_id": "<your-hub-model-id>"}
+    t = axolotl.translate({**file, "datasets": [entry]}, tmp_path / "job.yaml")
+    assert not t.problems and "hub_model_id" in t.ignored
+    assert t.get("data.roles") == {"system": "", "sys": ""}
+    assert (t.get("data.columns"), t.get("data.min_length")) == ({"system": ""}, 9)
 
 
 def test_a_fallback_serves_a_tokenizer_without_a_template(tmp_path, base, fixtures):
@@ -1209,13 +1219,24 @@ def test_axolotls_early_stopping_keeps_the_best_where_each_checkpoint_was_measur
     ("given", "problem"),
     [
         ({"train_on_prompt": True, "mask_history": True}, "train_on_prompt with mask_history: one learns every prompt"),
-        ({"mask_history": True, "stage": "dpo"}, "mask_history: it is about stage: sft"),
-        ({"train_on_prompt": True, "stage": "pt"}, "train_on_prompt: it is about stage: sft"),
+        ({"mask_history": True, "stage": "dpo"}, "mask_history with stage: dpo: it is about stage: sft"),
+        ({"train_on_prompt": True, "stage": "pt"}, "train_on_prompt with stage: pt: it is about stage: sft"),
     ],
     ids=str,
 )
 def test_what_llama_factory_refuses_to_learn_is_refused(tmp_path, given, problem):
     assert any(problem in one for one in llama_factory.translate(given, tmp_path / "job.yaml").problems)
+
+
+@pytest.mark.parametrize(
+    ("given", "objective"),
+    [({}, "dft"), ({"stage": "pt"}, None), ({"stage": "dpo"}, "dpo"), ({"use_dft_loss": "false"}, None)],
+    ids=str,
+)
+def test_llama_factorys_dft(tmp_path, given, objective):
+    t = llama_factory.translate({**JOBS["llama_factory"], "use_dft_loss": True, **given}, tmp_path / "job.yaml")
+    assert not t.problems and t.get("train.objective") == objective
+    assert ("use_dft_loss" in t.ignored) is ("stage" in given)
 
 
 def test_llama_factorys_kto_of_single_rows_takes_two_of_half_the_steps(tmp_path):

@@ -251,6 +251,17 @@ def test_messages_with_names_of_their_own(write, objective):
     assert [(one["role"], one["content"]) for one in read.messages] == [("user", "Patient"), ("assistant", "Doctor")]
 
 
+@pytest.mark.parametrize("words", [{"system": ""}, {"SYS": "", "human": "user"}], ids=str)
+def test_messages_of_an_empty_role_are_left_out(write, words):
+    said = [system("own"), user("a"), assistant("b")]
+    if "SYS" in words:
+        said = [{"from": "SYS", "value": "own"}, {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    (read,) = read_rows(write("a.jsonl", [{"messages": said}]), roles=words)
+    assert read.messages == [user("a"), assistant("b")]
+    (read,) = read_rows(write("a.jsonl", [{"messages": said}]), roles=words, system="ours")
+    assert read.messages[0] == system("ours")
+
+
 def test_a_system_message_for_rows_without(write):
     rows = [{"messages": [user("a"), assistant("b")]}, {"messages": [system("own"), user("a"), assistant("b")]}]
     first, second = read_rows(write("rows.jsonl", rows), system="ours")
@@ -984,7 +995,9 @@ def test_a_row_group_is_not_held_in_memory(tmp_path):
 def test_the_page_about_data_names_the_columns_of_the_table():
     page = (Path(__file__).parents[3] / "docs/data.md").read_text("utf-8")
     rows = dict(
-        re.findall(r"^\| (chat|ShareGPT|alpaca|prompt and completion|ADGEN|Dolly|text|tokens) \| (.*) \|$", page, re.M)
+        re.findall(
+            r"^\| (chat|ShareGPT|alpaca|prompt and completion|ADGEN|Dolly|segments|text|tokens) \| (.*) \|$", page, re.M
+        )
     )
     called = {
         "chat": "chat",
@@ -992,6 +1005,7 @@ def test_the_page_about_data_names_the_columns_of_the_table():
         "alpaca": "alpaca",
         "ADGEN": "adgen",
         "Dolly": "dolly",
+        "segments": "segments",
         "text": "text",
     }
     called |= {"prompt and completion": "prompt_completion", "tokens": "tokens"}

@@ -36,7 +36,7 @@ from pet.data.preferences import pairs
 from pet.data.row import Row
 from pet.data.show import describe
 from pet.data.workers import Workers
-from pet.names import bundled_models
+from pet.names import bundled_models, find_model
 
 
 @pytest.fixture
@@ -298,6 +298,47 @@ def test_an_end_that_is_not_written_is_a_label(fixtures, tmp_path, settings, wri
     assert dataset.select([0]).labels(0).tolist() == found["last"]
     shown = load_dataset(path, tokenizer, settings=settings(template=how.template, max_length=16))
     assert "Qa[[bc]][[<|endoftext|>]]Qd[[e]]" in describe(shown, tokenizer)
+
+
+@pytest.mark.parametrize("how", [{}, {"train_on": "all"}, {"max_length": 8}], ids=str)
+def test_segments_are_learnt_as_they_are_labelled(write, settings, how):
+    """axolotl's input_output: no prompt, nothing around the texts, and control tokens by their names."""
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(find_model("llama_tiny"))
+    segments = [
+        {"label": False, "text": "<s>Who?"},
+        {"label": True, "text": " Me.</s>"},
+        {"label": False, "text": "\n"},
+    ]
+    path, tokenizer = (
+        write("rows.jsonl", [{"segments": segments}]),
+        AutoTokenizer.from_pretrained(find_model("llama_tiny")),
+    )
+    ((ids, trained),) = load_dataset(path, tokenizer, settings=settings(**{"max_length": 32, **how}))
+    every = [theirs(one["text"], add_special_tokens=False)["input_ids"] for one in segments]
+    limit, everything = how.get("max_length", 32), how.get("train_on") == "all"
+    assert list(ids) == [number for own in every for number in own][:limit]
+    labels = [one["label"] or everything for one, own in zip(segments, every, strict=True) for _ in own]
+    assert [bool(one) for one in trained] == labels[:limit]
+
+
+@pytest.mark.parametrize(
+    "segment", ["a", {"text": "a"}, {"text": 1, "label": True}, {"text": "a", "label": 1}], ids=str
+)
+def test_segments_that_are_none_are_said(write, letters, settings, segment):
+    with pytest.raises(InputError, match="segment 1: expected an object with a text and a label of true or false"):
+        load_dataset(write("rows.jsonl", [{"segments": [segment]}]), letters, settings=settings())
+
+
+def test_short_samples_are_left_out_and_counted(write, letters, settings, caplog):
+    path = write("rows.jsonl", [{"prompt": "a", "completion": "b" * count} for count in (1, 2, 3, 9)])
+    every = load_dataset(path, letters, settings=settings(max_length=9, too_long="drop"))
+    kept = load_dataset(path, letters, settings=settings(max_length=9, too_long="drop", min_length=6))
+    assert min(every.lengths) == 5 and list(kept.lengths) == [one for one in every.lengths if one >= 6]
+    assert (kept.counts.dropped_short, kept.counts.dropped_long) == (1, 1) and kept.counts.longest == 13
+    assert "1 as too short" in str(kept.counts) and "fewer tokens than data.min_length" in caplog.text
+    texts = write("texts.txt", "ab\n\nabcdef\n")
+    kept = load_dataset(texts, letters, settings=settings(max_length=9, min_length=6))
+    assert len(kept) == 1 and kept.counts.dropped_short == 1
 
 
 def test_long_samples_are_cut_or_dropped_and_counted(write, letters, settings, caplog):

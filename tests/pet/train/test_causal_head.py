@@ -11,7 +11,7 @@ from model_zoo.engine import available, loss as engine_loss
 from model_zoo.graph import Graph
 from pet.data.dataset import IGNORED
 from pet.train.feed import complete
-from pet.train.objectives.causal import CausalLM, RDrop, plain_head
+from pet.train.objectives.causal import DFT, CausalLM, RDrop, plain_head
 from pet.train.step import tensors
 
 needs_kernels = pytest.mark.skipif(not available(), reason="there are no kernels in C here")
@@ -68,3 +68,27 @@ def test_a_head_that_is_more_than_a_product_goes_by_logits(fixtures):
     assert plain_head(model) is model.lm_head
     apply_lora(model, targets=["lm_head"])
     assert plain_head(model) is None and CausalLM().loss_of_hidden(model) is None
+
+
+def test_dft_weighs_each_loss_by_its_own_probability():
+    """The loss and its gradient by torch: the probability is a number there, and no gradient goes through it."""
+    torch = pytest.importorskip("torch")
+    random = np.random.default_rng(5)
+    logits, labels = (
+        random.standard_normal((2, 5, 7)).astype(np.float32),
+        random.integers(0, 7, (2, 5)).astype(np.int32),
+    )
+    labels[0, 2:4] = IGNORED
+    given = torch.tensor(logits, requires_grad=True)
+    targets = torch.tensor(np.pad(labels[:, 1:], ((0, 0), (0, 1)), constant_values=IGNORED)).long().reshape(-1)
+    losses = torch.nn.functional.cross_entropy(given.reshape(-1, 7), targets, ignore_index=IGNORED, reduction="none")
+    (losses * torch.exp(-losses).detach() * (targets != IGNORED)).sum().backward()
+    mine, gradient = ms.value_and_grad(DFT().loss)(ms.Tensor(logits), ms.Tensor(labels))
+    expected = (losses * torch.exp(-losses) * (targets != IGNORED)).sum().item()
+    assert float(mine.asnumpy()) == pytest.approx(expected, rel=1e-5)
+    np.testing.assert_allclose(gradient.asnumpy(), given.grad.numpy(), rtol=0, atol=1e-6)
+    plain = CausalLM().measure(ms.Tensor(logits), ms.Tensor(labels))
+    assert all(
+        float(a.asnumpy()) == float(b.asnumpy())
+        for a, b in zip(plain, DFT().measure(ms.Tensor(logits), ms.Tensor(labels)), strict=True)
+    )

@@ -88,6 +88,44 @@ def test_a_stopped_run_goes_on_where_it_was_in_the_data(base, tmp_path):
     assert again == summary["after"]
 
 
+def test_the_weights_that_are_named_are_trained_and_no_others(base, tmp_path):
+    named = ["transformer.h.1.*", "re:.*ln_f\\.(weight|bias)"]
+    changes = {"adapter": {"method": "none", "trained": named}, "eval__metrics": ["loss"], "train__epochs": 1}
+    said = []
+    summary = run.finetune(recipe(base, tmp_path / "whole", **changes), show=said.append)
+    before, after = (read_file(home / "model.safetensors") for home in (base, tmp_path / "whole/model"))
+    moved = {name for name, value in before.items() if not np.array_equal(value, after[name])}
+    assert before.keys() == after.keys()
+    assert moved == {name for name in before if name.startswith(("transformer.h.1.", "transformer.ln_f."))}
+    assert summary["trainable"] == sum(before[name].size for name in moved) < summary["total"]
+    assert "trained transformer.h.1.*" in "\n".join(said)
+    run.finetune(recipe(base, tmp_path / "parts", **changes), show=None, callbacks=[Stop(3)])
+    (at,) = [one for one in (tmp_path / "parts/checkpoints").iterdir() if one.name.endswith("3")]
+    assert load(at).weights.keys() == moved
+    run.finetune(recipe(base, tmp_path / "parts", **changes), resume=True, show=None)
+    again = read_file(tmp_path / "parts/model/model.safetensors")
+    assert all(np.array_equal(value, again[name]) for name, value in after.items())
+    other = recipe(tmp_path / "whole/model", tmp_path / "parts", data__train=str(base / "data.jsonl"), **changes)
+    with pytest.raises(InputError, match=r"model\.path"):  # the weights that stay would be others
+        run.finetune(other, resume=True, show=None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"trained": ["transformer.h.9.*"]}, r"adapter.trained: 'transformer.h.9.\*' matches no weight"),
+        ({"trained": []}, "adapter.trained"),
+        ({"trained": ["*"], "parallel__tensor": 2}, "adapter.trained: .*parallel.data alone"),
+        ({"trained": ["*"], "model__from_scratch": True}, "adapter.trained: random weights have to be trained"),
+    ],
+    ids=str,
+)
+def test_weights_that_cannot_be_chosen(base, tmp_path, changes, problem):
+    beside = {key: value for key, value in changes.items() if key != "trained"}
+    with pytest.raises(InputError, match=problem):
+        recipe(base, tmp_path, adapter={"method": "none", "trained": changes["trained"]}, **beside)
+
+
 def nobody_there(text):
     """The terminal was closed, which ends no run."""
     raise OSError(errno.EIO, os.strerror(errno.EIO))
