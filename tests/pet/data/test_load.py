@@ -2,10 +2,12 @@
 
 import errno
 import io
+import itertools
 import json
 import logging
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -33,6 +35,7 @@ from pet.data import (
 from pet.data.encode import Encoder
 from pet.data.finding import find_files
 from pet.data.preferences import pairs
+from pet.data.prompt import Prompt
 from pet.data.row import Row
 from pet.data.show import describe
 from pet.data.workers import Workers
@@ -269,6 +272,41 @@ def test_long_samples_are_shortened_turn_by_turn(write, letters, settings, turns
     cut = settings(max_length=limit, too_long="shorten", train_on=train_on)
     dataset = load_dataset(path, letters, settings=cut)
     assert spelled(dataset) == [expected] and dataset.counts.cut == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "train_on", "expected"),
+    [
+        (9, "answers", "abcd[ijkl$]"),
+        (18, "answers", "abcdefgh[ijklmnop]|q[$]"),
+        (21, "answers", "abcdefgh[ijklmnop]|qr[st$]"),
+        (22, "answers", "abcdefgh[ijklmnop]|qr[st]|u[$]"),
+        (33, "answers", "abcdefgh[ijklmnop]|qr[st]|uvwxy[0123456$]"),
+        (35, "answers", "abcdefgh[ijklmnop]|qr[st]|uvwxyz[01234567$]"),
+        (36, "answers", "abcdefgh[ijklmnop]|qr[st]|uvwxyz[012345678$]"),
+        (100, "answers", "abcdefgh[ijklmnop]|qr[st]|uvwxyz[0123456789$]"),
+        (12, "last", "uvwxy[012345$]"),
+        (20, "last", "qrsuvwxyz[0123456789$]"),
+        (30, "last", "abcdeijklqrstuvwxyz[0123456789$]"),
+    ],
+)
+def test_the_one_end_of_a_conversation_stays(write, fixtures, settings, limit, train_on, expected):
+    """Again to what LLaMA-Factory leaves, of its templates with one end for all answers; | is an earlier one's."""
+    tokenizer = AutoTokenizer.from_pretrained(fixtures / "tok_gpt2")
+    template = Prompt("{said}", "{said}", one_end=True).jinja()
+    # each letter a token of its own
+    template = re.sub(r"{{ said }}", "{% for one in said %}{{ one }}{{ cut }}{% endfor %}", template)
+    roles = itertools.cycle(("user", "assistant"))
+    messages = [{"role": next(roles), "content": text} for turn in TURNS for text in turn]
+    cut = settings(max_length=limit, too_long="shorten", train_on=train_on, template=template)
+    dataset = load_dataset(write("chat.jsonl", [{"messages": messages}]), tokenizer, settings=cut)
+    text, inside = "", False
+    for one, label in zip(dataset[0][0].tolist(), dataset.labels(0).tolist(), strict=True):
+        mark, end = label == one, tokenizer.eos_token_id
+        text += "]" * (inside and not mark) + "|" * (label == end != one)
+        text += "[" * (mark and not inside) + ("$" if one == end else tokenizer.decode([one]))
+        inside = mark
+    assert text + "]" * inside == expected
 
 
 def test_pairs_are_shortened_to_one_question(write, letters, settings):

@@ -175,6 +175,14 @@ def test_batches_of_a_program_are_judged_at_their_last_token(side):
     trainer.train()
     expected = np.log(np.exp(scores).sum(1)) - scores[np.arange(7), labels]
     assert trainer.history[0]["loss"] == pytest.approx(expected.mean(), abs=1e-5)
+
+    def forward_step(data, model):
+        states = model.hidden_states(*(data[name] for name in ("input_ids", "position_ids", "start", "end")), None)
+        return {"logits": model.head(states)}
+
+    own = Trainer(model, [batch], objective="classification", steps=1, learning_rate=1e-9, forward_step=forward_step)
+    own.train()
+    assert own.history[0]["loss"] == pytest.approx(expected.mean(), abs=1e-5)
     with pytest.raises(InputError, match="label has 1 values, input_ids 7 rows"):
         Trainer(model, [{**batch, "label": [1]}], objective="classification", steps=1)
     with pytest.raises(InputError, match="a batch has no labels; expected label"):
