@@ -169,6 +169,8 @@ def test_raw_text_is_learnt_as_a_whole_and_divided(write, letters, settings):
     dataset = load_dataset(path, letters, settings=settings(max_length=4))
     assert spelled(dataset) == [("<abc", "abc"), ("<def", "def"), ("<g>", "g>")]
     assert dataset.counts == Counts(rows=1, samples=3, divided=1, longest=9)
+    whole = load_dataset(path, letters, settings=settings(max_length=9))
+    assert whole.counts == Counts(rows=1, samples=1, divided=0, longest=9)
 
 
 def test_a_template(write, letters, settings):

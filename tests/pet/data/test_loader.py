@@ -116,6 +116,17 @@ def test_the_order_is_a_function_of_seed_and_epoch(dataset):
     assert members(loader_for(dataset, "none", shuffle=False).batches(4)) == list(range(len(dataset)))
 
 
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_a_shuffled_epoch_does_not_go_by_length(packing):
+    """Rows are packed, and buckets filled, in an order of lengths, which the model is not to learn in."""
+    lengths = np.random.default_rng(0).integers(1, 101, 4000)
+    how = {"packing": packing, "max_length": 100, "rows_per_step": 8, "shuffle": True, "seed": 3}
+    for epoch in (0, 1):
+        rows = [row for row in make_plan(lengths, **how, epoch=epoch).rows[:] if len(row)]
+        longest = [lengths[row].max() for row in rows]
+        assert abs(np.corrcoef(np.arange(len(rows)), longest)[0, 1]) < 0.2
+
+
 def test_there_are_few_shapes(dataset):
     longest = int(dataset.lengths.max())
     for packing, most in {"pack": 1, "none": 1, "buckets": 4, "longest": 2}.items():

@@ -2,13 +2,20 @@
 
 import pytest
 
+import pet
+from adapters.lora import LoRAConfig
+from model_zoo.auto import AutoModel
 from model_zoo.errors import InputError
 from model_zoo.families.llama import LlamaConfig
 from pet.cli.main import main
+from pet.meta_model import MetaModel
 from pet.names import find_recipe
 from pet.parallel.fits import check_fits
+from pet.parallel.mesh import Mesh
+from pet.parallel.shares import shares
 from pet.parallel.specs import ShardSpecs
 from pet.parallel.split import PARTIAL, SPLIT, WHOLE, Division
+from pet.parallel.stages import cut_stage
 from pet.recipe import load
 
 
@@ -32,7 +39,7 @@ from pet.recipe import load
         ),
         ("parallel.tensor=2 adapter={method: adapter, targets: query_key_value}", "Bottleneck on transformer.layers.0"),
         ("parallel.tensor=2 adapter={method: lora, targets: nothing}", "'nothing' matches no"),
-        ("parallel.data=5 train.batch_size=5 parallel.shard_base=true", "cannot be divided evenly over 5 replicas"),
+        ("parallel.data=5 train.batch_size=5 parallel.shard_base=true", "over 5 replicas; possible are 1, 2, 3, 4, 6, 7, 8"),
         ("parallel.data=2 parallel.shard_base=true adapter={method: dora}", "reads whole matrices"),
         ("parallel.data=2 parallel.shard_base=true adapter={method: none}", "every weight is trained"),
         ("parallel.data=2 parallel.shard_base=true model.quantization.type=nf4", "packed weights are not gathered"),
@@ -83,3 +90,19 @@ def test_what_is_whole_within_a_sublayer_has_a_term_of_its_gradient_on_each_memb
     assert specs.of_base("model.layers.3.input_layernorm", "weight") == (WHOLE, None)
     assert specs.of_base("model.layers.3.self_attn.q_proj", "weight") == (SPLIT, Division(0, (4096,), 2))
     assert specs.of_base("model.layers.3.self_attn.o_proj", "weight") == (SPLIT, Division(1, (4096,), 2))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("adapted", [True, False])
+def test_plans_and_files_have_the_stages_that_models_are_cut_into(tied, adapted):
+    """A tied head weighs on the last stage as the embedding does on the first."""
+    config = {"model_type": "llama", "vocab_size": 512, "hidden_size": 16, "intermediate_size": 24}
+    config |= {"num_hidden_layers": 8, "num_attention_heads": 2, "tie_word_embeddings": tied}
+    lora = {"rank": 2, "targets": "all-linear", "layers": [0, 1, 2]} if adapted else None
+    for stages in (2, 3):
+        model = AutoModel.from_config(config)
+        if lora:
+            pet.apply_lora(model, **lora)
+        planned = shares(MetaModel(config), LoRAConfig(**lora) if lora else None, pipeline=stages).layers
+        assert list(planned) == cut_stage(model, Mesh(1, 1, stages, 0))
+    assert len(planned[1]) > max(len(planned[0]), len(planned[2])), "an end weighs as much as three layers"

@@ -508,6 +508,8 @@ def test_settings_that_are_no_mistake(write):
     nothing = ["temperature=1.0", "top_p=1", "top_k=0", "num_beams=1", "length_penalty=1.0", "early_stopping=false"]
     assert load(write(), [f"generation.{one}" for one in nothing]).generation.temperature == 1.0
     assert load(write(), ["generation.top_k=1"]).generation.top_k == 1  # as greedy decoding
+    judged = ["train.objective=classification", "data.eval_fraction=0.1", "eval.metrics=[loss, accuracy, f1]"]
+    assert load(write(), judged).eval.metrics == ["loss", "accuracy", "f1"]
     # the default length of answers is no reason to refuse a small context
     assert load(write(), ["model.config={max_position_embeddings: 48}", "data.max_length=48"]).data.max_length == 48
 
