@@ -173,6 +173,20 @@ def test_raw_text_is_learnt_as_a_whole_and_divided(write, letters, settings):
     assert whole.counts == Counts(rows=1, samples=1, divided=0, longest=9)
 
 
+def test_what_has_no_room_or_question_is_refused(write, letters, settings):
+    text = write("text.jsonl", [{"text": "abc"}])
+    with pytest.raises(InputError, match=r"data\.max_length: 2 leaves no room for text after 1 opening tokens"):
+        load_dataset(text, letters, settings=settings(max_length=2))
+    talk = [{"role": role, "content": role[0]} for role in ("user", "assistant") * 2]
+    asked = {"tools": [{"type": "function", "function": {"name": "f"}}], "messages": talk[:2]}
+    for row, message in (
+        ({"messages": talk}, r"rows\.jsonl:1: several questions, but data\.template has room for one"),
+        (asked, r"rows\.jsonl:1: tools or calls of them, but data\.template has no place for any"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load_dataset(write("rows.jsonl", [row]), letters, settings=settings(template="{prompt}="))
+
+
 def test_a_template(write, letters, settings):
     rows = [
         {"instruction": "a{input}", "input": "b", "output": "c{x}", "system": "s"},

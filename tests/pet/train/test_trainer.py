@@ -21,7 +21,7 @@ from model_zoo.engine import available
 from model_zoo.errors import InputError
 from pet.data import DataSettings, Loader, TokenDataset
 from pet.names import bundled_models
-from pet.recipe.training import Eval
+from pet.recipe.training import Eval, Train
 from pet.train.callbacks import Callback, make_callback
 from pet.train.callbacks.records import read_metrics
 from pet.train.checkpoint import checkpoints, load
@@ -440,6 +440,39 @@ def test_bad_settings_and_data_are_input_errors(toy, batch):
     for attempt, message in cases:
         with pytest.raises(InputError, match=message):
             attempt()
+
+
+def test_an_epoch_without_a_step_ends_the_run(toy, batch):
+    class Runs(list):
+        """Batches of the first epoch alone."""
+
+        def steps_per_epoch(self, epoch=0):
+            return len(self)
+
+        def batches(self, epoch=0, start=0):
+            yield from self[start:] if epoch == 0 else ()
+
+    trainer = make(toy(), Runs([batch(4), batch(4, seed=1)]), steps=3)
+    with pytest.raises(InputError, match="epoch 2 of the training data holds no step"):
+        trainer.train()
+    assert [line["step"] for line in trainer.history] == [1, 2]
+
+
+def test_resuming_without_a_checkpoint_is_a_new_run(toy, batch, tmp_path, caplog):
+    caplog.set_level("INFO", "pet")
+    trainer = make(toy(), [batch(4)], directory=tmp_path, steps=2)
+    trainer.train(resume=True)
+    assert f"no checkpoint in {tmp_path}/checkpoints: starting at the first step" in caplog.messages
+    assert [line["step"] for line in trainer.history] == [1, 2]
+
+
+def test_a_batch_that_replicas_cannot_share_is_refused(tmp_path):
+    three = DistributedContext()
+    three.data_size = 3
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    how = {"model": AutoModel.from_pretrained(bundled_models()["llama_tiny"]), "distributed": three}
+    with pytest.raises(InputError, match="batch_size: 4 rows cannot be shared by 3 replicas"):
+        as_feed(tmp_path / "rows.jsonl", settings=Train(batch_size=4), **how)
 
 
 def test_the_last_step_of_a_list_has_the_batches_that_are_left(toy, batch):
