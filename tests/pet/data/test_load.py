@@ -328,9 +328,11 @@ def test_the_one_end_of_a_conversation_stays(write, fixtures, settings, limit, t
 def test_pairs_are_shortened_to_one_question(write, letters, settings):
     rows = [{"prompt": "abcdefgh", "chosen": "ij", "rejected": "klmnopqr"}]
     own = {"conversations": pairs, "documents": 2, "compares": True, "train_on": "last"}
-    cut = settings(max_length=10, too_long="shorten", **own)
-    dataset = load_dataset(write("pairs.jsonl", rows), letters, settings=cut)
-    assert [text for text, _ in spelled(dataset)] == ["<abcdeij>", "<abcdeklmn"]
+    path = write("pairs.jsonl", rows)
+    for compares in (True, False):  # an objective of a user's own says nothing of that
+        cut = settings(max_length=10, too_long="shorten", **{**own, "compares": compares})
+        dataset = load_dataset(path, letters, settings=cut)
+        assert [text for text, _ in spelled(dataset)] == ["<abcdeij>", "<abcdeklmn"]
 
 
 def test_an_end_that_is_not_written_is_a_label(fixtures, tmp_path, settings, write):

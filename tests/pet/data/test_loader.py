@@ -160,6 +160,17 @@ def test_rows_that_fill_up_the_last_step_are_padding(dataset):
     assert (last["labels"][empty] == -100).all() and last["input_ids"].shape == (50, 100)
 
 
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_padding_has_the_tokenizer_s_token(dataset, packing):
+    batch = next(loader_for(dataset, packing, pad_token_id=777).batches())
+    expected = np.full_like(batch["input_ids"], 777)
+    for row, samples in enumerate(batch["sample_ids"]):
+        ids = [token for sample in samples for token in dataset[sample][0].tolist()]
+        expected[row, : len(ids)] = ids
+    np.testing.assert_array_equal(batch["input_ids"], expected)
+    assert (expected == 777).any()
+
+
 def test_padding_is_the_share_that_is_not_useful(dataset):
     for packing in PACKINGS:
         loader = loader_for(dataset, packing)

@@ -86,6 +86,12 @@ def test_the_samples_are_those_of_the_whole_dataset(stream, letters, tmp_path):
     assert np.array_equal(np.concatenate([window.trained for window in windows]), whole.trained)
 
 
+def test_a_loader_is_made_with_the_settings_of_its_data(stream):
+    data = stream(packing="none", max_length=19)
+    made = StreamLoader(data, 2)
+    assert made.settings is data.settings and made.shapes() == [(2, 19)]
+
+
 def test_pairs_share_the_questions_of_their_own_window(write, letters, tmp_path):
     rows = [{"prompt": "q" * (1 + 3 * n % 7), "chosen": "yes", "rejected": "n" * (1 + n % 4)} for n in range(12)]
     own = {"conversations": pairs, "documents": 2, "compares": True, "train_on": "last", "share_question": True}

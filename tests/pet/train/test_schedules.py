@@ -139,6 +139,12 @@ def test_final_ratio_is_where_it_ends(name):
     assert min(schedule(step) for step in range(4, 20)) > 0.05
 
 
+@pytest.mark.parametrize("name", sorted(BODIES))
+def test_a_warm_up_rises_from_0_wherever_the_run_ends(name):
+    schedule = Schedule(name, 0.5, 20, 4, final_ratio=0.1, decay=4)
+    assert [schedule(step) for step in range(4)] == pytest.approx([0.125, 0.25, 0.375, 0.5])
+
+
 def test_a_run_of_warmup_alone_and_a_run_of_one_step():
     assert Schedule("cosine", 1.0, 4, 8)(3) == 0.5
     assert Schedule("linear", 1.0, 1, 0)(0) == 1.0

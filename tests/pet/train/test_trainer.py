@@ -126,6 +126,10 @@ def test_the_schedule_and_log_every(toy, batch):
     trainer.train()
     assert [line["step"] for line in trainer.history] == [2, 4, 6]
     assert [line["learning_rate"] for line in trainer.history] == pytest.approx([0.01, 0.0075, 0.0025])
+    measured = make(toy(), [batch(4)], [batch(4)], steps=7, log_every=5, eval={"every_steps": 2})
+    measured.train()
+    lines = {line["step"]: "eval_loss" in line for line in measured.history}
+    assert lines == {2: True, 4: True, 5: False, 6: True, 7: True}
 
 
 def test_evaluation_best_checkpoint_and_early_stop(toy, batch, tmp_path):
@@ -722,6 +726,7 @@ def test_an_evaluation_of_nan_is_never_the_best(toy, batch):
         ({"attention_mask": np.full((2, 8), 2)}, "batch 0: attention_mask holds 2; 0 or 1 expected"),
         ({"attention_mask": np.zeros((2, 8), int)}, "batch 0: attention_mask is 0 everywhere"),
         ({"attention_mask": [[1] * 8, [1, 0] * 4]}, "batch 0, row 1: attention_mask has a hole"),
+        ({"attention_mask": [[1] * 8, [0] + [1] * 5 + [0, 1]]}, "batch 0, row 1: attention_mask has a hole"),
         ({"start": np.zeros((2, 8), int)}, "batch 0: start takes no effect without position_ids, end"),
         ({"position_ids": np.zeros(8, int)}, r"batch 0: position_ids has shape \(8,\), input_ids \(2, 8\)"),
         ({"sample_ids": ["x"]}, r"batch 0: sample_ids is \['x'\]; a list of 2"),
