@@ -34,7 +34,7 @@ from pet.data import (
 )
 from pet.data.encode import Encoder
 from pet.data.finding import find_files
-from pet.data.preferences import pairs
+from pet.data.preferences import labelled, pairs
 from pet.data.prompt import Prompt
 from pet.data.row import Row
 from pet.data.show import describe
@@ -805,6 +805,23 @@ def test_questions(write, letters, settings):
     assert letters_of(asked[0].prompt_ids) == "<QaA"
     open_ended = load_questions(write("ask.jsonl", [{"prompt": "x"}]), letters, settings=settings())
     assert letters_of(open_ended[0].prompt_ids) == "<x|" and open_ended[0].reference == ""
+
+
+def test_questions_need_the_columns_of_a_question_alone(write, letters, settings):
+    path = write("ask.jsonl", [{"q": "x"}])
+    (asked,) = load_questions(path, letters, settings=settings(columns={"prompt": "q", "answer": "a"}))
+    assert asked.prompt == "x" and asked.reference == ""
+    with pytest.raises(InputError, match="no column 'p', which is to be the prompt"):
+        load_questions(path, letters, settings=settings(columns={"prompt": "p", "answer": "q"}))
+
+
+def test_undesirable_answers_are_no_references(write, letters, settings):
+    liked = {"a": True, "b": False, "c": True}
+    rows = [{"prompt": name, "completion": name.upper(), "label": label} for name, label in liked.items()]
+    how = settings(conversations=labelled, train_on="last")
+    path = write("labelled.jsonl", rows)
+    asked = load_questions(load_dataset(path, letters, settings=how), letters, settings=how)
+    assert [(one.prompt, one.reference) for one in asked] == [("a", "A"), ("c", "C")]
 
 
 ANSWERING = """\

@@ -93,12 +93,12 @@ def test_what_is_whole_within_a_sublayer_has_a_term_of_its_gradient_on_each_memb
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("adapted", [True, False])
+@pytest.mark.parametrize("adapted", [{}, {"layers": [0, 1, 2]}, {"modules_to_save": ["lm_head", "down_proj"]}, None])
 def test_plans_and_files_have_the_stages_that_models_are_cut_into(tied, adapted):
     """A tied head weighs on the last stage as the embedding does on the first."""
     config = {"model_type": "llama", "vocab_size": 512, "hidden_size": 16, "intermediate_size": 24}
     config |= {"num_hidden_layers": 8, "num_attention_heads": 2, "tie_word_embeddings": tied}
-    lora = {"rank": 2, "targets": "all-linear", "layers": [0, 1, 2]} if adapted else None
+    lora = adapted if adapted is None else {"rank": 2, "targets": ["q_proj", "up_proj"], **adapted}
     for stages in (2, 3):
         model = AutoModel.from_config(config)
         if lora:
