@@ -326,10 +326,9 @@ def test_the_one_end_of_a_conversation_stays(write, fixtures, settings, limit, t
 
 
 def test_pairs_are_shortened_to_one_question(write, letters, settings):
-    rows = [{"prompt": "abcdefgh", "chosen": "ij", "rejected": "klmnopqr"}]
     own = {"conversations": pairs, "documents": 2, "compares": True, "train_on": "last"}
-    path = write("pairs.jsonl", rows)
-    for compares in (True, False):  # an objective of a user's own says nothing of that
+    for compares, last in ((True, "r"), (False, "s")):  # an objective of a user's own says nothing of that
+        path = write("pairs.jsonl", [{"prompt": "abcdefgh", "chosen": "ij", "rejected": f"klmnopq{last}"}])
         cut = settings(max_length=10, too_long="shorten", **{**own, "compares": compares})
         dataset = load_dataset(path, letters, settings=cut)
         assert [text for text, _ in spelled(dataset)] == ["<abcdeij>", "<abcdeklmn"]

@@ -114,6 +114,9 @@ def test_the_order_is_a_function_of_seed_and_epoch(dataset):
     assert order(5, 0) != order(5, 1)
     assert order(5, 0) != order(6, 0)
     assert members(loader_for(dataset, "none", shuffle=False).batches(4)) == list(range(len(dataset)))
+    one = loader_for(dataset, "pack", seed=5)
+    for epoch in (0, 1, 0):
+        assert members(one.batches(epoch)) == order(5, epoch), "whatever epoch it was asked for before"
 
 
 @pytest.mark.parametrize("packing", PACKINGS)

@@ -5,8 +5,10 @@ import pytest
 import pet
 from adapters.lora import LoRAConfig
 from model_zoo.auto import AutoModel
+from model_zoo.counting import config_of
 from model_zoo.errors import InputError
 from model_zoo.families.llama import LlamaConfig
+from model_zoo.presets import preset
 from pet.cli.main import main
 from pet.meta_model import MetaModel
 from pet.names import find_recipe
@@ -90,6 +92,16 @@ def test_what_is_whole_within_a_sublayer_has_a_term_of_its_gradient_on_each_memb
     assert specs.of_base("model.layers.3.input_layernorm", "weight") == (WHOLE, None)
     assert specs.of_base("model.layers.3.self_attn.q_proj", "weight") == (SPLIT, Division(0, (4096,), 2))
     assert specs.of_base("model.layers.3.self_attn.o_proj", "weight") == (SPLIT, Division(1, (4096,), 2))
+
+
+def test_each_of_the_projections_in_a_fused_matrix_is_divided():
+    """So that a member has whole heads of the queries, and of the keys and values, and both halves of the gate."""
+    specs = ShardSpecs(config_of(preset("glm2_6b")), 2)
+    layer = "transformer.encoder.layers.3"
+    qkv = specs.of_base(f"{layer}.self_attention.query_key_value", "weight")
+    assert qkv == (SPLIT, Division(0, (32 * 128, 2 * 128, 2 * 128), 2))
+    gate = specs.of_base(f"{layer}.mlp.dense_h_to_4h", "weight")
+    assert gate == (SPLIT, Division(0, (13696, 13696), 2))
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -498,6 +498,37 @@ def test_rules(write, changes, key, words):
     assert words in found[0]
 
 
+@pytest.mark.parametrize(
+    ("key", "taken", "refused"),
+    [
+        ("eval.every_steps", 1, 0),
+        ("train.groups", [{"match": ["*"], "learning_rate": 1e-9}], [{"match": ["*"], "learning_rate": 0}]),
+        ("train.betas", [0.0, 0.0], [0.9, 0.99, 0.999]),
+        ("train.betas", [0.9, 0.99], [0.9]),
+        ("train.warmup_most", 1, 0),
+        ("parallel.reduce_buckets", 64, 65),
+    ],
+)
+def test_ends_of_a_range(write, key, taken, refused):
+    beside = {"parallel.data": 2, "data.eval_fraction": 0.1, "train.warmup": 0.1}
+    assert load(write(), {**beside, key: taken})
+    (problem,) = problems(write(), {**beside, key: refused})
+    assert f"{key}" in problem
+
+
+def test_data_by_a_pattern_are_there(write):
+    assert load(write(GOOD.replace("train.jsonl", '"*.jsonl"'))).data.train[0].endswith("home/*.jsonl")
+    (problem,) = problems(write(GOOD.replace("train.jsonl", '"*.csv"')))
+    assert "data.train" in problem and "*.csv: no such file or directory" in problem
+
+
+def test_what_is_missing_is_named(write):
+    (problem,) = problems(write(), ["data.train=null", "data.eval_fraction=0.1"])
+    assert "data.eval_fraction: takes rows out of data.train, which is missing" in problem
+    (problem,) = problems(write(), ["train..steps=1"])
+    assert "'train..steps' is no key; write section.key=value" in problem
+
+
 def test_settings_that_are_no_mistake(write):
     changes = ["data.streaming=true", "data.packing=buckets", "data.buckets=[64, 128]"]
     changes.append(f"data.stream_window={PACKED_TOGETHER}")

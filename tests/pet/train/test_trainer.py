@@ -226,6 +226,7 @@ def test_an_overflow_lowers_the_scale_and_the_run_goes_on(toy, batch):
     assert [line["skipped"] for line in trainer.history] == [True, False, False, False, False]
     assert outcome["steps"] == 5 and outcome["updates"] == 4
     assert trainer.history[1]["loss"] == trainer.history[0]["loss"]
+    assert trainer.history[0]["gradient_norm"] is None and trainer.history[1]["gradient_norm"] > 0, "as JSON has it"
     assert trainer.history[2]["loss"] < trainer.history[1]["loss"]
 
 
