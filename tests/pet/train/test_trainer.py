@@ -704,6 +704,16 @@ def test_what_a_user_s_functions_give_is_checked(toy, batch, tmp_path, given, me
     assert not checkpoints(tmp_path / "checkpoints")
 
 
+def test_an_evaluation_need_not_have_a_loss_unless_it_is_asked_for(toy, batch):
+    def trained(**settings):
+        how = {"evaluation": lambda: {"score": 2.0}, "eval": {"every_steps": 1, **settings}}
+        return make(toy(), [batch(2)], steps=2, **how).train()
+
+    assert trained()["best"] == {"step": None, "loss": None}
+    with pytest.raises(InputError, match=r"eval\.best_metric: loss is not measured here: score"):
+        trained(best_metric="loss")
+
+
 def test_an_evaluation_of_nan_is_never_the_best(toy, batch):
     losses = iter([math.nan, math.nan, 2.0, math.nan, 1.0])
     trainer = make(
