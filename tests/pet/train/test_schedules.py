@@ -112,7 +112,8 @@ def test_a_warm_up_like_that_of_mindformers(warmup, steps):
 @pytest.mark.parametrize(
     ("given", "total", "steps"),
     [({"warmup": 0.03}, 1000, 30), ({"warmup": 0.03}, 66, 2), ({"warmup": 1}, 66, 2), ({"warmup": 0.03}, 20, 0)]
-    + [({"warmup": 0.03, "warmup_most": 100}, 9000, 100), ({"warmup": 0.3}, 9000, 2700)],
+    + [({"warmup": 0.03, "warmup_most": 100}, 9000, 100), ({"warmup": 0.3}, 9000, 2700)]
+    + [({"warmup": 200, "warmup_most": 100}, 9000, 200)],
 )
 def test_a_warm_up_like_that_of_axolotl(given, total, steps):
     """A share is rounded down, one step becomes two, and the default share is bounded."""
