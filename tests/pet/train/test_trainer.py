@@ -219,14 +219,18 @@ def test_near_zero_a_hard_batch_is_no_explosion():
     assert LossWatch(None).limit == math.inf
 
 
-def test_an_overflow_lowers_the_scale_and_the_run_goes_on(toy, batch):
-    trainer = make(toy(), [batch(4)], steps=5)
+def test_an_overflow_lowers_the_scale_and_the_run_goes_on(toy, batch, weights):
+    model, plain = toy(), toy()
+    trainer = make(model, [batch(4)], steps=5)
     trainer.loss_scale.enabled, trainer.loss_scale.scale, trainer.loss_scale.factor = True, 1e39, 1e30
     outcome = trainer.train()
     assert [line["skipped"] for line in trainer.history] == [True, False, False, False, False]
     assert outcome["steps"] == 5 and outcome["updates"] == 4
     assert trainer.history[1]["loss"] == trainer.history[0]["loss"]
     assert trainer.history[0]["gradient_norm"] is None and trainer.history[1]["gradient_norm"] > 0, "as JSON has it"
+    make(plain, [batch(4)], steps=4).train()
+    for name, expected in weights(plain).items():  # AdamW's corrections count updates
+        np.testing.assert_allclose(weights(model)[name], expected, atol=1e-6)
     assert trainer.history[2]["loss"] < trainer.history[1]["loss"]
 
 
