@@ -161,6 +161,7 @@ def test_safe_merge_refuses_what_is_not_finite(fixtures, bad):
         pet.merge(model, "bad", safe=True)
     assert weights(model) == merged and registry(model).merged_names == ("good",)
     assert pet.merge(model, "bad").names == ("good", "bad"), "nobody asked"
+    assert pet.merge(model).names == ("good", "bad"), "they are in the weights already"
     pet.unmerge(model)
     assert weights(model) == bare
 

@@ -354,6 +354,11 @@ def test_all_problems_in_one_report(write):
         (["train.epochs=1e30"], "train.epochs", "expected at most"),
         (["train.r_drop_alpha=4"], "train.r_drop_alpha", "adapter.dropout is 0"),
         (["train.r_drop_alpha=0.1"], "train.r_drop_alpha", "adapter.dropout is 0"),
+        (
+            ["data.eval=home/train.jsonl", "data.eval_fraction=0.1"],
+            "data.eval_fraction",
+            "has no effect beside data.eval",
+        ),
         (["eval.every_steps=5"], "eval.every_steps", "nothing to evaluate on"),
         (["data.eval_fraction=0.5", "eval.patience=2"], "eval.patience", "needs evaluations along the way"),
         (
