@@ -238,7 +238,8 @@ def cut(meta_model: MetaModel, adapter: MethodConfig | None, found: list[Share],
     sizes = [
         (share.name, share.size)
         for share in found
-        if share.copied or not share.adapter or isinstance(place_of(meta_model, share.name), int)
+        # a copy stands in the place of the base's own, which counts (`pet.parallel.stages.cut_stage`)
+        if not share.copied and (not share.adapter or isinstance(place_of(meta_model, share.name), int))
     ]
     if tied is not None:
         sizes.append((tied[0], prod(meta_model.shapes[tied[1]])))

@@ -161,6 +161,7 @@ def test_safe_merge_refuses_what_is_not_finite(fixtures, bad):
         pet.merge(model, "bad", safe=True)
     assert weights(model) == merged and registry(model).merged_names == ("good",)
     assert pet.merge(model, "bad").names == ("good", "bad"), "nobody asked"
+    assert pet.merge(model).names == ("good", "bad"), "they are in the weights already"
     pet.unmerge(model)
     assert weights(model) == bare
 
@@ -205,6 +206,11 @@ def test_a_tied_head_unties_once_and_says_so(fixtures, tmp_path, settings, chang
     np.testing.assert_allclose(reopened(IDS).asnumpy(), adapted, rtol=0, atol=1e-6 * np.abs(adapted).max())
     pet.unmerge(model)
     assert model.config.tie_word_embeddings is True
+    randomise(model, scale=0.02)
+    adapted = model(IDS).asnumpy()
+    pet.merge(model)  # a graph of the first merge holds that one's weight
+    np.testing.assert_allclose(model(IDS).asnumpy(), adapted, rtol=0, atol=1e-5 * np.abs(adapted).max())
+    pet.unmerge(model)
     pet.delete_adapter(model, "default")
     assert weights(model) == bare and model.lm_head.weight is tied
 

@@ -755,3 +755,19 @@ def test_peak_memory(kept, dtype, layers, marked, tmp_path):
     largest = max(np.prod(shape) for shape in shapes.values()) * (4 if kept == "float32" else 2) / 2**20
     assert measured["peak"] <= 3 * largest + 200, measured
     shutil.rmtree(tmp_path)  # more than a gigabyte
+
+
+@pytest.mark.parametrize("differ", [True, False])
+def test_embedding_and_tied_head_of_an_adapter_are_two_weights_where_they_differ(fixtures, tmp_path, differ):
+    model = pet.AutoModel.from_pretrained(fixtures / "gpt2")
+    pet.apply_lora(model, rank=2, targets=["c_attn"], modules_to_save=["wte", "lm_head"])
+    own = {item.saved_name: item.own for item in registry(model).get("default").replaced}
+    table, head = own["transformer.wte.weight"], own["lm_head.weight"]
+    table.set_data(table * 1.5)
+    head.set_data(table * (2.0 if differ else 1.0))
+    pet.save_adapter(model, tmp_path / "adapter")
+    pet.merge_checkpoint(fixtures / "gpt2", tmp_path / "adapter", tmp_path / "merged")
+    merged = pet.AutoModel.from_pretrained(tmp_path / "merged")
+    np.testing.assert_array_equal(merged.transformer.wte.weight.asnumpy(), table.asnumpy())
+    np.testing.assert_array_equal(merged.lm_head.weight.asnumpy(), head.asnumpy())
+    assert (merged.lm_head.weight is merged.transformer.wte.weight) is not differ

@@ -255,6 +255,34 @@ def test_what_helps_against_what():
         assert one.memory["activations"] < other.memory["activations"] and one.seconds > other.seconds
 
 
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "zero"), [(1, 1, False), (1, 1, True), (2, 1, False), (2, 1, True), (1, 2, False)]
+)
+def test_the_time_of_a_step_is_that_of_its_products_and_messages(tensor, pipeline, zero):
+    """Machines of two devices: pairs of shards are within one, replicas and stages are not."""
+    cluster = Cluster(8, 640e9, per_machine=2, bandwidth=5e10, network=1e9, latency=3e-5)
+    plans = plan(work_for("llama_7b", 64), cluster).feasible
+    (one,) = [one for one in plans if (one.tensor, one.pipeline, one.zero) == (tensor, pipeline, zero)]
+    data = 8 // tensor // pipeline
+    in_pieces = at_the_end = 0.0
+    for (operation, group), (calls, nbytes) in one.traffic.items():
+        if operation == "receive":  # while others send
+            continue
+        speed = 5e10 if group == "tensor" else 1e9
+        sent = {"broadcast": nbytes, "send": nbytes, "all_gather": 0}  # a gather's few bytes take no time of their own
+        members = tensor if group == "tensor" else data
+        seconds = calls * 3e-5 + sent.get(operation, 2 * (members - 1) / members * nbytes) / speed
+        if group in ("tensor", "pipeline"):
+            in_pieces += seconds
+        else:
+            at_the_end += seconds
+    assert (in_pieces > 0) == (tensor * pipeline > 1) and at_the_end > 3 * 3e-5
+    assert one.communication == pytest.approx(in_pieces + at_the_end, rel=1e-6)
+    # the first stage's pieces go through all of them before the last one's
+    filled = (one.pieces + pipeline - 1) / one.pieces
+    assert one.seconds == pytest.approx((one.compute + in_pieces) * filled + at_the_end, rel=0.01)
+
+
 def full_work(name):
     return Work(MetaModel(preset(name)), None, 64, 512, "float32")
 

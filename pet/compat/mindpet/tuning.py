@@ -20,7 +20,7 @@ from pet.compat.mindpet.errors import (
     ReadYamlFileError,
     WrongType,
 )
-from pet.train.objectives.rdrop import RDropLoss as MeanRDropLoss, rdrop_repeat as repeat
+from pet.train.objectives.rdrop import RDropLoss as MeanRDropLoss, check_pairs, rdrop_repeat as repeat
 
 
 def freeze_modules(model: nn.Cell, include: list[str] | None = None, exclude: list[str] | None = None) -> None:
@@ -138,6 +138,7 @@ class RDropLoss(MeanRDropLoss):
         """A classifier's logits ``(B, V)`` and classes ``(B,)``, or their probabilities ``(B, V)`` → a scalar."""
         if len(logits.shape) == 3:
             return super().construct(logits, label_ids, alpha)
+        check_pairs(logits.shape[0])  # a single row would be compared with every other one
         log_probabilities = ops.log_softmax(logits, -1)
         first, second = log_probabilities[0::2], log_probabilities[1::2]
         # p·(log p − log q) + q·(log q − log p)

@@ -34,6 +34,12 @@ def rdrop_repeat(*arrays: Any) -> Any:
     return repeated[0] if len(repeated) == 1 else repeated
 
 
+def check_pairs(rows: int) -> None:
+    """Raises ValueError where a row has no twin."""
+    if rows % 2:
+        raise ValueError("RDropLoss: the batch has an odd number of rows; repeat each with rdrop_repeat")
+
+
 class RDropLoss(nn.Cell):
     """Mean cross-entropy plus ``α/4 · (KL(p‖q) + KL(q‖p))`` between the rows of each pair.
 
@@ -55,7 +61,6 @@ class RDropLoss(nn.Cell):
             ignored = ops.full_like(labels, IGNORED)
             labels = ops.stack((ignored, labels), 1)
             logits = ops.stack((logits, ops.zeros_like(logits)), 1)
-        if labels.shape[0] % 2:
-            raise ValueError("RDropLoss: the batch has an odd number of rows; repeat each with rdrop_repeat")
+        check_pairs(labels.shape[0])
         count = (shift_labels(labels) != IGNORED).astype(logits.dtype).sum()
         return self.objective.loss(logits, labels, alpha) / count

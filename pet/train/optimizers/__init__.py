@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from mindspore import Parameter
 
-from model_zoo.errors import InputError, nearest
 from pet.recipe.training_rules import USERS
 from pet.train.optimizers.adafactor import Adafactor
 from pet.train.optimizers.base import Optimizer
@@ -24,17 +23,6 @@ OPTIMIZERS = {
 }
 
 
-def optimizer_class(name: str) -> type[Optimizer]:
-    """The optimizer of a name.
-
-    Raises:
-        InputError: an unknown name.
-    """
-    if name not in OPTIMIZERS:
-        raise InputError(f"unknown optimizer {name!r}{nearest(name, OPTIMIZERS)}")
-    return OPTIMIZERS[name]
-
-
 def segments_of(train, parameters: Sequence[Parameter], alone: bool) -> list[Segment]:
     """The parameters in segments as that section groups them, and as suits its optimizer; see `make_segments`.
 
@@ -43,11 +31,11 @@ def segments_of(train, parameters: Sequence[Parameter], alone: bool) -> list[Seg
     """
     names = ("learning_rate", "weight_decay", "decay_vectors", "groups", "lora_plus_ratio")
     settings = {name: getattr(train, name) for name in names}
-    return make_segments(parameters, **settings, apart=alone and optimizer_class(train.optimizer).moves_in_place())
+    return make_segments(parameters, **settings, apart=alone and OPTIMIZERS[train.optimizer].moves_in_place())
 
 
 def make_optimizer(train, segments: Sequence[Segment], compiled: bool = True) -> Optimizer:
-    """The optimizer that a recipe's ``train`` section names; see `optimizer_class`."""
-    chosen = optimizer_class(train.optimizer)
+    """The optimizer that a recipe's ``train`` section names."""
+    chosen = OPTIMIZERS[train.optimizer]
     own = (name for name in ("betas", "eps", "momentum", "bias_correction") if train.optimizer in USERS[name][0])
     return chosen(segments, **{name: getattr(train, name) for name in own}, compiled=compiled)

@@ -14,6 +14,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.dataset import GeneratorDataset
 from mindspore.train import CheckpointConfig, Model
 
+import pet
 from model_zoo.errors import InputError
 from pet.compat import mindpet
 
@@ -339,6 +340,9 @@ def test_r_drop_by_its_formula():
     for alpha in (4, 2):
         found = mindpet.RDropLoss()(Tensor(logits), Tensor(labels), alpha=alpha).asnumpy()
         assert found == pytest.approx(cross_entropy + divergence * alpha / 4, rel=1e-5)
+    for loss in (mindpet.RDropLoss(), pet.RDropLoss()):
+        with pytest.raises(ValueError, match="odd number of rows; repeat each"):
+            loss(Tensor(logits[:3]), Tensor(labels[:3]))
     (repeated,) = mindpet.rdrop_repeat(np.array([1, 2]))
     assert np.array_equal(repeated, [1, 1, 2, 2])
 

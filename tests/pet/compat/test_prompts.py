@@ -135,6 +135,21 @@ def test_prompts_of_llama_factory(encoder, name):
         made.tokenizer.example(said("AB"), tools=[{"type": "function"}])
 
 
+def test_an_end_is_learnt_of_the_answer_that_it_ends(encoder):
+    """Of an answer without weight it is not, whatever stands before and behind."""
+    turns = [f"<|user|>\n{asked}<|assistant|>{{}}\n{answer}{{}}" for asked, answer in ("AB", "CD", "AB")]
+    for weights, marks in (
+        ((1, 0, 1), ("[", "]|", "", "", "[", "<|endoftext|>]")),
+        ((0, 1, 1), ("", "", "[", "]|", "[", "<|endoftext|>]")),
+        ((1, 1, 0), ("[", "]|", "[", "]|", "", "<|endoftext|>")),
+    ):
+        talk = said("ABCDAB")
+        for message, weight in zip(talk[1::2], weights, strict=True):
+            message["weight"] = weight
+        expected = "[gMASK]<sop>" + "".join(turns).format(*marks)
+        assert written(encoder(LLAMA_FACTORY["glm4"]), talk) == expected
+
+
 @pytest.mark.parametrize(
     ("name", "texts"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from pet.auto import AutoTokenizer
@@ -27,6 +28,24 @@ def test_columns(columns, texts):
     found = classified(columns)
     assert (found["text"], found["text_pair"]) == texts
     assert found["label"] == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "label"), [(np.array(2), 2), (np.array([2]), 2), (np.array([0, 1, 1]), [0, 1, 1]), ([2], [2])]
+)
+def test_a_number_of_a_record_is_a_number_whatever_its_shape(given, label):
+    found = classified({"text": "a", "label": given})["label"]
+    assert found == label and type(found) is type(label)
+
+
+def test_a_text_that_is_too_long_is_one_sample(tmp_path):
+    """It is judged as a whole, as much of it as there is room for; a text to learn would be divided."""
+    file, tokenizer = tmp_path / "rows.jsonl", AutoTokenizer.from_pretrained("llama_tiny")
+    file.write_text(json.dumps({"text": LONG * 3, "label": 1}) + "\n")
+    settings = {"conversations": classified, "max_length": 8, "cache_dir": str(tmp_path / "cache")}
+    found = load_dataset(file, tokenizer, settings=settings)
+    assert [found[index][0].tolist() for index in range(len(found))] == [whole_text(tokenizer, LONG * 3, None, 8)]
+    assert found.label(0) == 1 and found.counts.cut == 1
 
 
 @pytest.fixture(scope="module")

@@ -460,6 +460,10 @@ BROKEN = {
         json.dumps({"messages": [user([{"type": "image", "image": "a.png"}]), assistant("b")]}),
         "message 1: content: expected a string or parts of the type 'text', found 'image'",
     ),
+    "a call that is no object": (
+        json.dumps({"messages": [user("a"), {**assistant(""), "tool_calls": ["find"]}]}),
+        "message 2: tool_calls: expected objects with a function's name and arguments",
+    ),
     "half a weight": (
         json.dumps({"messages": [user("a"), {**assistant("b"), "weight": 0.5}]}),
         "message 2: weight: expected 0 or 1, or true or false, found 0.5",

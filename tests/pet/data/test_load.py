@@ -2,10 +2,12 @@
 
 import errno
 import io
+import itertools
 import json
 import logging
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -32,7 +34,8 @@ from pet.data import (
 )
 from pet.data.encode import Encoder
 from pet.data.finding import find_files
-from pet.data.preferences import pairs
+from pet.data.preferences import labelled, pairs
+from pet.data.prompt import Prompt
 from pet.data.row import Row
 from pet.data.show import describe
 from pet.data.workers import Workers
@@ -166,6 +169,22 @@ def test_raw_text_is_learnt_as_a_whole_and_divided(write, letters, settings):
     dataset = load_dataset(path, letters, settings=settings(max_length=4))
     assert spelled(dataset) == [("<abc", "abc"), ("<def", "def"), ("<g>", "g>")]
     assert dataset.counts == Counts(rows=1, samples=3, divided=1, longest=9)
+    whole = load_dataset(path, letters, settings=settings(max_length=9))
+    assert whole.counts == Counts(rows=1, samples=1, divided=0, longest=9)
+
+
+def test_what_has_no_room_or_question_is_refused(write, letters, settings):
+    text = write("text.jsonl", [{"text": "abc"}])
+    with pytest.raises(InputError, match=r"data\.max_length: 2 leaves no room for text after 1 opening tokens"):
+        load_dataset(text, letters, settings=settings(max_length=2))
+    talk = [{"role": role, "content": role[0]} for role in ("user", "assistant") * 2]
+    asked = {"tools": [{"type": "function", "function": {"name": "f"}}], "messages": talk[:2]}
+    for row, message in (
+        ({"messages": talk}, r"rows\.jsonl:1: several questions, but data\.template has room for one"),
+        (asked, r"rows\.jsonl:1: tools or calls of them, but data\.template has no place for any"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load_dataset(write("rows.jsonl", [row]), letters, settings=settings(template="{prompt}="))
 
 
 def test_a_template(write, letters, settings):
@@ -271,12 +290,48 @@ def test_long_samples_are_shortened_turn_by_turn(write, letters, settings, turns
     assert spelled(dataset) == [expected] and dataset.counts.cut == 1
 
 
+@pytest.mark.parametrize(
+    ("limit", "train_on", "expected"),
+    [
+        (9, "answers", "abcd[ijkl$]"),
+        (18, "answers", "abcdefgh[ijklmnop]|q[$]"),
+        (21, "answers", "abcdefgh[ijklmnop]|qr[st$]"),
+        (22, "answers", "abcdefgh[ijklmnop]|qr[st]|u[$]"),
+        (33, "answers", "abcdefgh[ijklmnop]|qr[st]|uvwxy[0123456$]"),
+        (35, "answers", "abcdefgh[ijklmnop]|qr[st]|uvwxyz[01234567$]"),
+        (36, "answers", "abcdefgh[ijklmnop]|qr[st]|uvwxyz[012345678$]"),
+        (100, "answers", "abcdefgh[ijklmnop]|qr[st]|uvwxyz[0123456789$]"),
+        (12, "last", "uvwxy[012345$]"),
+        (20, "last", "qrsuvwxyz[0123456789$]"),
+        (30, "last", "abcdeijklqrstuvwxyz[0123456789$]"),
+    ],
+)
+def test_the_one_end_of_a_conversation_stays(write, fixtures, settings, limit, train_on, expected):
+    """Again to what LLaMA-Factory leaves, of its templates with one end for all answers; | is an earlier one's."""
+    tokenizer = AutoTokenizer.from_pretrained(fixtures / "tok_gpt2")
+    template = Prompt("{said}", "{said}", one_end=True).jinja()
+    # each letter a token of its own
+    template = re.sub(r"{{ said }}", "{% for one in said %}{{ one }}{{ cut }}{% endfor %}", template)
+    roles = itertools.cycle(("user", "assistant"))
+    messages = [{"role": next(roles), "content": text} for turn in TURNS for text in turn]
+    cut = settings(max_length=limit, too_long="shorten", train_on=train_on, template=template)
+    dataset = load_dataset(write("chat.jsonl", [{"messages": messages}]), tokenizer, settings=cut)
+    text, inside = "", False
+    for one, label in zip(dataset[0][0].tolist(), dataset.labels(0).tolist(), strict=True):
+        mark, end = label == one, tokenizer.eos_token_id
+        text += "]" * (inside and not mark) + "|" * (label == end != one)
+        text += "[" * (mark and not inside) + ("$" if one == end else tokenizer.decode([one]))
+        inside = mark
+    assert text + "]" * inside == expected
+
+
 def test_pairs_are_shortened_to_one_question(write, letters, settings):
-    rows = [{"prompt": "abcdefgh", "chosen": "ij", "rejected": "klmnopqr"}]
     own = {"conversations": pairs, "documents": 2, "compares": True, "train_on": "last"}
-    cut = settings(max_length=10, too_long="shorten", **own)
-    dataset = load_dataset(write("pairs.jsonl", rows), letters, settings=cut)
-    assert [text for text, _ in spelled(dataset)] == ["<abcdeij>", "<abcdeklmn"]
+    for compares, last in ((True, "r"), (False, "s")):  # an objective of a user's own says nothing of that
+        path = write("pairs.jsonl", [{"prompt": "abcdefgh", "chosen": "ij", "rejected": f"klmnopq{last}"}])
+        cut = settings(max_length=10, too_long="shorten", **{**own, "compares": compares})
+        dataset = load_dataset(path, letters, settings=cut)
+        assert [text for text, _ in spelled(dataset)] == ["<abcdeij>", "<abcdeklmn"]
 
 
 def test_an_end_that_is_not_written_is_a_label(fixtures, tmp_path, settings, write):
@@ -790,6 +845,23 @@ def test_questions(write, letters, settings):
     assert letters_of(asked[0].prompt_ids) == "<QaA"
     open_ended = load_questions(write("ask.jsonl", [{"prompt": "x"}]), letters, settings=settings())
     assert letters_of(open_ended[0].prompt_ids) == "<x|" and open_ended[0].reference == ""
+
+
+def test_questions_need_the_columns_of_a_question_alone(write, letters, settings):
+    path = write("ask.jsonl", [{"q": "x"}])
+    (asked,) = load_questions(path, letters, settings=settings(columns={"prompt": "q", "answer": "a"}))
+    assert asked.prompt == "x" and asked.reference == ""
+    with pytest.raises(InputError, match="no column 'p', which is to be the prompt"):
+        load_questions(path, letters, settings=settings(columns={"prompt": "p", "answer": "q"}))
+
+
+def test_undesirable_answers_are_no_references(write, letters, settings):
+    liked = {"a": True, "b": False, "c": True}
+    rows = [{"prompt": name, "completion": name.upper(), "label": label} for name, label in liked.items()]
+    how = settings(conversations=labelled, train_on="last")
+    path = write("labelled.jsonl", rows)
+    asked = load_questions(load_dataset(path, letters, settings=how), letters, settings=how)
+    assert [(one.prompt, one.reference) for one in asked] == [("a", "A"), ("c", "C")]
 
 
 ANSWERING = """\

@@ -114,6 +114,20 @@ def test_the_order_is_a_function_of_seed_and_epoch(dataset):
     assert order(5, 0) != order(5, 1)
     assert order(5, 0) != order(6, 0)
     assert members(loader_for(dataset, "none", shuffle=False).batches(4)) == list(range(len(dataset)))
+    one = loader_for(dataset, "pack", seed=5)
+    for epoch in (0, 1, 0):
+        assert members(one.batches(epoch)) == order(5, epoch), "whatever epoch it was asked for before"
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_a_shuffled_epoch_does_not_go_by_length(packing):
+    """Rows are packed, and buckets filled, in an order of lengths, which the model is not to learn in."""
+    lengths = np.random.default_rng(0).integers(1, 101, 4000)
+    how = {"packing": packing, "max_length": 100, "rows_per_step": 8, "shuffle": True, "seed": 3}
+    for epoch in (0, 1):
+        rows = [row for row in make_plan(lengths, **how, epoch=epoch).rows[:] if len(row)]
+        longest = [lengths[row].max() for row in rows]
+        assert abs(np.corrcoef(np.arange(len(rows)), longest)[0, 1]) < 0.2
 
 
 def test_there_are_few_shapes(dataset):
@@ -147,6 +161,17 @@ def test_rows_that_fill_up_the_last_step_are_padding(dataset):
     empty = [row for row, samples in enumerate(last["sample_ids"]) if not samples]
     assert len(empty) == 4 * 50 - len(dataset)
     assert (last["labels"][empty] == -100).all() and last["input_ids"].shape == (50, 100)
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_padding_has_the_tokenizer_s_token(dataset, packing):
+    batch = next(loader_for(dataset, packing, pad_token_id=777).batches())
+    expected = np.full_like(batch["input_ids"], 777)
+    for row, samples in enumerate(batch["sample_ids"]):
+        ids = [token for sample in samples for token in dataset[sample][0].tolist()]
+        expected[row, : len(ids)] = ids
+    np.testing.assert_array_equal(batch["input_ids"], expected)
+    assert (expected == 777).any()
 
 
 def test_padding_is_the_share_that_is_not_useful(dataset):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pet.data import bucket_edges, causal_layout, collate, first_fit_decreasing
-from pet.data.packing import shared_tokens
+from pet.data.packing import placed, shared_tokens
 
 lengths_and_capacity = st.integers(1, 64).flatmap(
     lambda capacity: st.tuples(st.lists(st.integers(1, capacity), max_size=80), st.just(capacity))
@@ -138,6 +138,21 @@ def prefix_layout(ids):
     context = len(ids) // 2
     own = np.arange(len(ids))
     return np.stack([np.minimum(own, context), np.maximum(own - context, 0)]), np.maximum(own + 1, context)
+
+
+@pytest.mark.parametrize("layout", [causal_layout, prefix_layout])
+def test_a_document_stands_alone_wherever_its_padding_is(layout):
+    ids = np.array([5, 6, 7, 8, 9])
+    rows = len(np.atleast_2d(layout(ids)[0]))
+    expected = collate([[(ids, ids > 6)]], 5, layout=layout, position_rows=rows)
+    for before, behind in ((0, 0), (0, 3), (2, 0), (1, 2)):
+        length, inside = before + 5 + behind, slice(before, before + 5)
+        real = (np.arange(length) >= before) & (np.arange(length) < before + 5)
+        found = placed(np.where(real, np.pad(ids, (before, behind)), 1)[None], real[None], layout)
+        for name, shift in (("position_ids", 0), ("start", before), ("end", before)):
+            assert found[name][..., inside].tolist() == (expected[name] + shift).tolist()
+        outside = np.flatnonzero(~real)
+        assert found["start"][0, outside].tolist() == outside.tolist() == (found["end"][0, outside] - 1).tolist()
 
 
 documents = st.lists(

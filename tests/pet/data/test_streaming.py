@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 
 from model_zoo.errors import InputError
-from pet.data import DataSettings, StreamDataset, StreamLoader, load_dataset, make_loader, split_dataset, streaming
+from pet.data import (
+    DataSettings,
+    Loader,
+    StreamDataset,
+    StreamLoader,
+    load_dataset,
+    make_loader,
+    split_dataset,
+    streaming,
+)
+from pet.data.preferences import pairs
 from pet.data.streaming import StreamDataset as Streaming
 
 
@@ -74,6 +84,27 @@ def test_the_samples_are_those_of_the_whole_dataset(stream, letters, tmp_path):
     windows = [dataset.window(number) for number in range(len(dataset.windows))]
     assert np.array_equal(np.concatenate([window.tokens for window in windows]), whole.tokens)
     assert np.array_equal(np.concatenate([window.trained for window in windows]), whole.trained)
+
+
+def test_a_loader_is_made_with_the_settings_of_its_data(stream):
+    data = stream(packing="none", max_length=19)
+    made = StreamLoader(data, 2)
+    assert made.settings is data.settings and made.shapes() == [(2, 19)]
+
+
+def test_pairs_share_the_questions_of_their_own_window(write, letters, tmp_path):
+    rows = [{"prompt": "q" * (1 + 3 * n % 7), "chosen": "yes", "rejected": "n" * (1 + n % 4)} for n in range(12)]
+    own = {"conversations": pairs, "documents": 2, "compares": True, "train_on": "last", "share_question": True}
+    how = {"stream_window": 4, "max_length": 20, "packing": "none", "shuffle": False, "cache_dir": str(tmp_path)}
+    dataset = load_dataset(write("pairs.jsonl", rows), letters, settings=DataSettings(streaming=True, **own, **how))
+    expected = [batch for n in range(3) for batch in Loader(dataset.window(n), 2, dataset.settings).batches()]
+    found = list(loader(dataset).batches())
+    assert len(found) == len(expected) == 6
+    assert all(
+        np.array_equal(one[name], other[name])
+        for one, other in zip(found, expected, strict=True)
+        for name in one.arrays
+    )
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])

@@ -2,13 +2,22 @@
 
 import pytest
 
+import pet
+from adapters.lora import LoRAConfig
+from model_zoo.auto import AutoModel
+from model_zoo.counting import config_of
 from model_zoo.errors import InputError
 from model_zoo.families.llama import LlamaConfig
+from model_zoo.presets import preset
 from pet.cli.main import main
+from pet.meta_model import MetaModel
 from pet.names import find_recipe
 from pet.parallel.fits import check_fits
+from pet.parallel.mesh import Mesh
+from pet.parallel.shares import shares
 from pet.parallel.specs import ShardSpecs
 from pet.parallel.split import PARTIAL, SPLIT, WHOLE, Division
+from pet.parallel.stages import cut_stage
 from pet.recipe import load
 
 
@@ -32,7 +41,7 @@ from pet.recipe import load
         ),
         ("parallel.tensor=2 adapter={method: adapter, targets: query_key_value}", "Bottleneck on transformer.layers.0"),
         ("parallel.tensor=2 adapter={method: lora, targets: nothing}", "'nothing' matches no"),
-        ("parallel.data=5 train.batch_size=5 parallel.shard_base=true", "cannot be divided evenly over 5 replicas"),
+        ("parallel.data=5 train.batch_size=5 parallel.shard_base=true", "over 5 replicas; possible are 1, 2, 3, 4, 6"),
         ("parallel.data=2 parallel.shard_base=true adapter={method: dora}", "reads whole matrices"),
         ("parallel.data=2 parallel.shard_base=true adapter={method: none}", "every weight is trained"),
         ("parallel.data=2 parallel.shard_base=true model.quantization.type=nf4", "packed weights are not gathered"),
@@ -83,3 +92,29 @@ def test_what_is_whole_within_a_sublayer_has_a_term_of_its_gradient_on_each_memb
     assert specs.of_base("model.layers.3.input_layernorm", "weight") == (WHOLE, None)
     assert specs.of_base("model.layers.3.self_attn.q_proj", "weight") == (SPLIT, Division(0, (4096,), 2))
     assert specs.of_base("model.layers.3.self_attn.o_proj", "weight") == (SPLIT, Division(1, (4096,), 2))
+
+
+def test_each_of_the_projections_in_a_fused_matrix_is_divided():
+    """So that a member has whole heads of the queries, and of the keys and values, and both halves of the gate."""
+    specs = ShardSpecs(config_of(preset("glm2_6b")), 2)
+    layer = "transformer.encoder.layers.3"
+    qkv = specs.of_base(f"{layer}.self_attention.query_key_value", "weight")
+    assert qkv == (SPLIT, Division(0, (32 * 128, 2 * 128, 2 * 128), 2))
+    gate = specs.of_base(f"{layer}.mlp.dense_h_to_4h", "weight")
+    assert gate == (SPLIT, Division(0, (13696, 13696), 2))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("adapted", [{}, {"layers": [0, 1, 2]}, {"modules_to_save": ["lm_head", "down_proj"]}, None])
+def test_plans_and_files_have_the_stages_that_models_are_cut_into(tied, adapted):
+    """A tied head weighs on the last stage as the embedding does on the first."""
+    config = {"model_type": "llama", "vocab_size": 512, "hidden_size": 16, "intermediate_size": 24}
+    config |= {"num_hidden_layers": 8, "num_attention_heads": 2, "tie_word_embeddings": tied}
+    lora = adapted if adapted is None else {"rank": 2, "targets": ["q_proj", "up_proj"], **adapted}
+    for stages in (2, 3):
+        model = AutoModel.from_config(config)
+        if lora:
+            pet.apply_lora(model, **lora)
+        planned = shares(MetaModel(config), LoRAConfig(**lora) if lora else None, pipeline=stages).layers
+        assert list(planned) == cut_stage(model, Mesh(1, 1, stages, 0))
+    assert len(planned[1]) > max(len(planned[0]), len(planned[2])), "an end weighs as much as three layers"

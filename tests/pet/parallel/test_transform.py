@@ -171,6 +171,10 @@ def test_bfloat16_and_hugging_face_directories(tmp_path):
     with CkptFile(tmp_path / "parts/rank_1/checkpoint_1.ckpt") as file:
         assert file.info("w") == ("bfloat16", (8, 4))
         assert np.array_equal(file.read("w").view(np.uint16), bits[:, 4:])
+    write_file(tmp_path / "base/model.safetensors", {"w": bits[:, :7].copy()})
+    with pytest.raises(InputError, match=r"w: axis 1 of \(8, 7\) cannot be cut into 2 parts"):
+        transform(tmp_path / "base", tmp_path / "odd", None, tmp_path / "s.json")
+    assert not (tmp_path / "odd").exists()
 
 
 def test_a_disk_that_fills_leaves_no_part_of_a_layout(fixtures, tmp_path, monkeypatch):

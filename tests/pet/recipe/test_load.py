@@ -353,6 +353,12 @@ def test_all_problems_in_one_report(write):
         (["train.recompute=1"], "train.recompute", "expected true, false or a whole number of at least 2; got 1"),
         (["train.epochs=1e30"], "train.epochs", "expected at most"),
         (["train.r_drop_alpha=4"], "train.r_drop_alpha", "adapter.dropout is 0"),
+        (["train.r_drop_alpha=0.1"], "train.r_drop_alpha", "adapter.dropout is 0"),
+        (
+            ["data.eval=home/train.jsonl", "data.eval_fraction=0.1"],
+            "data.eval_fraction",
+            "has no effect beside data.eval",
+        ),
         (["eval.every_steps=5"], "eval.every_steps", "nothing to evaluate on"),
         (["data.eval_fraction=0.5", "eval.patience=2"], "eval.patience", "needs evaluations along the way"),
         (
@@ -498,6 +504,37 @@ def test_rules(write, changes, key, words):
     assert words in found[0]
 
 
+@pytest.mark.parametrize(
+    ("key", "taken", "refused"),
+    [
+        ("eval.every_steps", 1, 0),
+        ("train.groups", [{"match": ["*"], "learning_rate": 1e-9}], [{"match": ["*"], "learning_rate": 0}]),
+        ("train.betas", [0.0, 0.0], [0.9, 0.99, 0.999]),
+        ("train.betas", [0.9, 0.99], [0.9]),
+        ("train.warmup_most", 1, 0),
+        ("parallel.reduce_buckets", 64, 65),
+    ],
+)
+def test_ends_of_a_range(write, key, taken, refused):
+    beside = {"parallel.data": 2, "data.eval_fraction": 0.1, "train.warmup": 0.1}
+    assert load(write(), {**beside, key: taken})
+    (problem,) = problems(write(), {**beside, key: refused})
+    assert f"{key}" in problem
+
+
+def test_data_by_a_pattern_are_there(write):
+    assert load(write(GOOD.replace("train.jsonl", '"*.jsonl"'))).data.train[0].endswith("home/*.jsonl")
+    (problem,) = problems(write(GOOD.replace("train.jsonl", '"*.csv"')))
+    assert "data.train" in problem and "*.csv: no such file or directory" in problem
+
+
+def test_what_is_missing_is_named(write):
+    (problem,) = problems(write(), ["data.train=null", "data.eval_fraction=0.1"])
+    assert "data.eval_fraction: takes rows out of data.train, which is missing" in problem
+    (problem,) = problems(write(), ["train..steps=1"])
+    assert "'train..steps' is no key; write section.key=value" in problem
+
+
 def test_settings_that_are_no_mistake(write):
     changes = ["data.streaming=true", "data.packing=buckets", "data.buckets=[64, 128]"]
     changes.append(f"data.stream_window={PACKED_TOGETHER}")
@@ -508,6 +545,8 @@ def test_settings_that_are_no_mistake(write):
     nothing = ["temperature=1.0", "top_p=1", "top_k=0", "num_beams=1", "length_penalty=1.0", "early_stopping=false"]
     assert load(write(), [f"generation.{one}" for one in nothing]).generation.temperature == 1.0
     assert load(write(), ["generation.top_k=1"]).generation.top_k == 1  # as greedy decoding
+    judged = ["train.objective=classification", "data.eval_fraction=0.1", "eval.metrics=[loss, accuracy, f1]"]
+    assert load(write(), judged).eval.metrics == ["loss", "accuracy", "f1"]
     # the default length of answers is no reason to refuse a small context
     assert load(write(), ["model.config={max_position_embeddings: 48}", "data.max_length=48"]).data.max_length == 48
 

@@ -54,6 +54,7 @@ def problems(*recipes) -> list[str]:
 
 def test_paths_output_and_what_only_rank_0_does_may_differ(machines):
     changes = {"train__log_every": 7, "output__merged": True, "data__workers": 2}
+    changes |= {"train__keep_last": 7, "train__profile": True}
     assert problems(machines("a", **changes), machines("b")) == ["", ""]
 
 

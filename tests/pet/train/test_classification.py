@@ -19,6 +19,7 @@ from pet.data.dataset import TokenDataset
 from pet.data.loader import Loader
 from pet.data.settings import DataSettings
 from pet.names import bundled_models
+from pet.serving import ENGINES, check_served
 from pet.train.objectives.classification import Classification
 from pet.train.trainer import Trainer
 
@@ -175,6 +176,14 @@ def test_batches_of_a_program_are_judged_at_their_last_token(side):
     trainer.train()
     expected = np.log(np.exp(scores).sum(1)) - scores[np.arange(7), labels]
     assert trainer.history[0]["loss"] == pytest.approx(expected.mean(), abs=1e-5)
+
+    def forward_step(data, model):
+        states = model.hidden_states(*(data[name] for name in ("input_ids", "position_ids", "start", "end")), None)
+        return {"logits": model.head(states)}
+
+    own = Trainer(model, [batch], objective="classification", steps=1, learning_rate=1e-9, forward_step=forward_step)
+    own.train()
+    assert own.history[0]["loss"] == pytest.approx(expected.mean(), abs=1e-5)
     with pytest.raises(InputError, match="label has 1 values, input_ids 7 rows"):
         Trainer(model, [{**batch, "label": [1]}], objective="classification", steps=1)
     with pytest.raises(InputError, match="a batch has no labels; expected label"):
@@ -331,6 +340,11 @@ def test_texts_are_asked_by_a_pipeline_and_by_the_command_line(trained, base, jo
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["label"] for row in rows] == [NAMES[n % 3] for n in range(48)]
     assert rows[0].keys() == {"text", "label", "scores", "where", "reference"}
+
+
+def test_a_server_of_language_models_has_no_place_for_a_classifier_s_head(trained, base):
+    with pytest.raises(InputError, match=r"has a head that judges texts; only pet merge has a place for it"):
+        check_served(trained / "adapter", base, ENGINES["vllm"])
 
 
 def test_an_export_says_how_it_is_opened(trained, tmp_path):

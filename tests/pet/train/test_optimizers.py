@@ -247,6 +247,11 @@ def test_groups_decay_and_lora_plus():
         "l.norm.bias": (16.0, 0.0),  # a vector, as in PEFT
         "head.weight": (pytest.approx(1e-2), 0.5),
     }
+    other = types.SimpleNamespace(match=["*"], learning_rate=2e-3, weight_decay=None)
+    segments = make_segments(trained, learning_rate=1e-3, weight_decay=0.01, groups=[group, other])
+    found = {name: (s.learning_rate_ratio, s.weight_decay) for s in segments for name in s.names}
+    assert found["head.weight"] == (pytest.approx(1e-2), 0.5), "the first group that matches counts"
+    assert found["l.q.lora_A.weight"] == (2.0, 0.01) and found["l.norm.bias"] == (2.0, 0.0)
     group.match = ["heda.*"]
     with pytest.raises(InputError, match=r"heda\.\*"):
         make_segments(trained, groups=[group])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import mindspore as ms
@@ -218,6 +219,18 @@ def test_ktos_questions_have_other_questions_answers():
     assert found["input_ids"].tolist()[:2] == [[1, 2, 5, 6, 4, 3], [0] * 6]
     assert found["start"].tolist()[0] == [0, 0, 0, 0, 4, 4]
     assert found["labels"].tolist() == [[IGNORED, IGNORED, 5, 6, IGNORED, 3], empty, empty, empty]
+
+
+def test_ktos_estimate_is_a_mean_over_all_processes_answers():
+    """Of what the model gives mismatched answers over the reference's, at least 0."""
+    objective = make_objective(Train(objective="kto"))
+    objective.distributed = DistributedContext()
+    objective.distributed.sum_numbers = lambda own: [own[0] + 4.0, own[1] + 2.0]  # another process has two answers
+    objective.reference.on = lambda model: contextlib.nullcontext()
+    for ours, expected in (([-1.0, -2.0, -3.0], (9.0 + 4.0) / 5), ([-9.0, -9.0, -9.0], 0.0)):
+        given = iter((ours, [-5.0, -5.0, -5.0]))  # of the model, of the reference
+        objective.of_others = lambda batch, given=given: next(given)
+        assert objective.moved({}, training=True) == pytest.approx(expected)
 
 
 def test_documents_of_rows_without_numbers_have_keys():

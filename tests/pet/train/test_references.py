@@ -12,7 +12,8 @@ import pet
 from model_zoo.errors import InputError
 from pet import AutoModel
 from pet.cli.main import main
-from pet.data import Loader
+from pet.data import DataSettings, Loader, TokenDataset
+from pet.data.dataset import IGNORED
 from pet.train.distributed import DistributedContext
 from pet.train.objectives import reference
 from pet.train.trainer import Trainer
@@ -173,6 +174,23 @@ def test_a_run_is_not_resumed_beside_another_reference(finetune, llama_layer, tm
     again = begin()
     again.train(resume=True)
     assert [line["loss"] for line in again.history][-2:] == [line["loss"] for line in whole.history][1:]
+
+
+def test_numbers_on_disk_are_those_of_the_same_marks(tmp_path):
+    """Of the same tokens other ones may be learnt, which have log-probabilities then and before had none."""
+
+    class Marks:
+        model, compiled = AutoModel.from_pretrained("llama_tiny"), False
+
+        def __call__(self, batch):
+            learnt = np.asarray(batch["labels"]) != IGNORED
+            return [[mask.astype(np.float32)] for mask in learnt]
+
+    settings = DataSettings(packing="none", max_length=4, shuffle=False, cache_dir=str(tmp_path))
+    for marks in ([0, 0, 0, 1], [0, 1, 1, 1], [0, 0, 0, 1]):
+        feed = Loader(TokenDataset.from_samples([([5, 6, 7, 8], marks)]), 1, settings)
+        assert reference.kept(Marks(), feed, DistributedContext())[0].tolist() == marks
+    assert len(list(tmp_path.glob("reference-*.npz"))) == 2
 
 
 @pytest.mark.parametrize("values", [np.zeros(4, np.float32), np.zeros((5, 1), np.float32), np.zeros(5)], ids=str)

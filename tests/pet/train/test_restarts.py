@@ -181,6 +181,27 @@ def test_what_begins_anew_computes_what_it_did(fixtures):
     assert begin_anew(model, seed=2) == 3 * RANK and not np.isclose(module.lora_A.weight.asnumpy(), second).any()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_merging_the_last_part_rounds_all_parts_once(fixtures, kind):
+    """A packed weight out of its file, again, and not out of the codes that hold the earlier parts."""
+    model, random = made(fixtures, kind), np.random.default_rng(0)
+    cell, module = dict(model.cells_and_names())[PATH], registry(model).get("default").modules[PATH]
+    with Checkpoint(fixtures / "llama_gqa") as checkpoint:
+        summed = checkpoint.read(f"{PATH}.weight").astype(np.float64)
+    for restarts in (True, False):
+        module.lora_B.weight.asnumpy()[...] = random.normal(0, 0.05, module.lora_B.weight.shape)
+        b, a = (each.weight.asnumpy().astype(np.float64) for each in (module.lora_B, module.lora_A))
+        summed = summed + ALPHA / RANK * (b @ a)
+        if restarts:
+            begin_anew(model, seed=1)
+    pet.merge(model, requantize=True)
+    if kind == "float32":
+        np.testing.assert_array_equal(cell.weight.asnumpy(), summed.astype(np.float32))
+    else:
+        codes = codec.quantize(cell.storage, cell.shape, lambda rows: summed.astype(np.float32)[rows])
+        assert all(np.array_equal(cell.arrays()[part], array) for part, array in codes.items())
+
+
 def test_an_adapter_whose_earlier_parts_are_merged_stays_as_it_is(fixtures, tmp_path):
     model = made(fixtures)
     pet.save_adapter(model, tmp_path)

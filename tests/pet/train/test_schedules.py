@@ -112,7 +112,8 @@ def test_a_warm_up_like_that_of_mindformers(warmup, steps):
 @pytest.mark.parametrize(
     ("given", "total", "steps"),
     [({"warmup": 0.03}, 1000, 30), ({"warmup": 0.03}, 66, 2), ({"warmup": 1}, 66, 2), ({"warmup": 0.03}, 20, 0)]
-    + [({"warmup": 0.03, "warmup_most": 100}, 9000, 100), ({"warmup": 0.3}, 9000, 2700)],
+    + [({"warmup": 0.03, "warmup_most": 100}, 9000, 100), ({"warmup": 0.3}, 9000, 2700)]
+    + [({"warmup": 200, "warmup_most": 100}, 9000, 200)],
 )
 def test_a_warm_up_like_that_of_axolotl(given, total, steps):
     """A share is rounded down, one step becomes two, and the default share is bounded."""
@@ -137,6 +138,12 @@ def test_final_ratio_is_where_it_ends(name):
     schedule = Schedule(name, 0.5, 20, 4, final_ratio=0.1, decay=4)
     assert schedule(20) == pytest.approx(0.05)
     assert min(schedule(step) for step in range(4, 20)) > 0.05
+
+
+@pytest.mark.parametrize("name", sorted(BODIES))
+def test_a_warm_up_rises_from_0_wherever_the_run_ends(name):
+    schedule = Schedule(name, 0.5, 20, 4, final_ratio=0.1, decay=4)
+    assert [schedule(step) for step in range(4)] == pytest.approx([0.125, 0.25, 0.375, 0.5])
 
 
 def test_a_run_of_warmup_alone_and_a_run_of_one_step():

@@ -156,6 +156,14 @@ def test_r_drop_adds_the_divergence_of_twin_rows(toy, batch):
     assert both - without == pytest.approx(3.0 / 4 * 2 * divergence, rel=1e-5)
 
 
+def test_r_drop_has_twin_rows_in_training_alone(batch):
+    rows = batch(2, seed=5)
+    trained, measured = (RDrop(4.0).prepare(rows, training) for training in (True, False))
+    for name in ("input_ids", "labels", "position_ids", "start", "end"):
+        assert trained[name].tolist() == [rows[name][row].tolist() for row in (0, 0, 1, 1)]
+        assert measured[name].tolist() == rows[name].tolist()
+
+
 def test_forward_step_may_give_a_loss_or_logits(toy, batch):
     rows = batch(4)
 

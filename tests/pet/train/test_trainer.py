@@ -21,7 +21,7 @@ from model_zoo.engine import available
 from model_zoo.errors import InputError
 from pet.data import DataSettings, Loader, TokenDataset
 from pet.names import bundled_models
-from pet.recipe.training import Eval
+from pet.recipe.training import Eval, Train
 from pet.train.callbacks import Callback, make_callback
 from pet.train.callbacks.records import read_metrics
 from pet.train.checkpoint import checkpoints, load
@@ -126,6 +126,10 @@ def test_the_schedule_and_log_every(toy, batch):
     trainer.train()
     assert [line["step"] for line in trainer.history] == [2, 4, 6]
     assert [line["learning_rate"] for line in trainer.history] == pytest.approx([0.01, 0.0075, 0.0025])
+    measured = make(toy(), [batch(4)], [batch(4)], steps=7, log_every=5, eval={"every_steps": 2})
+    measured.train()
+    lines = {line["step"]: "eval_loss" in line for line in measured.history}
+    assert lines == {2: True, 4: True, 5: False, 6: True, 7: True}
 
 
 def test_evaluation_best_checkpoint_and_early_stop(toy, batch, tmp_path):
@@ -215,13 +219,18 @@ def test_near_zero_a_hard_batch_is_no_explosion():
     assert LossWatch(None).limit == math.inf
 
 
-def test_an_overflow_lowers_the_scale_and_the_run_goes_on(toy, batch):
-    trainer = make(toy(), [batch(4)], steps=5)
+def test_an_overflow_lowers_the_scale_and_the_run_goes_on(toy, batch, weights):
+    model, plain = toy(), toy()
+    trainer = make(model, [batch(4)], steps=5)
     trainer.loss_scale.enabled, trainer.loss_scale.scale, trainer.loss_scale.factor = True, 1e39, 1e30
     outcome = trainer.train()
     assert [line["skipped"] for line in trainer.history] == [True, False, False, False, False]
     assert outcome["steps"] == 5 and outcome["updates"] == 4
     assert trainer.history[1]["loss"] == trainer.history[0]["loss"]
+    assert trainer.history[0]["gradient_norm"] is None and trainer.history[1]["gradient_norm"] > 0, "as JSON has it"
+    make(plain, [batch(4)], steps=4).train()
+    for name, expected in weights(plain).items():  # AdamW's corrections count updates
+        np.testing.assert_allclose(weights(model)[name], expected, atol=1e-6)
     assert trainer.history[2]["loss"] < trainer.history[1]["loss"]
 
 
@@ -440,6 +449,39 @@ def test_bad_settings_and_data_are_input_errors(toy, batch):
     for attempt, message in cases:
         with pytest.raises(InputError, match=message):
             attempt()
+
+
+def test_an_epoch_without_a_step_ends_the_run(toy, batch):
+    class Runs(list):
+        """Batches of the first epoch alone."""
+
+        def steps_per_epoch(self, epoch=0):
+            return len(self)
+
+        def batches(self, epoch=0, start=0):
+            yield from self[start:] if epoch == 0 else ()
+
+    trainer = make(toy(), Runs([batch(4), batch(4, seed=1)]), steps=3)
+    with pytest.raises(InputError, match="epoch 2 of the training data holds no step"):
+        trainer.train()
+    assert [line["step"] for line in trainer.history] == [1, 2]
+
+
+def test_resuming_without_a_checkpoint_is_a_new_run(toy, batch, tmp_path, caplog):
+    caplog.set_level("INFO", "pet")
+    trainer = make(toy(), [batch(4)], directory=tmp_path, steps=2)
+    trainer.train(resume=True)
+    assert f"no checkpoint in {tmp_path}/checkpoints: starting at the first step" in caplog.messages
+    assert [line["step"] for line in trainer.history] == [1, 2]
+
+
+def test_a_batch_that_replicas_cannot_share_is_refused(tmp_path):
+    three = DistributedContext()
+    three.data_size = 3
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    how = {"model": AutoModel.from_pretrained(bundled_models()["llama_tiny"]), "distributed": three}
+    with pytest.raises(InputError, match="batch_size: 4 rows cannot be shared by 3 replicas"):
+        as_feed(tmp_path / "rows.jsonl", settings=Train(batch_size=4), **how)
 
 
 def test_the_last_step_of_a_list_has_the_batches_that_are_left(toy, batch):
@@ -666,6 +708,16 @@ def test_what_a_user_s_functions_give_is_checked(toy, batch, tmp_path, given, me
     assert not checkpoints(tmp_path / "checkpoints")
 
 
+def test_an_evaluation_need_not_have_a_loss_unless_it_is_asked_for(toy, batch):
+    def trained(**settings):
+        how = {"evaluation": lambda: {"score": 2.0}, "eval": {"every_steps": 1, **settings}}
+        return make(toy(), [batch(2)], steps=2, **how).train()
+
+    assert trained()["best"] == {"step": None, "loss": None}
+    with pytest.raises(InputError, match=r"eval\.best_metric: loss is not measured here: score"):
+        trained(best_metric="loss")
+
+
 def test_an_evaluation_of_nan_is_never_the_best(toy, batch):
     losses = iter([math.nan, math.nan, 2.0, math.nan, 1.0])
     trainer = make(
@@ -689,6 +741,7 @@ def test_an_evaluation_of_nan_is_never_the_best(toy, batch):
         ({"attention_mask": np.full((2, 8), 2)}, "batch 0: attention_mask holds 2; 0 or 1 expected"),
         ({"attention_mask": np.zeros((2, 8), int)}, "batch 0: attention_mask is 0 everywhere"),
         ({"attention_mask": [[1] * 8, [1, 0] * 4]}, "batch 0, row 1: attention_mask has a hole"),
+        ({"attention_mask": [[1] * 8, [0] + [1] * 5 + [0, 1]]}, "batch 0, row 1: attention_mask has a hole"),
         ({"start": np.zeros((2, 8), int)}, "batch 0: start takes no effect without position_ids, end"),
         ({"position_ids": np.zeros(8, int)}, r"batch 0: position_ids has shape \(8,\), input_ids \(2, 8\)"),
         ({"sample_ids": ["x"]}, r"batch 0: sample_ids is \['x'\]; a list of 2"),
