@@ -51,12 +51,19 @@ def foreign_adapters() -> str | None:
     )
 
 
-def check_directory() -> None:
-    """Raises InputError where the current directory was deleted, which ends a process that imports MindSpore."""
+def deleted_directory() -> str | None:
+    """What is said where the current directory was deleted, which ends a process that imports MindSpore; else None."""
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise InputError("the current directory was deleted; change to another (cd)") from None
+        return "the current directory was deleted; change to another (cd)"
+    return None
+
+
+def check_directory() -> None:
+    """Raises InputError where the current directory was deleted."""
+    if (gone := deleted_directory()) is not None:
+        raise InputError(gone)
 
 
 def needed(package: str, extra: str, purpose: str) -> ModuleType:

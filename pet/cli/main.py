@@ -19,7 +19,14 @@ from model_zoo.unwritable import REASONS, UNFINISHED, CannotWrite, what_is_in_th
 from pet import interrupts
 from pet.cli.commands import COMMANDS
 from pet.cli.imports import import_quickly
-from pet.installation import check_directory, foreign_adapters, open_closed_streams, tolerate_encodings, unmet
+from pet.installation import (
+    check_directory,
+    deleted_directory,
+    foreign_adapters,
+    open_closed_streams,
+    tolerate_encodings,
+    unmet,
+)
 from pet.launching.environment import read_job, report_success
 from pet.launching.heartbeat import watched
 
@@ -198,6 +205,8 @@ def _answer(arguments: Sequence[str] | None) -> int:
             traceback.print_exc()
             return FAILED
         known = what_is_in_the_way(error) if isinstance(error, OSError) else None
+        if isinstance(error, FileNotFoundError) and error.filename is None:
+            known = deleted_directory()
         if known is None and getattr(error, "errno", None) in REASONS:  # of a file it would have the name
             known = next(iter(closed_streams(b"\n")), None)
         if known is None:

@@ -14,9 +14,10 @@ from model_zoo.errors import InputError
 PATIENCE = 5.0
 """Seconds after which one who waits says for what."""
 WHY = {
-    errno.EADDRNOTAVAIL: "it is no address of this machine; --master is that of machine 0",
-    errno.EADDRINUSE: "another program has this port",
+    errno.EADDRNOTAVAIL: "it is no address of this machine; {setting} is that of {first}",
+    errno.EADDRINUSE: "another program has this port; give another one",
 }
+"""What the system says of an address where nobody can listen."""
 
 
 class Notice:
@@ -111,10 +112,32 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         InputError: it is not this machine's, or another program has the port.
     """
+    try:
+        return _server(host, port)
+    except OSError as error:
+        why = _refusal(error, "--master", "machine 0")
+        raise InputError(f"pet launch: cannot listen on --master {host}:{port}: {why}") from None
+
+
+def refusal(host: str, port: int, setting: str, first: str) -> str:
+    """Why nobody can listen there; empty where one can.
+
+    Args:
+        setting: what the host was given by.
+        first: whose it must be.
+    """
+    try:
+        _server(host, port).close()
+    except OSError as error:
+        return _refusal(error, setting, first)
+    return ""
+
+
+def _server(host: str, port: int) -> socket.socket:
     six = ":" in host
     address = host if six else resolve(host)
-    try:
-        return socket.create_server((address, port), family=socket.AF_INET6 if six else socket.AF_INET, backlog=128)
-    except OSError as error:
-        why = WHY.get(error.errno, error.strerror)
-        raise InputError(f"pet launch: cannot listen on --master {host}:{port}: {why}") from None
+    return socket.create_server((address, port), family=socket.AF_INET6 if six else socket.AF_INET, backlog=128)
+
+
+def _refusal(error: OSError, setting: str, first: str) -> str:
+    return WHY.get(error.errno, str(error.strerror or error)).format(setting=setting, first=first)

@@ -323,7 +323,7 @@ class Control(Alone):
 
     def loss(self, node: int) -> str:
         """What is said of a machine that is not heard from any more."""
-        return f"the launcher of machine {node} is gone"
+        return f"the launcher of machine {node} is gone ({self.links[node].loss})"
 
     def fail(self, code: int, message: str) -> None:
         """Tells the others that this machine has failed."""

@@ -31,6 +31,7 @@ from pet.launching.control import JOIN_LIMIT, SECRET, Alone, Control, job_secret
 from pet.launching.ends import describe_end, describe_hang, exit_code
 from pet.launching.environment import read_job, split_address
 from pet.launching.heartbeat import BEAT_FILE, JOINING
+from pet.launching.output import Output
 from pet.launching.stacks import file_of
 from pet.launching.watch import Watch, find_hanging
 
@@ -191,7 +192,7 @@ class _Workers:
         self.grace = GRACE
         self.processes: list[subprocess.Popen] = []
         self.watches: list[Watch] = []
-        self.copier = None
+        self.outputs: list[Output] = []
         self.handlers = {}
         if threading.current_thread() is threading.main_thread():
             for number in interrupts.SIGNALS:
@@ -239,45 +240,24 @@ class _Workers:
         }
         environment.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // self.count)))
         environment.setdefault("GLOG_v", "3")  # MindSpore's cluster warns about every step of a normal start
-        show = rank == 0
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             beat_file.write_bytes(b"")
-            with log.open("wb") as file:
-                process = subprocess.Popen(
-                    command,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE if show else file,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+            file = log.open("wb", buffering=0)
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         except OSError as error:  # of the log directory, or of the program
             raise InputError(f"pet launch: {error.filename}: {error.strerror}") from None
         self.processes.append(process)
         self.guard.stdin.write(f"{process.pid}\n")
         self.guard.stdin.flush()
-        if show:
-            self.copier = threading.Thread(target=self._copy, args=(process.stdout, log), daemon=True)
-            self.copier.start()
-
-    @staticmethod
-    def _copy(source, log: Path) -> None:
-        """Rank 0's output: to its log and to the terminal, to each until it takes no more (a full disk, a closed
-        terminal). It is read to its end all the same, since the worker would wait."""
-        with log.open("wb", buffering=0) as file:
-
-            def show(chunk: bytes) -> None:
-                sys.stdout.write(chunk.decode(errors="replace"))
-                sys.stdout.flush()
-
-            takers = [file.write, show]
-            while chunk := os.read(source.fileno(), 65536):
-                for taker in list(takers):
-                    try:
-                        taker(chunk)
-                    except (OSError, ValueError):
-                        takers.remove(taker)
+        self.outputs.append(Output(rank, process, file, show=rank == 0))
 
     def wait(self) -> int:
         """Until all workers of all machines are through, or one has failed."""
@@ -355,8 +335,9 @@ class _Workers:
         self._signal_all(signal.SIGKILL)
         for process in self.processes:
             process.wait()
-        if self.copier is not None:
-            self.copier.join(2.0)
+        limit = time.monotonic() + 2.0  # what has left its group may keep the pipe
+        for output in self.outputs:
+            output.join(max(0.0, limit - time.monotonic()))
         with contextlib.suppress(OSError):
             self.guard.stdin.write("done\n")
             self.guard.stdin.close()
@@ -389,10 +370,5 @@ class _Workers:
         print(f"pet launch: the log of rank {rank} is {log}", file=sys.stderr)
         if rank == 0 and self.failure[0] != 124:
             return
-        text = log.read_bytes()[-65536:].decode(errors="replace")
-        starts = [text.rfind(mark) for mark in ("Traceback (most recent call last)", "Fatal Python error")]
-        # Python ends its dump with a list of all modules in C, which says nothing
-        lines = [line for line in text[max([0, *starts]) :].splitlines() if not line.startswith("Extension modules:")]
-        if max(starts) < 0:
-            lines = lines[-20:]
-        print("\n".join(f"[rank {rank}] {line}" for line in lines[:60]), file=sys.stderr)
+        lines = self.outputs[rank - self.control.first_rank].last_words()
+        print("\n".join(f"[rank {rank}] {line}" for line in lines), file=sys.stderr)

@@ -14,9 +14,11 @@ LONGEST_LINE = 1 << 16
 """Bytes of a message; the longest holds an error's text."""
 SILENCE = 10.0
 """Seconds without a message after which a launcher counts as lost; the job must end within 20 s of a failure."""
-KEEPALIVE = {"SO_KEEPALIVE": 1, "TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 4}
+KEEPALIVE = {"SO_KEEPALIVE": 1, "TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 13_000}
 """Options of a connection: seconds until a silent one is probed, between two probes, and probes without an answer after
-which it ends. The kernels do so by themselves, where the program on the other side is only busy, or stopped."""
+which it ends; and milliseconds that something sent may go without a receipt: nothing is probed then, and the system's
+own limit is a quarter of an hour. The kernels do so by themselves, where the program on the other side is only busy, or
+stopped."""
 
 
 class Link:
@@ -27,12 +29,16 @@ class Link:
         closed: the other side is gone, or what it says is no message.
         garbled: what it says is no message.
         heard_first, heard: when the connection was made, and when something last came.
+        place: the address of the other side.
+        error: why the connection broke, where the other side has not ended it.
     """
 
     def __init__(self, connection: socket.socket):
         self.connection, self.buffer, self.closed, self.garbled = connection, b"", False, False
-        self.challenges = ["", ""]
+        self.challenges, self.error, self.place = ["", ""], "", ""
         self.heard = self.heard_first = time.monotonic()
+        with contextlib.suppress(OSError):  # it may be gone again
+            self.place = (connection.getpeername() or [""])[0]
         connection.settimeout(SILENCE)  # of sending; what is received is there already
         for name, value in KEEPALIVE.items() if connection.family != socket.AF_UNIX else ():
             if hasattr(socket, name):
@@ -40,8 +46,10 @@ class Link:
                 connection.setsockopt(level, getattr(socket, name), value)
 
     def send(self, message: dict) -> None:
-        with contextlib.suppress(OSError):
+        try:
             self.connection.sendall(json.dumps(message).encode() + b"\n")
+        except OSError as error:
+            self.note(error)
 
     def next(self) -> dict[str, Any] | None:
         """The next message that has come in by now."""
@@ -50,8 +58,9 @@ class Link:
                 return None
             try:
                 chunk = self.connection.recv(LONGEST_LINE)
-            except OSError:
+            except OSError as error:
                 chunk = b""
+                self.note(error)
             self.buffer += chunk
             self.heard = time.monotonic()
             self.garbled = b"\n" not in self.buffer and len(self.buffer) > LONGEST_LINE
@@ -73,6 +82,18 @@ class Link:
                 return {}
             select.select([self.connection], [], [], rest)
         return message
+
+    def note(self, error: OSError) -> None:
+        """Remembers why the connection broke, where the other side has not ended it."""
+        if not isinstance(error, ConnectionError):
+            self.error = str(error.strerror or error)
+
+    @property
+    def loss(self) -> str:
+        """Whom it led to, and why that one counts as gone: a program that ends closes it, a machine or a network that
+        is gone leaves it silent."""
+        silence = f"nothing was heard for {time.monotonic() - self.heard:.0f} s"
+        return f"{self.place}: {self.error or ('it closed the connection' if self.closed else silence)}"
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

@@ -145,7 +145,7 @@ class Circle(Control):
     silence = math.inf  # a stopped one is no lost one; whether its machine is there the kernels find out
 
     def loss(self, node: int) -> str:
-        return f"rank {node} is gone, with its sentinel"
+        return f"rank {node} is gone, with its sentinel ({self.links[node].loss})"
 
     def fail(self, code: int, message: str) -> None:
         self._broadcast({"fail": code, "message": message})

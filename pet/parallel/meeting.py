@@ -13,7 +13,7 @@ import time
 from datetime import timedelta
 
 from model_zoo.errors import InputError, first_line
-from pet.launching.addresses import Notice, only_here, resolve
+from pet.launching.addresses import Notice, only_here, refusal, resolve
 from pet.launching.environment import Job, split_address
 from pet.launching.heartbeat import repeat
 
@@ -47,13 +47,12 @@ def meet(job: Job, seconds: float, patience: float):
 def serve(job: Job):
     """Rank 0's."""
     host, port = split_address(job.master)
+    address = resolve(host)
     try:
-        return store_at(resolve(host), port, job)
+        return store_at(address, port, job)
     except (RuntimeError, OSError) as error:
-        raise InputError(
-            f"the workers cannot meet at {job.master} ({first_line(error)}); if another program has this "
-            "port, set MASTER_PORT"
-        ) from None
+        why = refusal(address, port, "MASTER_ADDR", "the machine of rank 0") or first_line(error)
+        raise InputError(f"the workers cannot meet at {job.master}: {why}") from None
 
 
 def reach(job: Job, limit: float, notice: Notice, seconds: float):

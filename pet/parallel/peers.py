@@ -88,7 +88,7 @@ class Peer(threading.Thread):
         time.sleep(GRACE)
         if not self.leaving:
             with contextlib.suppress(Exception):
-                told = "; ".join(filter(None, (f"\n{text}: this process ends, too", remainder())))
+                told = "; ".join(filter(None, (f"\n{text}: this process ends, too", remainder(self.job.rank == 0))))
                 print(told, file=sys.stderr, flush=True)
             end_scheduler()
             os._exit(1)

@@ -120,11 +120,15 @@ def signalled() -> bool:
     return _watching is not None and _watching.received is not None
 
 
-def remainder() -> str:
-    """What is left of a run that ends now, by no doing of its own; empty where none is watched."""
+def remainder(main: bool = True) -> str:
+    """What is left of a run that ends now, by no doing of its own; empty where none is watched.
+
+    Args:
+        main: whether this is the main process: of the others some see no checkpoint, since it lies on another machine.
+    """
     if _watching is None:
         return ""
-    return NO_CHECKPOINT if _watching.last_checkpoint() is None else "--resume goes on"
+    return "--resume goes on" if _watching.last_checkpoint() is not None else NO_CHECKPOINT if main else ""
 
 
 def check_signals() -> None:

@@ -175,6 +175,8 @@ class LossPlot(Callback):
     def _draw(self, trainer) -> None:
         if not self.able or not trainer.history or trainer.history[-1] is self.drawn:
             return
+        if not Path(trainer.directory).is_dir():  # moved away: a new one, with a picture alone, would be in its way
+            return
         try:
             import matplotlib  # noqa: F401
         except ImportError:

@@ -107,6 +107,16 @@ def test_a_current_directory_that_was_deleted(tmp_path, monkeypatch, capsys):
     assert main(["finetune", "--help"]) == 0 and "usage" in capsys.readouterr().out
 
 
+def test_a_current_directory_that_is_deleted_while_a_command_runs(tmp_path, monkeypatch, capsys):
+    """The system names no file then."""
+    place = tmp_path / "gone"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("pet.cli.info.main", lambda arguments: (place.rmdir(), os.getcwd()))
+    assert main(["info", "llama_tiny"]) == 1
+    assert capsys.readouterr().err == "pet info: the current directory was deleted; change to another (cd)\n"
+
+
 def test_without_docstrings():
     """``python -OO`` keeps none, which the methods' are made of."""
     code = "import adapters.tokens, pet; pet.LoRAConfig(rank=2)"

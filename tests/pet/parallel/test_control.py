@@ -1,7 +1,10 @@
 """How launchers of several machines find each other: only those that know the secret, whoever else connects."""
 
 import json
+import re
 import socket
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -180,7 +183,56 @@ def test_a_launcher_that_was_stopped_does_not_take_the_others_for_silent(machine
         assert first.exchange(False) is None
         now += 1.0
     now += 1.0
-    assert first.exchange(False) == (1, "the launcher of machine 1 is gone")
+    code, why = first.exchange(False)
+    pattern = r"the launcher of machine 1 is gone \(127.0.0.1: nothing was heard for 1\d s\)"
+    assert code == 1 and re.fullmatch(pattern, why)
+
+
+def test_a_launcher_that_has_ended_is_told_from_one_that_is_silent(machine, threads, port, until):
+    gathered, other = threads.submit(machine, 0, port), machine(1, port)
+    other.__exit__()
+    first = gathered.result(20)
+    assert until(lambda: first.exchange(False)) == (
+        1,
+        "the launcher of machine 1 is gone (127.0.0.1: it closed the connection)",
+    )
+
+
+UNPLUGGED = """
+import array, fcntl, os, socket, struct, sys, time
+from pet.launching import link
+for name in link.KEEPALIVE:  # a fifth of the time
+    link.KEEPALIVE[name] = max(1, link.KEEPALIVE[name] // 5)
+def loopback(flags):
+    with socket.socket() as any:
+        fcntl.ioctl(any, 0x8914, struct.pack("16sH14x", b"lo", flags))  # SIOCSIFFLAGS
+loopback(1)
+server = socket.create_server(("127.0.0.1", 0))
+near = link.Link(socket.create_connection(server.getsockname()))
+far = link.Link(server.accept()[0])
+near.send({"here": 1})
+assert far.wait(time.monotonic() + 5) == {"here": 1}
+loopback(0)  # packets are lost from here on, and nobody is told
+begin = time.monotonic()
+while not near.closed and time.monotonic() - begin < 20:
+    SENDS and near.send({"here": 2})
+    near.next()
+    time.sleep(0.2)
+print(near.closed, near.loss)
+"""
+UNSHARED = ("unshare", "--user", "--map-root-user", "--net")
+
+
+@pytest.mark.parametrize("sends", [True, False], ids=["with something under way", "silent"])
+def test_a_network_that_loses_everything_is_noticed_also_by_who_goes_on_sending(sends):
+    """Nothing is probed while a receipt is awaited: the system would send again for a quarter of an hour."""
+    try:
+        subprocess.run([*UNSHARED, "true"], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this machine lets nobody make a network of its own")
+    program = [sys.executable, "-c", UNPLUGGED.replace("SENDS", str(sends))]
+    done = subprocess.run([*UNSHARED, *program], capture_output=True, text=True, check=False)
+    assert done.stdout == "True 127.0.0.1: Connection timed out\n", done.stderr
 
 
 def relay(listener, connect, port, heard):

@@ -201,6 +201,20 @@ def test_processes_of_two_jobs_at_one_address_do_not_make_one(meet):
     assert "RANK_SIZE is 4 here, and another number in others" in meet(Store(**{"of 4": 2}))[1]
 
 
+@pytest.mark.parametrize("host", ["198.51.100.9", "127.0.0.1"])  # of documents, no machine's own
+def test_rank_0_says_why_nobody_can_meet_there(monkeypatch, host):
+    """MindSpore's store does not."""
+    monkeypatch.setattr(meeting, "store_at", Mock(side_effect=RuntimeError("Failed to initialize the master node.")))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        job = Job(0, 4, 0, 0, "environment", f"{host}:{taken.getsockname()[1]}")
+        with pytest.raises(InputError) as error:
+            meeting.serve(job)
+    why = "another program has this port; give another one"
+    if host != "127.0.0.1":
+        why = "it is no address of this machine; MASTER_ADDR is that of the machine of rank 0"
+    assert str(error.value) == f"the workers cannot meet at {job.master}: {why}"
+
+
 def test_who_waits_for_rank_0_says_so(meet, monkeypatch):
     def refuse(*arguments, **settings):
         raise ConnectionRefusedError(111, "Connection refused")

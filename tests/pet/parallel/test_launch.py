@@ -9,7 +9,6 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -724,12 +723,25 @@ def test_a_line_of_the_worker_renews_its_time(times, tmp_path):
     assert watch.state == WORKING and not watch.overdue
 
 
-def test_output_is_read_to_its_end_when_its_log_takes_no_more(capsys):
-    """A worker that nobody reads would wait for ever."""
-    reading, writing = os.pipe()
-    writer = Thread(target=lambda: (os.write(writing, b"line\n" * 50_000), os.close(writing)))
-    writer.start()
-    with open(reading, "rb") as source:
-        launcher._Workers._copy(source, Path("/dev/full"))
-    writer.join()
-    assert capsys.readouterr().out == "line\n" * 50_000
+FULL = """
+import os
+rank = os.environ["RANK_ID"]
+for _ in range(20_000):
+    print("line of rank " + rank, flush=True)
+assert rank == "0" or FINE, "a reason"
+"""
+
+
+@pytest.mark.parametrize("fine", [True, False], ids=["runs on", "fails"])
+def test_a_log_that_takes_no_more_is_said_and_ends_no_worker(tmp_path, fine):
+    """A worker that nobody reads would wait for ever; one that cannot print would end, and nobody would know why."""
+    logs = [tmp_path / "output" / "log" / f"rank_{rank}" / "worker.log" for rank in range(2)]
+    for log in logs:
+        log.parent.mkdir(parents=True)
+        log.symlink_to("/dev/full")
+    result, out, err = finish(start(tmp_path, ["-n", "2"], FULL.replace("FINE", str(fine))))
+    assert result == (0 if fine else 1) and (not fine or out == "line of rank 0\n" * 20_000)
+    for rank in range(2):
+        lost = f"worker.log: cannot be written: No space left on device; the job goes on, and what rank {rank} says"
+        assert err.count(lost) == 1, err
+    assert ("[rank 1] AssertionError: a reason" in err) is not fine

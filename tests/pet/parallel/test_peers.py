@@ -1,6 +1,7 @@
 """Processes that nobody watches notice the end of one another, by their sentinels, and end."""
 
 import contextlib
+import dataclasses
 import socket
 
 import pytest
@@ -33,11 +34,17 @@ def peer(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "said"),
-    [("step-000004", "; --resume goes on\n"), (None, "; there is no checkpoint yet to go on from\n"), ("", "\n")],
+    ("rank", "checkpoint", "said"),
+    [
+        (1, "step-000004", "; --resume goes on\n"),
+        (0, None, "; there is no checkpoint yet to go on from\n"),
+        (1, None, "\n"),  # the main process's machine may have one
+        (0, "", "\n"),
+    ],
 )
-def test_who_is_told_so_ends_and_says_whether_the_run_goes_on(peer, capsys, checkpoint, said):
+def test_who_is_told_so_ends_and_says_whether_the_run_goes_on(peer, capsys, rank, checkpoint, said):
     member, sentinel, ended = peer
+    member.job = dataclasses.replace(member.job, rank=rank)
     run = Signals(last_checkpoint=lambda: checkpoint).watch() if checkpoint != "" else contextlib.nullcontext()
     with run:  # of what is no run there is nothing to say
         sentinel.send({"end": "rank 0 is gone"})

@@ -317,3 +317,18 @@ def test_short_numbers():
 
 def test_one_callback_needs_no_list():
     assert [type(one) for one in make_callbacks("csv")] == [type(make_callback("csv"))]
+
+
+def test_a_run_directory_that_was_moved_is_not_made_anew_for_a_picture(toy, batch, tmp_path, pictures):
+    """It would be in the way of the one that comes back."""
+    place, moved = tmp_path / "run", tmp_path / "moved"
+
+    class Moves(Callback):
+        def step(self, trainer, record):
+            if record["step"] == 2:
+                place.rename(moved)
+
+    settings = {"learning_rate": 0.01, "steps": 4, "batch_size": 4, "warmup": 0}
+    with pictures(), pytest.raises(CannotWrite, match="its directory is gone"):
+        Trainer(toy(), [batch(4)], directory=place, callbacks=["metrics", "plot", Moves()], **settings).train()
+    assert moved.is_dir() and not place.exists()
