@@ -12,11 +12,13 @@ from typing import Any
 
 from adapters.cells import Site, own_parameters, plain_cells
 from adapters.matching import chosen_sites, matches, means, saved_in_full, sites
-from adapters.patterns import GROUPS, as_list, in_linear_time, is_glob, pattern_matches, within
+from adapters.patterns import GROUPS, as_list, in_linear_time, is_glob, layer_numbers, pattern_matches, within
 from adapters.schema import Settings
 from model_zoo.errors import InputError, nearest
 
 PATTERNS = ("rank_pattern", "alpha_pattern")
+EXPERTS = ".experts."
+"""In the paths of an expert's cells."""
 
 
 def fit(model, config: Settings, tensors: Collection[str]) -> list[str]:
@@ -63,12 +65,18 @@ def fit(model, config: Settings, tensors: Collection[str]) -> list[str]:
     if said:
         dropped.append(f"targets: {said}; the tensors name the cells")
         config.targets, config.exclude, config.layers = holds, None, None
-    numbers = {site.layer for site in everything}
+    experts = [site.path for site in fitting if EXPERTS in site.path and means(config.targets, site, family)]
+    if holds and experts and not any(EXPERTS in path for path in holds):  # PEFT finds no cells in stacked ones
+        dropped.append("targets: no expert is adapted in the file")
+        config.exclude = [*as_list(config.exclude), *experts]
+    there = {site.layer for site in everything}
     if getattr(config, "layers", None) is not None:
         name_in_full(config, everything, family)
     keep("targets", among(everything))
     keep("exclude", among(fitting))
-    keep("layers", lambda entry: not isinstance(entry, int) or entry in numbers)
+    keep("layers", lambda entry: not isinstance(entry, int) or entry in there)
+    numbers = layer_numbers(getattr(config, "layers", None), there - {None})
+    keep("targets", among([site for site in everything if numbers is None or site.layer in numbers]))
     in_full = [path for path, cell in plain_cells(model) if own_parameters(cell)]
     saved_as_peft_reads_it(config, in_full, tensors)
     keep("modules_to_save", lambda entry: any(within(path, entry) for path in in_full))

@@ -350,6 +350,18 @@ def token_rows(model, config: Settings, chosen: list[Site]) -> list[tuple[Site, 
     return found
 
 
+def live_token_rows(model, config: Settings, chosen: list[Site]) -> list[tuple[Site, list[int], Site | None]]:
+    """The same for a model in memory, where a cell has one module of an adapter. On disk a tied head may have both."""
+    rows, adapted = token_rows(model, config, chosen), {site.path for site in chosen}
+    InputError.raise_any(
+        f"trainable_tokens: {site.path} has {shared.path}'s weight, so these rows too, and is a target, which is not "
+        "supported in a model; choose one of the two (pet merge takes an adapter with both)"
+        for site, _, shared in rows
+        if shared is not None and site.path in adapted
+    )
+    return rows
+
+
 def check_feedforward(config: IA3, chosen: list[Site], family) -> None:
     """Raises InputError for an entry of IA3's ``feedforward`` that names no target; the family's default may."""
     if family is None or config.feedforward not in (None, [family.mlp[-1]]):
@@ -360,7 +372,7 @@ def check_names(model, config: Settings) -> None:
     """Raises InputError where a configuration names what a model does not have, as applying it does."""
     chosen = chosen_sites(model, config)
     wanted(model, config, chosen)
-    token_rows(model, config, chosen)
+    live_token_rows(model, config, chosen)
     if isinstance(config, IA3):
         check_feedforward(config, chosen, getattr(model, "family", None))
 

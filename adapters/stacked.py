@@ -63,14 +63,14 @@ class UnstackedFile(SafetensorsFile):
         named = values.get("target_modules")
         if not isinstance(named, list) or narrowed(values):
             named = cells
-        everywhere = not re.search(r"\.\d+\.", " ".join(given))  # not in some layers alone
+        everywhere = not any(part.isdigit() for one in given for part in one.split("."))  # not in some layers alone
         self.values = {
             **values,
             "target_modules": sorted(
                 {*named, *(one.removesuffix(".weight") for one in given if one.endswith(".weight"))}
                 | {path.rpartition(".")[2] if everywhere else path for path in named_by}
             ),
-            **dict.fromkeys(("target_parameters", "exclude_modules", "layers_to_transform")),
+            **dict.fromkeys(("target_parameters", "exclude_modules", "layers_to_transform", "layers_pattern")),
             **settings({path: named_by.get(path, path) for path in (*cells, *named_by)}, values),
         }
 
@@ -118,9 +118,10 @@ def settings(keys: dict[str, str], values: dict[str, Any]) -> dict[str, Any]:
         for path, pair in found.items():
             by_name.setdefault(path.rpartition(".")[2], set()).add(pair[index])
         result[setting] = {
-            (ROUTER if name == "gate" else name) if len(by_name[name]) == 1 else f"^{re.escape(path)}": pair[index]
+            (last if len(by_name[name]) == 1 else f"^{re.escape(path.removesuffix(name))}{last}"): pair[index]
             for path, pair in found.items()
             for name in [path.rpartition(".")[2]]
+            for last in [ROUTER if name == "gate" else name]
             if by_name[name] != {common[index]}
         }
     return result

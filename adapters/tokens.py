@@ -16,7 +16,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, ops
 
 from adapters.cells import weight_of
-from adapters.matching import token_rows, with_tokens
+from adapters.matching import live_token_rows, with_tokens
 from adapters.method import AdapterModule, Companion, MethodConfig
 from adapters.peft_config import LORA_DEFAULTS, TOKENS_KEYS, tokens_settings
 from adapters.settings import Tokens
@@ -145,9 +145,9 @@ def without_copies(arrays: dict[str, np.ndarray], model) -> dict[str, np.ndarray
 
 
 def companions(model, config, chosen) -> list[Companion]:
-    """The modules for trained tokens: one per embedding, and one on every head that is tied to it (`token_rows`)."""
+    """The modules for trained tokens: one per embedding, and one on every head that is tied to it."""
     found: dict[str, Companion] = {}
-    for site, ids, shared in token_rows(model, config, chosen):
+    for site, ids, shared in live_token_rows(model, config, chosen):
         if shared is not None:
             made, count = Lazily(TokenOutputs, site, ids, found[shared.path].build), 0
         else:

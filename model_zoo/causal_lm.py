@@ -126,18 +126,14 @@ class CausalLM(nn.Cell):
         save_pretrained(self, directory, **settings)
 
     def add_head(self, make: CellFactory, embedding) -> None:
-        """``lm_head``: a cell with a weight of its own, or one that uses the embedding's, as a classifier's does, which
-        nobody reads; and that one's ``score``."""
+        """``lm_head``: a cell with a weight of its own, or one that uses the embedding's; in a classifier ``score``
+        instead."""
         if self.scoring:
             self.score = make(SCORE)
         self.lm_head = make("lm_head", needed=False)
-        if self.lm_head is None:
-            self.tie_head(embedding)
-
-    def tie_head(self, embedding) -> None:
-        """Gives the language model's head the embedding's weight."""
-        self.lm_head = Linear(self.config.dims.hidden, 1, False, embedding.weight.dtype)
-        self.lm_head.weight, self.lm_head.out_features = embedding.weight, embedding.weight.shape[0]
+        if self.lm_head is None and not self.scoring:
+            self.lm_head = Linear(self.config.dims.hidden, 1, False, embedding.weight.dtype)
+            self.lm_head.weight, self.lm_head.out_features = embedding.weight, embedding.weight.shape[0]
 
     def finish(self) -> None:
         """Names the parameters by their place, once all cells are there."""
@@ -257,7 +253,7 @@ class CausalLM(nn.Cell):
             InputError: transformers has no such model.
         """
         self.config, self.labels, self.scoring = self.config.as_classifier(labels), labels, True
-        self.tie_head(attrgetter(self.family.embedding)(self))
+        self.lm_head = None
         self.score.weight.requires_grad = True
 
     def set_fast(self, fast: bool = True) -> CausalLM:

@@ -24,6 +24,8 @@ FIELDS = {
     "mscale_all_dim": float,
     "truncate": bool,
 }
+MAY_BE_0 = ("mscale", "mscale_all_dim")
+"""Numbers of which 0 says what leaving them out does, as in DeepSeek's files."""
 NEEDED = {
     "default": (),
     "linear": ("factor",),
@@ -62,6 +64,7 @@ def rope_settings(config, local: bool = False) -> dict:
     if older != "default" and "rope_type" not in merged and not by_kind and hasattr(config, "rope_local_base_freq"):
         raise InputError(f"config.json: rope_scaling has type {shown(older)}; rope_type was expected")
     kind = merged.setdefault("rope_type", older)
+    merged = {key: value for key, value in merged.items() if value != 0 or key not in MAY_BE_0}
     check_types("config.json: rotary settings", merged, FIELDS)
     if kind not in NEEDED:
         choices = ", ".join(NEEDED) + similar(kind, NEEDED)

@@ -57,7 +57,7 @@ def cut_stage(model: nn.Cell, mesh: Mesh) -> list[range]:
     sizes += [(f"{path}.", _size(cell, expand=False)) for path, cell in outer_cells(model)]
     parts = stage_layers(model.config, sizes, mesh.pipeline)
     embedding, head = attrgetter(family.embedding, family.head)(model)
-    if head.weight is embedding.weight and (mesh.is_first or mesh.is_last):
+    if head is not None and head.weight is embedding.weight and (mesh.is_first or mesh.is_last):
         mark(embedding.weight, TIED)
     for index in range(len(layers)):
         if index not in parts[mesh.stage]:

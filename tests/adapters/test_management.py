@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -394,6 +396,25 @@ def test_a_head_that_judges_texts_belongs_to_one_adapter(model):
             add_head(model, labels)
     with pytest.raises(pet.InputError, match="only a model of a known family gets a head"):
         add_head(nn.Dense(2, 2), labels)
+
+
+def test_a_classifier_has_no_head_of_a_language_model_to_adapt(tmp_path):
+    """An adapter on it would do nothing; a file that names it beside other cells means those, as in PEFT."""
+    base = tmp_path / "base"
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    values = {"model_type": "llama", "vocab_size": 32, "tie_word_embeddings": True, "id2label": {"0": "a", "1": "b"}}
+    values |= {"architectures": ["LlamaForSequenceClassification"], **sizes}
+    pet.save_pretrained(pet.AutoModel.from_config(values, seed=1), base)
+    model = pet.AutoModel.from_pretrained(base)
+    with pytest.raises(pet.InputError, match="'lm_head' matches no cell"):
+        pet.apply_lora(model, rank=2, targets=["q_proj", "lm_head"])
+    pet.apply_lora(model, rank=2, targets=["q_proj"])
+    pet.save_adapter(model, tmp_path)
+    where = tmp_path / "adapter_config.json"
+    where.write_text(json.dumps({**json.loads(where.read_text()), "target_modules": ".*q_proj|lm_head"}))
+    loaded = pet.AutoModel.from_pretrained(base)
+    pet.load_adapter(loaded, tmp_path)
+    assert len(pet.trainable_parameters(loaded)) == 4
 
 
 # Exchange in place ----------------------------------------------------------------------------------------------------

@@ -241,6 +241,10 @@ THEIRS = {
         "target_modules": ["v_proj", "model.layers.1.self_attn.q_proj", "lm_head"],
         "layers_to_transform": 0,
     },
+    "names outside of the layers": {
+        "target_modules": ["q_proj", "layers.0.self_attn.k_proj", "embed_tokens"],
+        "layers_to_transform": [1],
+    },
     "look-ahead": {"target_modules": r"^(?!.*layers\.1).*\.q_proj"},
     "tokens alone": {"token_indices": [5, 77]},
     "tokens of an embedding": {"token_indices": [5, 77], "target_modules": ["embed_tokens"]},
@@ -450,6 +454,24 @@ def test_rows_of_a_tied_head_other_than_the_embeddings_are_refused(pairs, fixtur
     with pytest.raises(InputError, match=r"lm_head shares transformer.wte.* same ids"):
         pet.merge_checkpoint(fixtures / "gpt2", tmp_path / "theirs", tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize("rows", [[3, 5], {"wte": [3, 5]}], ids=str)
+def test_rows_of_a_tied_head_that_is_a_target_too_are_merged_on_disk_alone(pairs, fixtures, rows, tmp_path):
+    """PEFT puts LoRA around the head with the trained rows; in a model here one of the two would be lost."""
+    pair, targets = pairs("gpt2"), ["c_attn", "lm_head"]
+    config = peft.LoraConfig(r=2, target_modules=targets, trainable_token_indices=rows, task_type="CAUSAL_LM")
+    made = peft.get_peft_model(copy.deepcopy(pair.theirs), config).eval()
+    change_trained(made)
+    made.save_pretrained(tmp_path / "theirs")
+    said = r"lm_head has transformer\.wte's weight, so these rows too, and is a target"
+    with pytest.raises(InputError, match=said):
+        pet.load_adapter(pair.ours, tmp_path / "theirs")
+    with pytest.raises(InputError, match=said):
+        pet.apply_lora(pair.ours, rank=2, targets=targets, trainable_tokens=rows)
+    pet.merge_checkpoint(fixtures / "gpt2", tmp_path / "theirs", tmp_path / "merged")
+    merged = pet.AutoModel.from_pretrained(tmp_path / "merged")
+    np.testing.assert_allclose(merged(IDS).asnumpy(), their_logits(made), rtol=0, atol=LIMIT)
 
 
 def test_patterns_keep_their_order_through_peft(pairs, tmp_path):

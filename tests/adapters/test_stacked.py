@@ -10,6 +10,8 @@ import pytest
 from stacks import stacked
 
 import pet
+from adapters.patterns import pattern_value
+from adapters.stacked import settings
 from adapters.stored import Delta, StoredAdapter
 from model_zoo.auto import AutoModel
 from model_zoo.checkpoint.parameters import write_parameter
@@ -94,6 +96,52 @@ def test_what_is_saved_is_on_the_matrices(written, tmp_path):
     assert check_served(tmp_path / "saved", BASE, ENGINES["vllm"]) == RANK
     with pytest.raises(InputError, match="it takes the matrices of each expert, not stacked ones"):
         check_served(directory, BASE, ENGINES["vllm"])
+
+
+def test_experts_of_one_layer_may_be_named_by_its_number_alone(written, tmp_path, sizes):
+    """PEFT takes an entry for the end of a name; ``layers_to_transform`` is of the cells beside them."""
+
+    def only_last(tensors):
+        for name in [name for name in tensors if f".layers.{sizes[0] - 1}." not in name]:
+            del tensors[name]
+
+    names = [f"{sizes[0] - 1}.mlp.experts.{stack}" for stack in ("gate_up_proj", "down_proj")]
+    directory, _ = written(
+        only_last, target_parameters=names, layers_to_transform=[0], layers_pattern="layers", target_modules=["k_proj"]
+    )
+    model = AutoModel.from_pretrained(BASE)
+    pet.load_adapter(model, directory)
+    named = {name.split(".experts.")[0] for name in (one.name for one in pet.trainable_parameters(model))}
+    assert named == {f"model.layers.{sizes[0] - 1}.mlp"}
+    pet.save_adapter(model, tmp_path / "saved")
+    values = json.loads((tmp_path / "saved" / "adapter_config.json").read_text())
+    assert values["layers_to_transform"] is values["layers_pattern"] is None  # PEFT refuses the second alone
+
+
+def test_a_router_s_own_rank_is_found_by_both_of_its_names():
+    """It is a cell here and a parameter in PEFT, also where the layers differ."""
+    keys = {path: path for path in ("model.layers.0.mlp.gate", "model.layers.1.mlp.gate")}
+    patterns = settings(keys, {"r": 4, "rank_pattern": {".*1.*": 2}})["rank_pattern"]
+    for ending in ("", ".weight"):
+        assert [pattern_value(patterns, path + ending, 4) for path in keys] == [4, 2]
+
+
+def test_names_that_mean_experts_may_have_no_factors_there(tmp_path):
+    """PEFT's IA3, and AdaLoRA, find no cells in the stacked experts of transformers 5, and pass over them."""
+    model = pet.apply_ia3(AutoModel.from_pretrained(BASE), targets=["k_proj"], feedforward=[])
+    for parameter in pet.trainable_parameters(model):
+        write_parameter(parameter, np.linspace(0.5, 2, parameter.size, dtype=np.float32).reshape(parameter.shape))
+    pet.save_adapter(model, tmp_path)
+    where = tmp_path / "adapter_config.json"
+    values = {**json.loads(where.read_text()), "target_modules": ["k_proj", "down_proj"]}
+    where.write_text(json.dumps({**values, "feedforward_modules": ["down_proj"]}))
+    loaded, ids = AutoModel.from_pretrained(BASE), np.arange(8)[None]
+    with pytest.warns(UserWarning, match="no expert is adapted in the file"):
+        pet.load_adapter(loaded, tmp_path)
+    assert np.array_equal(loaded(ids).asnumpy(), model(ids).asnumpy())
+    pet.merge_checkpoint(BASE, tmp_path, tmp_path / "merged")
+    merged = AutoModel.from_pretrained(tmp_path / "merged")
+    np.testing.assert_allclose(merged(ids).asnumpy(), model(ids).asnumpy(), atol=1e-5)
 
 
 def test_halves_that_peft_cannot_open_are_said(tmp_path):

@@ -191,6 +191,7 @@ VARIANTS = {
         },
     },
     "yarn_gains": {"rope_scaling": {"rope_type": "yarn", "factor": 3.0, "mscale": 0.5, "mscale_all_dim": 2.0}},
+    "yarn_no_gains": {"rope_scaling": {"rope_type": "yarn", "factor": 3.0, "mscale": 0.5, "mscale_all_dim": 0}},
     "biases": {"attention_bias": True, "mlp_bias": True},
     "head_dim": {"head_dim": 24},
     "tied": {"tie_word_embeddings": True},
