@@ -110,6 +110,11 @@ class Counts:
         before, first = self.unread.get(what, (0, where))
         self.unread[what] = before + number, first
 
+    def note_empty(self, where: str) -> None:
+        """One more row whose answer or text is empty."""
+        self.dropped_empty += 1
+        self.first_empty = self.first_empty or where
+
     @property
     def dropped(self) -> int:
         """All that was left out."""

@@ -134,8 +134,7 @@ class Encoder:
             for what in unread(row, own.tokenizer, own.settings):
                 encoded.counts.note_unread(what, row.where)
             if own.is_empty(row):
-                encoded.counts.dropped_empty += 1
-                encoded.counts.first_empty = encoded.counts.first_empty or row.where
+                encoded.counts.note_empty(row.where)
                 continue
             for documents in own._fit(row, encoded.counts):
                 if not row.is_judged and not all(any(trained[1:]) for _, trained in documents):
