@@ -23,6 +23,8 @@ class Joined(str):
         parts: the texts.
     """
 
+    parts: list[str]
+
     def __new__(cls, parts: Sequence[str]) -> Joined:
         joined = super().__new__(cls, "".join(parts))
         joined.parts = list(parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 NAMES = {
-    "loss_type": "train.objective (sigmoid is dpo, nll sft)",
+    "loss_type": "train.objective (sigmoid is dpo)",
     "loss_weights": "train.sft_weight, for sft beside another loss",
     "rpo_alpha": "train.sft_weight",
     "simpo_gamma": "train.gamma",

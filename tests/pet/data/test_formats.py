@@ -262,6 +262,12 @@ def test_messages_of_an_empty_role_are_left_out(write, words):
     assert read.messages[0] == system("ours")
 
 
+def test_the_parts_of_a_content_are_kept_for_templates_that_write_each(write):
+    said = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    (read,) = read_rows(write("a.jsonl", [{"messages": [said, assistant("c")]}]))
+    assert read.messages[0] == user("ab") and read.messages[0]["content"].parts == ["a", "b"]
+
+
 def test_a_system_message_for_rows_without(write):
     rows = [{"messages": [user("a"), assistant("b")]}, {"messages": [system("own"), user("a"), assistant("b")]}]
     first, second = read_rows(write("rows.jsonl", rows), system="ours")
