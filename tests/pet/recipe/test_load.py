@@ -355,6 +355,12 @@ def test_all_problems_in_one_report(write):
         (["train.r_drop_alpha=4"], "train.r_drop_alpha", "adapter.dropout is 0"),
         (["train.r_drop_alpha=0.1"], "train.r_drop_alpha", "adapter.dropout is 0"),
         (
+            ["train.objective=robust", "train.label_smoothing=0.5"],
+            "train.label_smoothing",
+            "less than half of the pairs",
+        ),
+        (["output.merged=true", "adapter={method: none}"], "output.merged", "has no effect without an adapter"),
+        (
             ["data.eval=home/train.jsonl", "data.eval_fraction=0.1"],
             "data.eval_fraction",
             "has no effect beside data.eval",
@@ -545,6 +551,8 @@ def test_settings_that_are_no_mistake(write):
     nothing = ["temperature=1.0", "top_p=1", "top_k=0", "num_beams=1", "length_penalty=1.0", "early_stopping=false"]
     assert load(write(), [f"generation.{one}" for one in nothing]).generation.temperature == 1.0
     assert load(write(), ["generation.top_k=1"]).generation.top_k == 1  # as greedy decoding
+    robust = ["train.objective=robust", "train.label_smoothing=0.49"]
+    assert load(write(), robust).train.label_smoothing == 0.49
     judged = ["train.objective=classification", "data.eval_fraction=0.1", "eval.metrics=[loss, accuracy, f1]"]
     assert load(write(), judged).eval.metrics == ["loss", "accuracy", "f1"]
     # the default length of answers is no reason to refuse a small context
