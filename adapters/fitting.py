@@ -75,7 +75,7 @@ def fit(model, config: Settings, tensors: Collection[str]) -> list[str]:
     keep("targets", among(everything))
     keep("exclude", among(fitting))
     keep("layers", lambda entry: not isinstance(entry, int) or entry in there)
-    numbers = layer_numbers(getattr(config, "layers", None), there - {None})
+    numbers = layer_numbers(getattr(config, "layers", None), {one for one in there if one is not None})
     keep("targets", among([site for site in everything if numbers is None or site.layer in numbers]))
     in_full = [path for path, cell in plain_cells(model) if own_parameters(cell)]
     saved_as_peft_reads_it(config, in_full, tensors)
