@@ -51,11 +51,8 @@ from pet.auto import AutoConfig as AutoConfig, AutoModel as AutoModel, AutoToken
 from pet.compat.mindformers.classes import (
     AutoProcessor as AutoProcessor,
     ChatGLMTokenizer as ChatGLMTokenizer,
-    GLMChatModel as GLMChatModel,
-    GPT2LMHeadModel as GPT2LMHeadModel,
     GPT2Processor as GPT2Processor,
     GPT2Tokenizer as GPT2Tokenizer,
-    LlamaForCausalLM as LlamaForCausalLM,
     LlamaTokenizer as LlamaTokenizer,
 )
 from pet.compat.mindformers.config import GLMConfig as GLMConfig, GPT2Config as GPT2Config, LlamaConfig as LlamaConfig
@@ -63,6 +60,11 @@ from pet.compat.mindformers.context import (
     ContextConfig as ContextConfig,
     ParallelContextConfig as ParallelContextConfig,
     init_context as init_context,
+)
+from pet.compat.mindformers.named import (
+    GLMChatModel as GLMChatModel,
+    GPT2LMHeadModel as GPT2LMHeadModel,
+    LlamaForCausalLM as LlamaForCausalLM,
 )
 from pet.compat.mindformers.training_arguments import TrainingArguments as TrainingArguments
 from pet.compat.mindspore_trainer.model import build_transformer_model as build_transformer_model

@@ -214,3 +214,15 @@ def test_what_it_cannot_be_called_with():
     (ids,) = rows("gpt_tiny", gpt)
     mask = ids != gpt.config.eos_token_id
     assert float(gpt(input_ids=ids, input_mask=mask)) == float(gpt(ids))  # by the name of release 0.6
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("training", [False, True])
+def test_models_by_names_of_pet_give_logits_in_every_mode(training):
+    sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 50}
+    ids = np.arange(6)[None]
+    for name in ("GPT2", "Llama"):
+        config = getattr(pet, f"{name}Config")(**sizes)
+        model = getattr(pet, {"GPT2": "GPT2LMHeadModel"}.get(name, f"{name}ForCausalLM"))(config).set_train(training)
+        assert model(ids).shape == (1, 6, 50)
+    assert pet.LlamaForCausalLM.from_pretrained("llama_tiny").set_train(training)(ids).shape[:2] == (1, 6)
