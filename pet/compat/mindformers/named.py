@@ -1,4 +1,4 @@
-"""MindFormers' models by the names that `pet` has, too: called, they give logits in every mode, as `pet.AutoModel`'s do."""
+"""MindFormers' models by names of `pet`, too: called, they give logits in every mode, as `pet.AutoModel`'s do."""
 
 from __future__ import annotations
 
