@@ -138,7 +138,7 @@ class AutoTokenizer(Listed, auto.AutoTokenizer):
         return spoken(auto.AutoTokenizer.from_pretrained(split_name(name_or_path)[0], *arguments, **settings))
 
 
-class _Model(Listed, CausalLM if TYPE_CHECKING else object):
+class FamilyModel(Listed, CausalLM if TYPE_CHECKING else object):
     """A model of one family: random weights, or those of the configuration's ``checkpoint_name_or_path``."""
 
     _preset, _lora = "", ""
@@ -154,19 +154,19 @@ class _Model(Listed, CausalLM if TYPE_CHECKING else object):
         return AutoModel.from_pretrained(name_or_directory)
 
 
-class GPT2LMHeadModel(_Model):
+class GPT2LMHeadModel(FamilyModel):
     """GPT-2."""
 
     _preset = "gpt2"
 
 
-class LlamaForCausalLM(_Model):
+class LlamaForCausalLM(FamilyModel):
     """LLaMA 1 to 3.2."""
 
     _preset = "llama_7b"
 
 
-class GLMForPreTraining(_Model):
+class GLMForPreTraining(FamilyModel):
     """ChatGLM-6B."""
 
     _preset = "glm_6b"
@@ -197,7 +197,7 @@ class GPT2WithLora(GPT2LMHeadModel):
     _lora = "gpt2"
 
 
-class ChatGLM2ForConditionalGeneration(_Model):
+class ChatGLM2ForConditionalGeneration(FamilyModel):
     """ChatGLM2, ChatGLM3 and GLM-4."""
 
     _preset = "glm2_6b"

@@ -7,7 +7,7 @@ from pet.compat.mindformers import classes
 from pet.compat.mindformers.cells import give_logits
 
 
-class _Logits(classes._Model):
+class _Logits(classes.FamilyModel):
     def __new__(cls, config=None) -> CausalLM:
         return give_logits(super().__new__(cls, config))
 
