@@ -125,7 +125,7 @@ def problem_of(text: str) -> Problem:
     """A refusal, which names all that is wrong, or the first line of another error; without what differs by the run."""
     refused = "InputError: " in text
     text = text.partition("InputError: ")[2] if refused else text.partition("\n")[0]
-    text = re.sub(r"^failed on setup with \"|/\S*/(?=[\w.]+)| at 0x\w+|\"$", "", " ".join(text.split()))
+    text = re.sub(r"^failed on setup with \"|(?<![\w.])/\S*/(?=[\w.]+)| at 0x\w+|\"$", "", " ".join(text.split()))
     return "refused" if refused else "fails", text[:200]
 
 
