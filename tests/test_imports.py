@@ -195,3 +195,29 @@ def test_no_directory_of_the_tests_hides_a_package():
         if (Path(entry) / name).exists()
     ]
     assert hidden == []
+
+
+PEERS = {"bitsandbytes", "datasets", "peft", "torch", "transformers", "trl", "xllamacpp"}
+"""What the tests compare with, and ``pip install '.[test]'`` leaves out."""
+
+
+def test_tests_ask_whether_a_peer_is_there_before_they_import_it():
+    """Without them the README's command has to pass, too."""
+    wrong = {}
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        tree = ast.parse(file.read_text("utf-8"))
+        tried = {id(one) for block in ast.walk(tree) if isinstance(block, ast.Try) for one in block.body}
+        free = (node for node in ast.walk(tree) if id(node) not in tried)
+        used = {name.partition(".")[0] for node in free for name in imported_names(node)} & PEERS
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        asked = [call for call in calls if ast.unparse(call.func).rpartition(".")[2] in ("importorskip", "imported")]
+        given = {one.value.partition(".")[0] for call in asked for one in call.args if isinstance(one, ast.Constant)}
+        if used - given:
+            wrong[str(file.relative_to(ROOT))] = sorted(used - given)
+    assert wrong == {}
+
+
+def imported_names(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [one.name for one in node.names]
+    return [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []

@@ -134,9 +134,7 @@ def test_experts_in_bitsandbytes_files(experts, tmp_path, caplog):
     """transformers 5 has the experts of a layer as one tensor, which bitsandbytes does not pack. So do files written
     here without the experts; with them, which is said, they open here alone."""
     transformers = pytest.importorskip("transformers", reason="the live comparison needs transformers")
-    bitsandbytes = pytest.importorskip("bitsandbytes")
-    import torch
-
+    bitsandbytes, torch = pytest.importorskip("bitsandbytes"), pytest.importorskip("torch")
     form = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         experts, quantization_config=form, dtype=torch.float32, device_map="cpu"

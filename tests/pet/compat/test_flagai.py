@@ -301,6 +301,7 @@ def test_a_measure_gets_each_row_once(base, tmp_path):
 
 def test_a_loader_of_torch_in_the_place_of_a_dataset(recipes):
     """FlagAI takes it as it is: its ``batch_size``, order and ``collate_fn`` count, not those of the trainer."""
+    pytest.importorskip("torch", reason="torch is not installed: there is no loader of it")
     from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
     class Stream(IterableDataset):

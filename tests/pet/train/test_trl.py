@@ -115,9 +115,8 @@ def documents_of(dataset) -> list[tuple[list[int], list[int]]]:
     "case", [case if case in ("dpo", "kto") else pytest.param(case, marks=pytest.mark.full) for case in CASES]
 )
 def test_the_curve_of_trl(case, peer, trl_side, tmp_path):
-    Dataset = pytest.importorskip("datasets").Dataset
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    Dataset, peft = pytest.importorskip("datasets").Dataset, pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
 
     place, settings, ours, steps = CASES[case]
     objective, batch = case.split()[0], 2 if case == "kto" else 4
@@ -125,11 +124,11 @@ def test_the_curve_of_trl(case, peer, trl_side, tmp_path):
     kind = with_ids(kind) if objective in ("simpo", "orpo") else kind
     torch.manual_seed(0)
     directory = bundled_models()["llama_tiny"]
-    plain = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
-    adapted = get_peft_model(plain, lora)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(plain, lora)
     adapted.save_pretrained(tmp_path / "start")
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     how = {**trl_side.settings, "max_steps": steps, "per_device_train_batch_size": batch, **settings}
     theirs = kind(
