@@ -8,7 +8,7 @@ from typing import Any
 from adapters.patterns import names_like
 from model_zoo.counting import parameter_shapes, sizes
 from model_zoo.errors import InputError
-from pet.compat.job_files import called
+from pet.compat.job_files import called, listed
 from pet.names import model_config
 from pet.recipe.translation import Translation, is_off
 
@@ -41,7 +41,7 @@ def fit_frozen(t: Translation, base: Any) -> None:
         layers = _layers(t, values, count)
         if not freezes:
             return t.put("adapter.layers", layers)
-        modules, extra = (_listed(values.get(key)) for key in KEYS[1:])
+        modules, extra = (listed(values.get(key) or []) for key in KEYS[1:])
         chosen = [
             f"*.{layer}.{'' if module == 'all' else module}*" for module in modules or ["all"] for layer in layers
         ]
@@ -58,11 +58,6 @@ def _layers(t: Translation, values: Any, count: int) -> list[int]:
         t.refuse(KEYS[0], f"{wanted}: the base has {count} layers, which use_llama_pro divides into so many blocks")
         return []
     return list(range(count // wanted - 1, count, count // wanted))
-
-
-def _listed(value: Any) -> list[str]:
-    words = value.split(",") if isinstance(value, str) else value or []
-    return [word.strip() for word in words]
 
 
 def _unfrozen(t: Translation, patterns: Any, names: list[str]) -> list[str]:

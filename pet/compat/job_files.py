@@ -44,13 +44,17 @@ OWN_TOKENS += ("<|im_start|>", "<|im_end|>", "<|startoftext|>", "<bos>", "<eos>"
 """Tokens that begin, end or stand for unknown text in the families here."""
 
 
+def listed(value: Any) -> list[str]:
+    """The words of a list, or of a text with commas between them."""
+    return [word.strip() for word in (value.split(",") if isinstance(value, str) else value)]
+
+
 def targets(t: Translation, name: str, value: Any) -> None:
     """Names of modules in a list or with commas between them, or a regular expression."""
     if isinstance(value, str) and set(value) & set("\\[("):
         t.put("adapter.targets", [f"re:{value}"])
         return
-    every = [word.strip() for word in (value.split(",") if isinstance(value, str) else value)]
-    t.put("adapter.targets", ["all-linear" if word == "all" else word for word in every])
+    t.put("adapter.targets", ["all-linear" if word == "all" else word for word in listed(value)])
 
 
 def fit_targets(t: Translation, base: Any) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 from model_zoo.errors import InputError
 from pet.compat import axolotl, llama_factory
-from pet.compat.job_files import TOKENS
+from pet.compat.job_files import TOKENS, listed
 from pet.compat.results import find_weights, of_job, of_run
 from pet.compat.translation import elsewhere, same
 from pet.compat.yaml_files import load_any, values_of
@@ -71,8 +70,7 @@ def of_file(path: str) -> Merge:
         t.settings.setdefault("run", "model-out")
         t.put("output", Path(t.get("run"), "merged"))
     t.finish()
-    found: Any = t.get("adapters") or t.get("run") or []
-    adapters = [one.strip() for one in found.split(",")] if isinstance(found, str) else list(found)
+    adapters = listed(t.get("adapters") or t.get("run") or [])
     if not adapters or (Path(adapters[0]).is_dir() and find_weights(adapters[0])[0]):
         raise InputError(f"{file.name}: {NOTHING}")
     given = {key: t.get(key) for key in ("dtype", "max_shard_size")}
