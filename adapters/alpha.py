@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
-from mindspore import Tensor, nn
+from mindspore import nn
 
 from adapters.adapter import new_version
 from adapters.lora import LoRAConfig
 from adapters.registry import registry
 from model_zoo.arguments import checked
+from model_zoo.engine import set_kernels, uses_kernel
 from model_zoo.errors import InputError
 
 
@@ -48,7 +48,9 @@ def set_alpha(model: nn.Cell, alpha: float, name: str = "default") -> None:
 def rescale(module, scale: float) -> None:
     """Gives a LoRA module on any kind of cell another scale."""
     module.scale = scale
-    if hasattr(module, "factor"):
-        module.factor = Tensor(np.array([scale], np.float32))
+    if hasattr(module, "kernel"):
+        fast = module.fast
+        uses_kernel(module, "low_rank", scale=scale)
+        set_kernels(module, fast)
     if hasattr(module, "magnitude"):
         module.magnitude.scale = scale

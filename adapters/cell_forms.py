@@ -99,12 +99,17 @@ def conv_misfit(cell: nn.Cell) -> str:
 
 
 def uncalled(cell: nn.Cell) -> Iterator[tuple[nn.Cell, str]]:
-    """The cells whose weights a cell reads instead of calling them, with the reason why no adapter acts there."""
+    """The cells on which an adapter would not act, or not learn, for what a cell does with them, with the reason: it
+    reads their weights instead of calling them, or has a gradient of its own."""
     cls = plain_class(cell)
     for name in names_only_read(cls):
         child = getattr(cell, name, None)
         if isinstance(child, nn.Cell):
             yield child, f"is not called by {cls.__name__}, which reads its weight, so an adapter would not act"
+    for _, inner in cell.cells_and_names() if hasattr(cls, "bprop") else ():
+        yield inner, f"gets its gradient by {cls.__name__}.bprop, which knows of no adapter"
+    if "construct" in vars(cell):
+        yield cell, "has had its construct replaced, so an adapter would not act; put that into a class"
 
 
 @functools.cache
@@ -114,19 +119,22 @@ def names_only_read(cls: type) -> frozenset[str]:
     Found in the class's source: ``nn.MultiheadAttention`` passes ``self.out_proj.weight`` on, for one. What has no
     source (a class typed into a console), or takes its cells out of a list, is not seen through.
     """
-    read, used = set(), set()
+    found = []
     for base in cls.__mro__[: cls.__mro__.index(nn.Cell)]:
         for method in methods_of(base):
             attributes = [node for node in ast.walk(method) if isinstance(node, ast.Attribute)]
             of_cells = {id(node.value) for node in attributes if node.attr in (*WEIGHTS, "bias")}
+            read, used = set(), set()
             for node in attributes:
-                if not isinstance(node.value, ast.Name) or node.value.id != "self":
-                    continue
-                if id(node) not in of_cells:
-                    used.add(node.attr)
-                elif method.name == "construct":
-                    read.add(node.attr)
-    return frozenset(read - used)
+                if isinstance(node.value, ast.Name) and node.value.id == "self":
+                    (read if id(node) in of_cells else used).add(node.attr)
+            found.append((method.name, read, used))
+    forward, before = {"construct"}, set()
+    while forward != before:  # construct, what it calls, and so on
+        before = set(forward)
+        forward.update(*(used for name, _, used in found if name in before))
+    read = set().union(*(read for name, read, _ in found if name in forward))
+    return frozenset(read.difference(*(used for _, _, used in found)))
 
 
 def methods_of(cls: type) -> list[ast.FunctionDef]:

@@ -263,7 +263,7 @@ def new_config(pairs) -> LoRAConfig:
     """A LoRA of these ranks with scale 1 everywhere, its cells named in full."""
     ranks = {path: a.shape[0] for path, (_, a) in pairs.items()}
     usual = max(set(ranks.values()), key=list(ranks.values()).count)
-    others = {re.escape(path): rank for path, rank in ranks.items() if rank != usual}
+    others = {f"^{re.escape(path)}": rank for path, rank in ranks.items() if rank != usual}
     return LoRAConfig(
         rank=usual,
         alpha=usual,

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 
 BLOCK = 64
+SMALLEST = 1e-12
+"""Norm that a row of zeros is given: its square is still a float32."""
 
 
 def blocks(count: int) -> Iterator[slice]:
@@ -36,7 +38,7 @@ def low_rank_product(b: np.ndarray, a: np.ndarray, scale: float) -> np.ndarray:
 def dora_delta(weight: np.ndarray, change: np.ndarray, magnitude: np.ndarray) -> np.ndarray:
     """DoRA (Liu et al. 2024): ``m · (W + ΔW) / ‖W + ΔW‖ − W``, the norm over each row of ``(out, in)``."""
     direction = wide(weight) + change
-    norm = np.sqrt((direction * direction).sum(axis=1, keepdims=True))
+    norm = np.maximum(np.sqrt((direction * direction).sum(axis=1, keepdims=True)), SMALLEST)
     return wide(magnitude).reshape(-1, 1) / norm * direction - weight
 
 

@@ -14,11 +14,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from adapters.deltas import blocks
+from adapters.deltas import SMALLEST, blocks
 from adapters.sites import weight_array
-
-SMALLEST = 1e-12
-"""Norm that a row of zeros is given: its square is still a float32."""
 
 
 class Magnitude(nn.Cell):

@@ -246,13 +246,13 @@ class TrainableParamsCheckPoint(TrainerHooks, Callback):
 
     # MindSpore's Model.train
 
-    def step_end(self, run_context) -> None:
+    def on_train_step_end(self, run_context) -> None:
         """After a step of ``Model.train``."""
         values = run_context.original_args()
         if self.every and values.cur_step_num % self.every == 0:
             self.write(network_of(values), f"{values.cur_epoch_num}_{values.cur_step_num}")
 
-    def epoch_end(self, run_context) -> None:
+    def on_train_epoch_end(self, run_context) -> None:
         """After an epoch of ``Model.train``."""
         values = run_context.original_args()
         if not self.every:

@@ -8,10 +8,13 @@ lists in another, and put back where that state is there again and nothing was c
 
 from __future__ import annotations
 
+import functools
+import inspect
 import weakref
 from collections.abc import Hashable
 
 from mindspore import nn
+from mindspore.common._register_for_recompute import recompute_registry
 
 from model_zoo.graph import api
 
@@ -48,3 +51,22 @@ def state_changed(model: nn.Cell, state: Hashable) -> None:
 def everything() -> Hashable:
     """The states of all models."""
     return frozenset(_states.values())
+
+
+def recompute_what_is_there(model: nn.Cell) -> None:
+    """Lets cells on which ``recompute()`` was called before adapters came run what they are now. Outside of compiled
+    graphs MindSpore goes on with the forward, and the trained parameters, that they had at that call."""
+    for _, cell in list(model.cells_and_names()):
+        kept, settings = getattr(cell, "_recompute_cell", None), {}
+        if inspect.isfunction(kept):
+            settings = {**inspect.getclosurevars(kept).nonlocals, "use_reentrant": False}
+            del settings["block"]
+        elif not isinstance(kept, nn.Cell):
+            continue
+        cell._cells.pop("_recompute_cell", None)
+        object.__setattr__(cell, "_recompute_cell", functools.partial(recomputed, cell, settings))
+
+
+def recomputed(cell: nn.Cell, settings: dict, *arguments, **named):
+    """A cell's output, of which nothing is kept for the backward pass."""
+    return recompute_registry.get()(cell.construct, **settings)(*arguments, **named)

@@ -6,7 +6,6 @@ parameters is exchanged: a smaller rank and absent cells are filled up with zero
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from adapters.initial import START
 from adapters.lora import LoRAConfig
 from adapters.matching import chosen_sites
 from adapters.registry import registry
-from adapters.saving import adapter_config, fill, read_arrays
+from adapters.saving import adapter_config, fill, note_file, read_arrays
 from model_zoo.arguments import checked
 from model_zoo.errors import InputError, located
 from model_zoo.turns import turn
@@ -61,8 +60,8 @@ def hotswap_adapter(model: nn.Cell, directory: str | Path, name: str = "default"
     InputError.raise_any([f"{directory}: {problem}" for problem in problems])
     with turn.lock:
         fill(adapter, arrays)
-    config = copy.deepcopy(adapter.config)
-    adapter.source = {"values": values, "config": config, "tensors": stored, "metadata": metadata}
+    note_file(state, adapter, adapter.config, values, stored, metadata)
+    state.refresh()
 
 
 def differences(model: nn.Cell, adapter: Adapter, config: LoRAConfig) -> list[str]:

@@ -7,7 +7,7 @@ input, ``x·l`` with l ``(1, in)``. Factors start at one. Files are PEFT's.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import mindspore as ms
 import numpy as np
@@ -27,24 +27,22 @@ class IA3Config(Settings, MethodConfig):
     """IA3. `feedforward` takes the same forms as `targets`; without it, for models of no known family, it is empty."""
 
     peft_keys = IA3_KEYS
+    family: ClassVar[Any] = None
+    """The table of the model at hand (`resolved`), whose groups of cells `feedforward` may name."""
 
     def resolved(self, model) -> MethodConfig:
-        if self.feedforward is not None:
-            return self
         family = getattr(model, "family", None)
-        return dataclasses.replace(self, feedforward=[family.mlp[-1]] if family is not None else [])
+        default = [family.mlp[-1]] if family is not None else []
+        config = dataclasses.replace(self, feedforward=default if self.feedforward is None else self.feedforward)
+        config.family = family
+        return config
 
     def build_all(self, model, chosen) -> dict[str, AdapterModule]:
-        family = getattr(model, "family", None)
-        check_feedforward(self, chosen, family)
-        return {site.path: IA3(site, self.is_feedforward(site, family)) for site in chosen}
-
-    def is_feedforward(self, site, family=None) -> bool:
-        """Whether this cell is scaled at its input."""
-        return means(self.feedforward, site, family)
+        check_feedforward(self, chosen, self.family)
+        return {site.path: IA3(site, means(self.feedforward, site, self.family)) for site in chosen}
 
     def parameters_at(self, site) -> int:
-        return site.in_features if self.is_feedforward(site) else site.out_features
+        return site.in_features if means(self.feedforward, site, self.family) else site.out_features
 
     def to_peft(self, model, adapter) -> dict[str, Any]:
         paths = list(adapter.sites)
@@ -92,15 +90,12 @@ class IA3(AdapterModule):
         shape = (1, site.in_features) if feedforward else (site.out_features, 1)
         self.ia3_l = Parameter(Tensor(np.ones(shape, np.float32)), name="ia3_l")
 
-    def scaled(self, x):
+    def before(self, x):
         """Each channel times its factor."""
         return (x.astype(ms.float32) * self.ia3_l.reshape(-1)).astype(x.dtype)
 
-    def before(self, x):
-        return self.scaled(x)
-
     def construct(self, x, y):
-        return y if self.changes_input else self.scaled(y)
+        return y if self.changes_input else self.before(y)
 
     def trace(self, tracer, x, y):
         return y if self.changes_input else self.trace_before(tracer, y)

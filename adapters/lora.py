@@ -37,22 +37,15 @@ class LoRAConfig(LoRA, MethodConfig):
     """{cell: B₀, A₀} where the first factors of PiSSA and OLoRA are known out of a file; emptied by `build`."""
 
     def parameters_at(self, site) -> int:
-        rank = self.rank_at(site.path)
-        magnitudes = site.out_features if self.use_dora else 0
-        if site.kind == "conv":
-            out, into, *kernel = site.shape
-            return rank * (into * math.prod(kernel) + out) + magnitudes
-        return rank * (site.in_features + site.out_features) + magnitudes
+        out = site.out_features
+        return self.rank_at(site.path) * (math.prod(site.shape) // out + out) + (out if self.use_dora else 0)
 
     def build(self, site) -> AdapterModule:
         from adapters.conv_lora import DoRAConv, LoRAConv
         from adapters.embedding_lora import DoRAEmbedding, LoRAEmbedding
 
-        if site.kind == "linear":
-            return DoRALinear(self, site) if self.use_dora else LoRALinear(self, site)
-        if site.kind == "embedding":
-            return DoRAEmbedding(self, site) if self.use_dora else LoRAEmbedding(self, site)
-        return DoRAConv(self, site) if self.use_dora else LoRAConv(self, site)
+        made = {"linear": (LoRALinear, DoRALinear), "embedding": (LoRAEmbedding, DoRAEmbedding)}
+        return made.get(site.kind, (LoRAConv, DoRAConv))[self.use_dora](self, site)
 
     def companions(self, model, chosen):
         return tokens.companions(model, self, chosen)
@@ -62,7 +55,7 @@ class LoRAConfig(LoRA, MethodConfig):
     restarted, check_tensors, to_peft = lora_peft.restarted, lora_peft.check_ranks, lora_peft.to_peft
 
     def unpack(self, arrays, model):
-        return tokens.without_copies(lora_peft.unpack(arrays, model), model)
+        return tokens.without_copies(lora_peft.unpack(arrays, model, self.init), model)
 
     @classmethod
     def from_peft(cls, values):
@@ -118,19 +111,28 @@ class LoRALinear(AdapterModule):
             raise InputError(
                 f"lora: {site.path} is packed without the first factors of another adapter; delete that one first"
             )
-        take_off(site.cell, self)
+        self.pack_anew(site, self)
         return True
 
     def detached(self, site) -> bool:
         taken = getattr(site.cell, "taken", None) is self
         if taken:
-            take_off(site.cell, None)
+            self.pack_anew(site, None)
         return taken
 
+    def pack_anew(self, site, taken) -> None:
+        """`take_off`, and the norms of the weight that this leaves, for DoRA of any adapter on the cell."""
+        take_off(site.cell, taken)
+        if dora := [one for one in site.cell._cells.values() if isinstance(one, DoRALinear)]:
+            norms = norms_at(site)
+            for one in dora:
+                one.on_norms(norms)
+
     def noticed(self, cell) -> None:
-        alone = self.dropout is None and self.rows is None
+        others = [one for one in cell.active if one is not self]
+        alone = not any(one.changes_input or one.needs_base or one.reads_output for one in others)
         self.taken = getattr(cell, "taken", None) is self
-        self.cancelled = alone and self.taken and self in cell.active
+        self.cancelled = alone and self.dropout is None and self.rows is None and self.taken and self in cell.active
 
     # what a packed cell does with what was taken off it: `QuantizedLinear.taken`
 
@@ -231,12 +233,6 @@ class DoRALinear(LoRALinear):
     def follow_base(self, before, after) -> None:
         super().follow_base(before, after)
         self.on_norms(after.magnitude.norm.asnumpy())
-
-    def attached(self, site) -> bool:
-        packed_anew = super().attached(site)
-        if packed_anew:
-            self.on_norms(norms_at(site))
-        return packed_anew
 
     def on_norms(self, norms: np.ndarray) -> None:
         """Takes over the norms of another weight beneath, and the magnitude where nobody has trained it."""

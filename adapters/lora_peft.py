@@ -120,18 +120,17 @@ def pack(arrays: dict[str, np.ndarray], adapter) -> dict[str, np.ndarray]:
         if last == "bias" and path in adapter.modules:
             key = path + BASE_LAYER + last
         packed[key] = array
-    for path, module in adapter.modules.items():
-        if hasattr(module, "initial_A"):  # PiSSA, OLoRA
-            a, b = path + A, path + B
-            packed[a] = np.concatenate([packed[a], module.initial_A.weight.asnumpy()], 0)
-            packed[b] = np.concatenate([packed[b], -module.initial_B.weight.asnumpy()], 1)
-    for path, module in adapter.earlier.modules.items() if adapter.earlier is not None else ():
-        packed[path + A] = np.concatenate([packed[path + A], module.lora_A.weight.asnumpy()], 0)
-        packed[path + B] = np.concatenate([packed[path + B], module.lora_B.weight.asnumpy()], 1)
+    modules = adapter.modules.items()
+    parts = [(path, one.initial_A, one.initial_B, -1) for path, one in modules if hasattr(one, "initial_A")]
+    if adapter.earlier is not None:
+        parts += [(path, one.lora_A, one.lora_B, 1) for path, one in adapter.earlier.modules.items()]
+    for path, a, b, sign in parts:
+        packed[path + A] = np.concatenate([packed[path + A], a.weight.asnumpy()], 0)
+        packed[path + B] = np.concatenate([packed[path + B], sign * b.weight.asnumpy()], 1)
     return packed
 
 
-def unpack(arrays: dict[str, np.ndarray], model) -> dict[str, np.ndarray]:
+def unpack(arrays: dict[str, np.ndarray], model, init: str) -> dict[str, np.ndarray]:
     """A file's arrays under our names.
 
     PEFT puts the whole base weight of an adapted embedding or head beside its factors. This model's own has been left
@@ -149,6 +148,7 @@ def unpack(arrays: dict[str, np.ndarray], model) -> dict[str, np.ndarray]:
             raise InputError(
                 f"{key}: the file brings a base weight of its own {array.shape}, which is not this model's "
                 f"{tuple(weight_of(cells[path]).shape)}"
+                + (f": {init} took its first factors off it; save it in PEFT as plain LoRA" if init in START else "")
             )
         else:
             plain[key] = array

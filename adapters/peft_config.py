@@ -184,8 +184,9 @@ def open_weights(directory: str | Path, values: dict[str, Any] | None = None) ->
 
 def bare_names(file: SafetensorsFile) -> dict[str, str]:
     """{stored name: its name without what torch.compile, DistributedDataParallel, FSDP or a second PeftModel puts in
-    front}, where that is PEFT's and no other tensor's. PEFT itself passes over such tensors."""
-    found = {name: TWICE.sub(PREFIX, WITHIN.sub("", name).removeprefix("module.")) for name in file.tensors}
+    front, or PEFT's model behind a magnitude}, where that is PEFT's and no other tensor's."""
+    found = {key: TWICE.sub(PREFIX, WITHIN.sub("", key).removeprefix("module.")) for key in file.tensors}
+    found = {key: bare.replace("_vector.weight", "_vector") for key, bare in found.items()}
     odd = [name for name, bare in found.items() if name != bare]
     if not odd or len({*found.values()}) < len(found) or not all(found[name].startswith(PREFIX) for name in odd):
         return {}

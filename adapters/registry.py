@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,7 @@ from mindspore import Parameter, Tensor, nn
 
 from adapters import replacement
 from adapters.adapter import Adapter, new_version
-from adapters.graphs import state_changed
+from adapters.graphs import recompute_what_is_there, state_changed
 from adapters.matching import chosen_sites
 from adapters.method import MethodConfig, check_config
 from adapters.naming import name_module
@@ -111,7 +112,7 @@ class Registry:
         check_config(config)
         self.check_new(name)
         self.refuse_while_merged("add an adapter")
-        config = config.resolved(self.model)
+        config = copy.copy(config.resolved(self.model))  # a head is noted in the adapter's, not in the caller's
         chosen = chosen_sites(self.model, config)
         with self.disabled():  # what starts from the weights starts from the base's
             replaced = replacement.planned(self.model, config, chosen, name)
@@ -132,6 +133,7 @@ class Registry:
         for site in chosen:
             attach(site.cell, name, modules[site.path])
             name_module(modules[site.path], site, name)
+        recompute_what_is_there(self.model)
         self.adapters[name] = adapter
         adapter.train(False)
         try:

@@ -88,7 +88,7 @@ def with_statistics(model: nn.Cell) -> list[nn.Cell]:
 def keep_statistics(cells: list[nn.Cell], items: list[Replacement], names: tuple[str, ...]) -> None:
     """Lets batch norms go by the base's statistics and leave them alone, in training too: they are the base's, and no
     adapter file holds them. Those that a named adapter trains whole note statistics of their own."""
-    own = {id(item.cell) for item in items if item.adapter in names}
+    own = {id(item.cell) for item in items if item.adapter in names and item.attribute in STATISTICS}
     for cell in cells:
         cell.use_batch_statistics = None if id(cell) in own else False
 

@@ -196,9 +196,7 @@ def base_name(model: nn.Cell) -> str | None:
 
 def saved_arrays(adapter: Adapter) -> dict[str, np.ndarray]:
     """The adapter's tensors as they go into a file, by name without prefix."""
-    arrays = {}
-    for key, parameter in adapter.tensors().items():
-        arrays[key] = np.ascontiguousarray(read_parameter(parameter))
+    arrays = {key: np.ascontiguousarray(read_parameter(one)) for key, one in adapter.tensors().items()}
     return adapter.config.pack(arrays, adapter)
 
 
@@ -256,9 +254,7 @@ def load_adapter(
     except BaseException:
         state.delete(name)
         raise
-    adapter.source = {"values": values, "config": copy.deepcopy(config), "tensors": stored, "metadata": metadata}
-    if LABELS in metadata and adapter.labels is not None:
-        adapter.named = Labels.read(metadata[LABELS], len(adapter.labels.names))
+    note_file(state, adapter, config, values, stored, metadata)
     if activate:
         state.set(name)
     return skipped + problems
@@ -311,6 +307,14 @@ def unpacked(model, config, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarr
     with registry(model).disabled():
         kept = {key: array for key, array in arrays.items() if not is_the_bases(key, array)}
         return config.unpack(kept, model)
+
+
+def note_file(state, adapter: Adapter, config, values, stored, metadata) -> None:
+    """Keeps with an adapter what is in the file that its numbers are from, and says what its head's numbers mean."""
+    adapter.source = {"values": values, "config": copy.deepcopy(config), "tensors": stored, "metadata": metadata}
+    adapter.named = state.base_labels
+    if LABELS in metadata and adapter.labels is not None:
+        adapter.named = Labels.read(metadata[LABELS], len(adapter.labels.names))
 
 
 def check_base(model, state, metadata, directory, strict, skipped) -> None:

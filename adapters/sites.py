@@ -44,12 +44,13 @@ def live_sites(model: nn.Cell) -> list[Site]:
     """`adapters.matching.sites` of a model that is there."""
     family = getattr(model, "family", None)
     layers = getattr(family, "layers", None)
-    found, misfits = [], {}
+    found = []
+    misfits = {id(child): Form("none", misfit=why) for child, why in uncalled(model)}
     for path, cell in plain_cells(model):
         misfits.update((id(child), Form("none", misfit=why)) for child, why in uncalled(cell))
-        form = misfits.get(id(cell)) or form_of(cell, tried=family is None)
+        form = form_of(cell, tried=family is None)
         if form is not None:
-            found.append(site_of(path, cell, layer_index(path, layers), form))
+            found.append(site_of(path, cell, layer_index(path, layers), misfits.get(id(cell), form)))
     if hasattr(model, "hidden_states"):
         found.append(Site("", model, "model", 0, 0))
     return found
@@ -97,13 +98,13 @@ def _adapted_cell(cls: type, weight_name: str, has_bias: bool) -> type:
     class Adapted(base):
         activates = False
 
-        def construct(self, x, *others):
+        def construct(self, x, *others, **named):
             inner = x
             for module in self.active:
                 if module.changes_input:
                     changed = module.before(inner)
                     inner = changed if module.rows is None else select_rows(module.rows, changed, inner)
-            base = self.bare_construct(inner, *others)
+            base = self.bare_construct(inner, *others, **named)
             y = base
             for module in self.active:
                 if module.needs_base:
@@ -253,10 +254,5 @@ def weight_array(site: Site, rows: slice = slice(None)) -> np.ndarray:
     """The base weight in float64, as it is stored, or some rows of it; a packed one unpacked, ``(out, in)``."""
     if isinstance(site.cell, QuantizedLinear):
         return site.cell.dequantized(rows).astype(np.float64)
-    return convert(*held(weight_of(site.cell), rows), "float64")
-
-
-def held(parameter, rows: slice) -> tuple[np.ndarray, str]:
-    """Rows of a parameter as they are, and their type."""
-    bits, word = as_storage(read_parameter(parameter))
-    return bits[rows], word
+    bits, word = as_storage(read_parameter(weight_of(site.cell)))
+    return convert(bits[rows], word, "float64")

@@ -192,9 +192,9 @@ class StoredAdapter:
         # in the file's order, in which changes of one weight are added up
         plain, absent, changed = {}, {}, set()
         for key in [key for key in self.file.tensors if key not in self.given]:
-            name = whole_name(key).replace(".token_adapter.", ".").replace("_vector.weight", "_vector")
+            name = whole_name(key).replace(".token_adapter.", ".")
             weight, _ = place(name)
-            with located(self.file.path):
+            with located(f"{self.file.path}: {key}"):
                 float_name(self.file.info(key).dtype)
             changed.add(weight)
             if weight in parameters:
@@ -326,7 +326,7 @@ def in_order(changes: Sequence[tuple[StoredAdapter, Change, float]]) -> list[tup
     """Changes of a weight in the order in which they are summed: that of the adapters' names, as in memory, so that any
     order gives the same bits; that in which they are given where one scales what others add."""
     scaled = any(change.kind == "ia3" for _, change, _ in changes)
-    return list(changes) if scaled else sorted(changes, key=lambda entry: entry[0].directory.name)
+    return list(changes) if scaled else sorted(changes, key=lambda entry: entry[0].directory.parts[::-1])
 
 
 class Delta:

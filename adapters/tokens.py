@@ -76,6 +76,7 @@ class TokenRows(AdapterModule):
         place[self.ids] = np.arange(len(ids))
         self.place = Tensor(place)
         self.trained = Parameter(Tensor(weight_array(site)[self.ids].astype(np.float32)), name="trained")
+        object.__setattr__(self, "owner", (self,))
         self.gather = ops.Gather()
 
     def on_base(self, ids, y, base, weight, bias):
@@ -90,7 +91,7 @@ class TokenRows(AdapterModule):
 
     def delta(self, weight: np.ndarray) -> np.ndarray:
         change = np.zeros_like(weight)
-        change[self.ids] = self.trained.asnumpy().astype(np.float64) - weight[self.ids]
+        change[self.ids] = self.owner[0].trained.asnumpy().astype(np.float64) - weight[self.ids]
         return change
 
 
@@ -105,6 +106,7 @@ class TokenOutputs(AdapterModule):
 
     needs_base = True
     starts_from_base = True
+    delta = TokenRows.delta
 
     def __init__(self, site, ids: list[int], shared: TokenRows | None = None):
         super().__init__()
@@ -125,11 +127,6 @@ class TokenOutputs(AdapterModule):
         change = self.product(x.reshape(-1, x.shape[-1]).astype(ms.float32), self.owner[0].trained - rows)  # (N, n)
         change = ops.concat((change, ops.zeros_like(change[:, :1])), 1)
         return y + self.gather(change, self.column, 1).reshape(y.shape).astype(y.dtype)
-
-    def delta(self, weight: np.ndarray) -> np.ndarray:
-        change = np.zeros_like(weight)
-        change[self.ids] = self.owner[0].trained.asnumpy().astype(np.float64) - weight[self.ids]
-        return change
 
 
 def without_copies(arrays: dict[str, np.ndarray], model) -> dict[str, np.ndarray]:

@@ -2,7 +2,7 @@
 
 import os
 
-from model_zoo.cores import accelerators_present
+from model_zoo.resources import accelerators_present
 
 PART_OF = "mindspore-pet"
 """Tells this package from directories of the same name, which MindSpore's own examples have."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from math import prod
 from typing import Any
 
 from model_zoo.configs import OTHER_FIELDS, Config, Dims, Shapes
@@ -53,11 +52,6 @@ def sizes(values: Mapping[str, Any]) -> Dims:
 def parameter_shapes(values: Mapping[str, Any]) -> Shapes:
     """{tensor name: shape} of the parameters, under their published names. A tied head is not listed twice."""
     return config_of(values).shapes()
-
-
-def count_parameters(values: Mapping[str, Any]) -> int:
-    """The number of parameters; a tied head counts once."""
-    return sum(prod(shape) for shape in parameter_shapes(values).values())
 
 
 def tied_head(values: Mapping[str, Any]) -> tuple[str, str] | None:

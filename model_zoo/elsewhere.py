@@ -10,7 +10,10 @@ from collections.abc import Iterable
 from model_zoo.errors import InputError
 
 NONE = "has no counterpart: "
+HUB = {"token": "HF_TOKEN", "cache_dir": "HF_HOME", "local_files_only": "HF_HUB_OFFLINE=1"}
+"""What huggingface_hub has in the environment."""
 OPENED = {
+    **{name: f"is {one} in the environment" for name, one in HUB.items()},
     "torch_dtype": "is dtype",
     "load_in_4bit": 'is quantization={"type": "nf4"}',
     "load_in_8bit": 'is quantization={"type": "int8"}',
@@ -32,7 +35,9 @@ JUDGED = {
     "truncation": f"{NONE}longer texts are cut at the model's length",
     "batch_size": 'is an argument of pet.pipeline("text_classification", …)',
 }
+TYPES = {"token_type_ids": f"{NONE}leave it out; input_ids and attention_mask are all that counts"}
 ANSWERED = {
+    **TYPES,
     "generation_config": "is its settings, by their names",
     "inputs": "is input_ids",
     "logits_processor": f"{NONE}settings choose tokens",
@@ -45,6 +50,7 @@ ANSWERED = {
     **dict.fromkeys(("num_beam_groups", "diversity_penalty", "constraints"), f"{NONE}beams are plain ones"),
 }
 CALLED = {
+    **TYPES,
     "labels": f"{NONE}logits are given; pet.Trainer computes losses",
     "inputs_embeds": f"{NONE}ids are taken",
     **dict.fromkeys(("past_key_values", "use_cache"), f"{NONE}generate keeps keys and values"),
@@ -63,7 +69,7 @@ ELSEWHERE = {
         "use_fast": f"{NONE}there is one tokenizer for each file",
         "trust_remote_code": OPENED["trust_remote_code"],
         "padding_side": "is an argument of the tokenizer's call",
-        "revision": OPENED["revision"],
+        **{name: OPENED[name] for name in ("revision", *HUB)},
     },
     "CausalLM.__call__": CALLED,
     "generate": ANSWERED,
@@ -78,10 +84,8 @@ ELSEWHERE = {
     "hotswap_adapter": {"adapter_name": "is name", "torch_device": OPENED["device_map"]},
     "save_adapter": {**SAVED, "adapter_name": "is name", "selected_adapters": "is name, one at a time"},
     "save_pretrained": {**SAVED, "selected_adapters": "is pet.save_adapter(model, directory, name)"},
-    "set_adapter": {"adapter_name": "is names"},
-    "delete_adapter": {"adapter_name": "is name"},
-    "merge": MERGED,
-    "merge_and_unload": MERGED,
+    **{"set_adapter": {"adapter_name": "is names"}, "delete_adapter": {"adapter_name": "is name"}},
+    **dict.fromkeys(("merge", "merge_and_unload"), MERGED),
     "combine_adapters": {
         **{"adapters": "is names", "adapter_name": "is new_name", "combination_type": "is method"},
         **{"svd_rank": "is rank", "majority_sign_method": "is majority"},
@@ -92,10 +96,11 @@ ELSEWHERE = {
 """{function: {argument there: what is said of it}}."""
 _CLASSES = f"{NONE}an adapter's settings are those of its method; leave it out"
 _MODEL = "is pet.AutoModel"
+_PREPARED = f"{NONE}a packed base needs no preparing; leave it out"
 NAMES = {
     "get_peft_model": "is pet.apply_lora(model, rank=8), or pet.apply(model, config); the model itself is changed",
     **dict.fromkeys(
-        ("PeftModel", "PeftModelForCausalLM", "PeftMixedModel"),
+        ("PeftModel", "PeftModelForCausalLM", "PeftMixedModel", "set_peft_model_state_dict"),
         "is pet.load_adapter(model, directory); the model itself is changed",
     ),
     **dict.fromkeys(
@@ -108,7 +113,8 @@ NAMES = {
     "PromptTuningConfig": "is pet.PromptConfig, or the arguments of pet.apply_prompt",
     "PromptEncoderConfig": "is the arguments of pet.apply_p_tuning",
     **dict.fromkeys(("TaskType", "PeftType"), _CLASSES),
-    "prepare_model_for_kbit_training": f"{NONE}a packed base needs no preparing; leave it out",
+    "get_peft_model_state_dict": "is pet.save_adapter(model, directory), which writes a file",
+    **{f"prepare_model_for_{bits}_training": _PREPARED for bits in ("kbit", "int8")},
     "BitsAndBytesConfig": 'is an argument: pet.AutoModel.from_pretrained(base, quantization={"type": "nf4"})',
     "AutoModelForCausalLM": _MODEL,
     "AutoModelForSequenceClassification": f'{_MODEL}, and pet.Trainer(…, objective="classification") adds the head',
@@ -119,8 +125,7 @@ NAMES = {
 METHODS = {
     **{name: f"is pet.{name}(model, …)" for name in ("add_adapter", "delete_adapter", "load_adapter", "set_adapter")},
     **{name: f"is pet.{name}(model)" for name in ("merge_and_unload", "print_trainable_parameters")},
-    "merge_adapter": "is pet.merge(model)",
-    "unmerge_adapter": "is pet.unmerge(model)",
+    **{f"{name}_adapter": f"is pet.{name}(model)" for name in ("merge", "unmerge")},
     "add_weighted_adapter": "is pet.combine_adapters(model, names, weights)",
     "disable_adapter": "is a block: with pet.disable_adapters(model)",
     "eval": "is set_train(False)",
@@ -131,6 +136,19 @@ METHODS = {
     "enable_input_require_grads": f"{NONE}leave it out",
 }
 """What models have as methods there."""
+OF_TOKENIZERS = {
+    "apply_chat_template": "is prompt(messages), which gives ids",
+    "batch_decode": "is decode(ids) of each row",
+    **dict.fromkeys(("batch_encode_plus", "encode_plus"), "is a call: tokenizer(texts)"),
+    "pad": "is an argument of a call: tokenizer(texts, padding=True)",
+    "tokenize": "is encode(text), which gives ids",
+    "convert_tokens_to_ids": "is token_to_id(token)",
+    "convert_ids_to_tokens": "is decode([id], skip_special_tokens=False)",
+    **dict.fromkeys(
+        ("add_tokens", "add_special_tokens"), f"{NONE}a checkpoint's files hold the tokens, and a row for each"
+    ),
+}
+"""What tokenizers have as methods there."""
 CALLS = {"CausalLM.__call__": "model", "TextClassification.__call__": "pipeline"}
 """What is called, where it is no function."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
 
 import mindspore as ms
@@ -17,6 +18,11 @@ except ImportError:  # before 2.9
 
 from model_zoo import BLIND, progress
 from model_zoo.errors import InputError
+
+# MindSpore has set it to 1 where Python does not see it but the programs that Python starts do: `pet` in a notebook's
+# shell line would compute with one thread.
+if "OMP_NUM_THREADS" not in os.environ:
+    os.unsetenv("OMP_NUM_THREADS")
 
 _numbers = itertools.count()
 

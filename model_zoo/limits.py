@@ -7,6 +7,8 @@ from model_zoo.posix import resource
 
 MEMORY = ("out of memory", "memory isn't enough", "cannot allocate memory", "bad_alloc", "could not create a primitive")
 """What Python, MindSpore, the system, C++ and oneDNN say of memory that could not be had."""
+UNMAPPED = "failed to map segment"
+"""What the system says of a library where there is no memory for it, or where its file may not be executed."""
 THREADS = ("can't start new thread", "resource temporarily unavailable")
 """The same of a thread or a process."""
 
@@ -19,10 +21,13 @@ def out_of_memory(error: BaseException) -> bool:
 
 def shortage(error: BaseException) -> tuple[str, str] | None:
     """What could not be had, with the reason, and the limit to raise (which may be empty); None for other errors."""
-    if not out_of_memory(error):
+    unmapped = isinstance(error, ImportError) and UNMAPPED in str(error)
+    if not (unmapped or out_of_memory(error)):
         return None
     memory, threads = _limit("RLIMIT_AS"), _limit("RLIMIT_NPROC")
     room = "" if memory is None else f"raise the limit on address space (ulimit -v: {memory / 1e6:,.0f} MB)"
+    if unmapped:
+        return first_line(error), room or "its file system may be mounted noexec: install the packages elsewhere"
     if _of_memory(error):
         return f"no memory could be had ({first_line(error)})", room
     allowed = "unlimited" if threads is None else threads

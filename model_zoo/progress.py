@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 from collections.abc import Hashable, Iterator
 from typing import Protocol, TextIO
 
@@ -15,6 +16,14 @@ def redrawn(stream: TextIO) -> bool:
     with contextlib.suppress(OSError, ValueError):
         width = os.get_terminal_size(stream.fileno()).columns
     return stream.isatty() and width != 0
+
+
+def takes_a_line(stream: TextIO | int) -> bool:
+    """Whether a line is written at once: a pipe that nobody reads becomes full, and who writes to it waits for ever."""
+    try:
+        return bool(select.select([], [stream], [], 0)[1])
+    except (OSError, ValueError, TypeError):  # no file of the system's, or one that cannot be asked
+        return True
 
 
 class Watcher(Protocol):

@@ -47,7 +47,7 @@ def single(value: Any) -> Any:
         return [single(entry) for entry in value]
     if isinstance(value, dict):
         return {key: single(entry) for key, entry in value.items()}
-    if not isinstance(value, float):
+    if not isinstance(value, float) or math.isnan(value):  # which would not equal itself
         return value
     try:
         return struct.unpack("f", struct.pack("f", value))[0]

@@ -42,13 +42,13 @@ from model_zoo.checkpoint.saving import (
     plan_shards,
     write_weights as write_shards,
 )
-from model_zoo.cores import available_cores
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError
 from model_zoo.labels import SCORE, as_classifier
 from model_zoo.quantization import Quantization
 from model_zoo.quantization.dequantized import Requantized, dequantized
 from model_zoo.quantization.files import SECTION
+from model_zoo.resources import available_cores
 from model_zoo.settings import require
 from model_zoo.tokenizers.files import TokenizerFiles
 from model_zoo.unwritable import explained

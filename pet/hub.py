@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,9 +25,9 @@ FILES = (
 )
 OLDER = (*FILES, *FORMS[1][1:])
 """The same of a model that has no safetensors."""
-BELOW = tuple(f"{TEMPLATES[:place]}[!{letter}]*/*" for place, letter in enumerate(TEMPLATES))
+BELOW = (*(f"{TEMPLATES[:place]}[!{letter}]*/*" for place, letter in enumerate(TEMPLATES)), "consolidated*")
 """Directories in a repository hold other formats. What is ignored wins over what is allowed: so all whose names differ
-from that of the further chat templates in some place."""
+from that of the further chat templates in some place. Mistral's consolidated.safetensors has all weights once more."""
 PACKAGES = {"huggingface": "huggingface_hub", "modelscope": "modelscope"}
 _NAME = re.compile(r"(?:(huggingface|modelscope):)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -92,11 +93,8 @@ def fetch(name: HubName, only_config: bool = False, fresh: bool = False) -> tupl
         return found
 
     directory = None
-    if not fresh:
-        try:
-            directory = ask(local=True)
-        except Exception:  # of many classes; that it is not here, or not whole, is no fault
-            directory = None
+    with suppress(Exception):  # of many classes; that it is not here, or not whole, is no fault
+        directory = None if fresh else ask(local=True)
     if directory is None:
         try:
             directory = ask(local=False)

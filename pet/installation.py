@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -61,9 +62,14 @@ def deleted_directory() -> str | None:
 
 
 def check_directory() -> None:
-    """Raises InputError where the current directory was deleted."""
+    """Raises InputError where the current directory was deleted, or none takes temporary files, without which MindSpore
+    ends the process when it is imported."""
     if (gone := deleted_directory()) is not None:
         raise InputError(gone)
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise InputError(f"{error.strerror}: name one that can be written to: export TMPDIR=/…") from None
 
 
 def needed(package: str, extra: str, purpose: str) -> ModuleType:

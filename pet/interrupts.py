@@ -17,17 +17,23 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
+
+from model_zoo.progress import takes_a_line
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 LIMIT = 3.0
 """Seconds that the main thread has to end the command. It may be within C++, where an exception may also get lost."""
+TOGETHER = 0.5
+"""Seconds within which signals are one: `timeout` sends two, a batch system one to each process of a job."""
 
 Receiver = Callable[[int], None]
 
 _receivers: list[tuple[Collection[int], Receiver]] = []
 _listener: threading.Thread | None = None
 _ending: int | None = None
+_since = 0.0
 
 
 def ending() -> int | None:
@@ -35,10 +41,16 @@ def ending() -> int | None:
     return None if _ending is None else 128 + _ending
 
 
+def pressed_again(number: int, since: float) -> bool:
+    """Whether a signal is another Ctrl-C, after what came at that time (``time.monotonic``)."""
+    return number == signal.SIGINT and time.monotonic() - since > TOGETHER
+
+
 def say(text: str) -> None:
-    """Writes a line to stderr, from any thread, at once."""
+    """Writes a line to stderr, from any thread, at once or not at all."""
     with contextlib.suppress(OSError):
-        os.write(2, f"\n{text}\n".encode())
+        if takes_a_line(2):
+            os.write(2, f"\n{text}\n".encode())
 
 
 def listen() -> None:
@@ -77,7 +89,8 @@ def listening() -> bool:
 
 @contextlib.contextmanager
 def unlistened() -> Iterator[None]:
-    """Undoes `listen` within the block: programs that are started inherit what is blocked."""
+    """Undoes `listen` within the block: programs that are started inherit what is blocked. A signal still ends the
+    command: process 1 of a container gets none that has no handler."""
     global _listener
     thread, _listener = _listener, None
     if thread is not None:
@@ -87,7 +100,8 @@ def unlistened() -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     try:
-        yield
+        with contextlib.nullcontext() if thread is None else handled_by(_end_here):
+            yield
     finally:
         if thread is not None:
             listen()
@@ -95,7 +109,7 @@ def unlistened() -> Iterator[None]:
 
 @contextlib.contextmanager
 def raising() -> Iterator[None]:
-    """Within, a signal that nobody handles raises ``KeyboardInterrupt`` in the main thread; a second one ends at once.
+    """Within, a signal that nobody handles raises ``KeyboardInterrupt`` in the main thread; Ctrl-C again ends at once.
 
     Elsewhere than on the command line Python does so by itself.
     """
@@ -161,11 +175,19 @@ def _wait(heard: Collection[int]) -> None:
         (receivers[-1] if receivers else _end)(number)
 
 
-def _end_command(number: int) -> None:
+def _end_here(number: int) -> None:
     global _ending
-    if _ending is not None:
-        os._exit(128 + number)
     _ending = number
+    raise KeyboardInterrupt
+
+
+def _end_command(number: int) -> None:
+    global _ending, _since
+    if _ending is not None:
+        if pressed_again(number, _since):
+            os._exit(128 + number)
+        return
+    _ending, _since = number, time.monotonic()
     sys.unraisablehook = _raise_again
     _later(LIMIT, _exit)
     _wake()

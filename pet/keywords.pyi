@@ -125,8 +125,8 @@ class TrainingArgumentSettings(TypedDict, total=False):
     bf16: Any
     max_grad_norm: Any
     use_clip_grad: Any
-    batch_size: Any
     per_device_train_batch_size: Any
+    batch_size: Any
     eval_batch_size: Any
     per_device_eval_batch_size: Any
     gradient_checkpointing: Any

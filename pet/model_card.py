@@ -12,7 +12,7 @@ from adapters.peft_config import CONFIG, TASK_SCORE
 from adapters.stored import StoredAdapter
 from model_zoo.atomic import read_json, write_json, write_text
 from model_zoo.errors import InputError, first_line
-from model_zoo.generation_settings import DRAWN, FIELDS
+from model_zoo.generation_settings import DRAWN
 from model_zoo.labels import CLASSIFIER, Labels
 from model_zoo.tokenizers import AutoTokenizer
 from model_zoo.tokenizers.base import Tokenizer
@@ -69,15 +69,15 @@ def generation_settings(base: Path, tokenizer: Tokenizer, recipe: Recipe | None)
     """The base's generation_config.json with the run's settings and every id that ends an answer."""
     file = base / "generation_config.json"
     values = read_json(file) if file.is_file() else {}
-    values["eos_token_id"] = list(tokenizer.eos_token_ids)
+    values["eos_token_id"] = list(tokenizer.eos_token_ids) or None  # transformers cannot generate with an empty list
     for key, number in (("bos_token_id", tokenizer.bos_token_id), ("pad_token_id", tokenizer.pad_token_id)):
         if number is not None:
             values.setdefault(key, number)
     if recipe is not None:
         chosen = recipe.generation
-        names = ("max_new_tokens", *(name for name in FIELDS if name not in DRAWN or chosen.do_sample))
+        asked = {"max_new_tokens": chosen.max_new_tokens, **chosen.choosing()}
+        values |= {key: value for key, value in asked.items() if value is not None}
         values = values if chosen.do_sample else {key: value for key, value in values.items() if key not in DRAWN}
-        values |= {key: value for key in names if (value := getattr(chosen, key)) is not None}
     return values
 
 
@@ -154,6 +154,7 @@ def _facts(recipe: Recipe, run: Path | None) -> list[str]:
         "optimizer": train.optimizer,
         "precision": summary.get("precision"),
         "seed": train.seed,
+        "answers end at": ", ".join(f"`{json.dumps(text)}`" for text in recipe.generation.stop),
     }
     rows = [f"| {key} | {value} |" for key, value in shown.items() if value not in (None, "")]
     return ["| | |", "|---|---|", *rows]

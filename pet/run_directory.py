@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
-from pet.files import UNFINISHED, fcntl, lock, sweep, write_text
+from pet.files import UNFINISHED, absent, fcntl, lock, sweep, write_text
 from pet.recipe.schema import Recipe
 from pet.recipe.show import dump
 
@@ -57,6 +57,8 @@ def check(recipe: Recipe) -> None:
     directory = Path(recipe.output.dir)
     where = recipe.where("output.dir")
     for path in (directory, *directory.parents):
+        if path.is_symlink() and not path.exists():
+            raise InputError(f"{where}: {path} is {absent(path)}")
         if path.exists():
             if not path.is_dir():
                 raise InputError(f"{where}: {path} is a file, expected a directory for the run")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,8 @@ class TextGeneration:
         if not texts or not all(isinstance(one, str) for one in texts):
             raise InputError(f"pipeline: a text or a list of texts was expected, got {text!r}")
         options = {**self.defaults, **settings}
-        draws = (options.get("top_k") or 1) != 1 or any(name in options for name in DRAWN if name != "top_k")
+        drawn = ((name, options[name]) for name in DRAWN if options.get(name) is not None)
+        draws = any(one not in (("top_k", 0), ("top_k", 1)) for one in drawn)
         if defaults := getattr(self.model, "generation_defaults", None):  # the model's own, where it was given some
             options = completed(defaults, options, self.model.room)
         options.setdefault("do_sample", draws)
@@ -83,8 +84,10 @@ class TextGeneration:
         return ids
 
     def written(self, text: str, prompt: list[int], answer: list[int]) -> str:
-        """What is given for a text with its prompt: the answer, behind the text where this was no question."""
-        return ("" if self.chat else text) + self.tokenizer.decode(answer, skip_special_tokens=True)
+        """What is given for a text with its prompt: the answer, behind the text where this was no question. It is read
+        behind the prompt then, since by itself it would lose the space that it begins with (sentencepiece)."""
+        text, prompt = ("", []) if self.chat else (text, prompt)
+        return text + self.tokenizer.decode([*prompt, *answer])[len(self.tokenizer.decode(prompt)) :]
 
     def continued(self, prompts: list[list[int]], options: dict[str, Any]) -> list[list[int]]:
         """The answers to one batch of prompts."""
@@ -163,3 +166,15 @@ def warn_of_full_context(answers: Sequence[Sequence[int]], ends: Collection[int]
 def until(ids: list[int], ends: Collection[int]) -> list[int]:
     """The ids before the first end."""
     return list(itertools.takewhile(lambda token: token not in ends, ids))
+
+
+def stops_of(generation: Any, own: dict[str, Any]) -> list[str]:
+    """The texts that end an answer, by a recipe's ``generation`` section or else the base's generation_config.json."""
+    return np.ravel(generation.stop or own.get("stop_strings") or []).tolist()
+
+
+def before(text: str, stops: Iterable[str]) -> str:
+    """The text in front of the first of these in it."""
+    for stop in stops:
+        text = text.split(stop, 1)[0]
+    return text

@@ -14,6 +14,7 @@ import importlib
 import json
 import logging
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -115,6 +116,8 @@ def settings(values: dict[str, Any], translate: Callable, path: Path, base: Path
         given |= dict.fromkeys({"data.rows", "data.eval_rows"} & set(said))  # these rows are few enough
     given |= {"freeze_trainable_layers": 1} if values.get("freeze_trainable_layers") else {}  # of the tiny base's one
     given |= dict.fromkeys({"eval.every_steps", "eval.every_epochs"} & set(said), 2)
+    if values.get("special_tokens") and re.search("Yi-34B|Llama-3", str(values.get("base_model"))):
+        given["special_tokens"] = None  # which these models have, and the tiny one has not
     if said.get("adapter.method") == "none":
         given = {key: value for key, value in given.items() if not key.startswith("adapter.")}
     return given

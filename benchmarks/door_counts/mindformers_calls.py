@@ -8,6 +8,7 @@ import json
 import os
 import re
 import runpy
+import select
 import shlex
 import shutil
 import signal
@@ -52,15 +53,21 @@ def called(words: list[str], place: Path, base: str, work: Path) -> tuple[list[d
             (stubs / name).chmod(0o755)
         environment = {**os.environ, "PATH": f"{stubs}:{os.environ['PATH']}", "CALLS": str(calls), "PYTHONPATH": ""}
         environment |= CLUSTER
-        ended = subprocess.run(
-            ["bash", "-c", shlex.join(words) + "; code=$?; wait; exit $code"],
-            cwd=place,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        time.sleep(0.2)  # what a wrapper leaves in the background
+        ends, held = os.pipe()  # which everything that the line starts has open, also what a wrapper leaves behind
+        try:
+            ended = subprocess.run(
+                ["bash", "-c", shlex.join(words) + "; code=$?; wait; exit $code"],
+                cwd=place,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                pass_fds=(held,),
+            )
+        finally:
+            os.close(held)
+            select.select([ends], [], [], 60)
+            os.close(ends)
         made = [call for file in sorted(calls.iterdir()) if (call := parsed(file.read_bytes()))]
     joined = [
         call for call in made if int(call["environment"].get("RANK_SIZE", 1)) > 1 and "--rank_id" not in str(call)

@@ -98,9 +98,11 @@ OPERATIONS = (
     *("PROTO", "STOP", "MARK", "GLOBAL", "REDUCE", "NEWOBJ", "BUILD", "BINPERSID", "BINPUT", "LONG_BINPUT", "BINGET"),
     *("LONG_BINGET", "BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "NONE", "NEWTRUE", "NEWFALSE"),
     *("EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_TUPLE", "TUPLE", "TUPLE1"),
-    *("TUPLE2", "TUPLE3"),
+    *("TUPLE2", "TUPLE3", "BINBYTES", "SHORT_BINBYTES", "FRAME", "MEMOIZE", "SHORT_BINUNICODE", "STACK_GLOBAL"),
+    *("EMPTY_SET", "ADDITEMS"),
 )
-"""What ``torch.save`` writes, by the pickle format's own names: with others a few bytes may ask for any memory."""
+"""What ``torch.save`` writes, by the pickle format's own names, the last ones with ``pickle_protocol=4``, as large
+models were once saved: with others a few bytes may ask for any memory."""
 
 
 class _Reader(pickle._Unpickler):  # in Python: the one in C takes memory for places that a file merely names

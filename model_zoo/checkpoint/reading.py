@@ -137,7 +137,9 @@ class Checkpoint(contextlib.AbstractContextManager["Checkpoint"]):
             return
         cells = config_of(values).cells()
         for name, one in self.packed.items():
-            spec = cells.get(name.rpartition(".")[0])
+            spec, bias = cells.get(name.rpartition(".")[0]), f"{name[:-6]}bias"
+            if spec is not None and not spec.bias and bias in self._where and not self.stored(bias).any():
+                del self._where[bias]  # AutoGPTQ gave every matrix one
             if spec is not None and spec.transposed:
                 self.packed[name] = one = dataclasses.replace(one, transposed=True)
             self._make(name, one.shape[:: -1 if one.transposed else 1], functools.partial(self._dequantized, name))

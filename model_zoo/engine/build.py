@@ -22,9 +22,9 @@ from pathlib import Path
 
 from model_zoo import progress
 from model_zoo.atomic import cache_directory, locked, make_private, sync, until_exit
-from model_zoo.cores import available_cores
 from model_zoo.errors import InputError
 from model_zoo.posix import fcntl
+from model_zoo.resources import available_cores
 
 SOURCES = Path(__file__).parent / "csrc"
 COMMON = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-w")
@@ -82,24 +82,27 @@ def usable_directory() -> Path:
     """The first of `directories` where kernels can be compiled and loaded, or one that is gone when the process ends.
     Raises NoCompiler where there is none."""
     for directory in directories():
-        try:
+        with suppress(OSError):
             make_private(directory)
-            try_out(directory)
-        except OSError:
-            continue
-        if is_private(directory, stat.S_ISDIR):
-            return directory
+            if is_private(directory, stat.S_ISDIR):
+                try_out(directory)
+                return directory
     try:
         directory = until_exit()
         try_out(directory)
     except OSError as error:
         place = f"{tempfile.gettempdir()}: {error.strerror}"
-        raise NoCompiler(f"there is no directory where they could be compiled and loaded; {place}") from error
+        raise NoCompiler(
+            f"there is no directory where they could be compiled and loaded; {place}: name one with {ROOM >> 20} MB of "
+            "room whose files may be executed (no noexec): export XDG_CACHE_HOME=/…"
+        ) from error
     return directory
 
 
 def try_out(directory: Path) -> None:
-    """Raises OSError where there is no room for a compilation, or where nothing may be executed (``noexec``)."""
+    """Raises OSError where there is no room for a compilation, where nothing may be executed (``noexec``), or where the
+    lock is another user's, root's say."""
+    open(directory / "lock", "a").close()
     with tempfile.TemporaryFile(dir=directory) as file:
         file.write(bytes(ROOM))
         file.flush()

@@ -229,6 +229,7 @@ class StoredRows(nn.Cell):
 
     def construct(self, table, ids):
         """Table ``(V, W)``, ids of any shape → ``ids.shape + (W,)``."""
+        ids = ids if ids.dtype == ms.int32 else ids.astype(ms.int32)  # in a graph of the caller's own
         return self.rows(table, ids, *self.padding)
 
     def bprop(self, table, ids, out, dout):

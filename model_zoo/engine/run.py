@@ -78,7 +78,7 @@ class ForwardProgram(nn.Cell):
         super().__init__()
         result.buffer.storage = RESULT
         pieces = Pieces("forward", without_copies(split_low_rank(tracer.instructions), back))
-        round_between_products([*(one for piece in pieces.each for one in piece), *back])
+        round_between_products([*pieces.sums, *(one for piece in pieces.each for one in piece), *back])
         saved = () if recompute else held
         pieces.allocate(held, saved)
         self.workspace, self.sums, self.group_sum = (max(pieces.workspace),), len(pieces.sums), tracer.group_sum

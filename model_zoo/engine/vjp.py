@@ -161,19 +161,15 @@ def take_columns(to, instruction: Instruction, dy: Value) -> None:
     x, first = instruction.inputs
     if not to.wants(x):
         return
+    end = 0
+    for other in sorted(to.readers(x), key=lambda other: int(other.inputs[-1].constant or 0)):
+        if other.op != "take_columns" or other.inputs[-1].constant != end or other.inputs[0].per_token != x.per_token:
+            to.refuse("columns of what is used otherwise, too")
+        end += other.outputs[0].width
+    if end != x.width:
+        to.refuse("columns that nobody takes")  # they would have to be 0
     whole = to.owned(x, dy)
     if whole is None:
-        end = 0
-        for other in sorted(to.readers(x), key=lambda other: int(other.inputs[-1].constant or 0)):
-            if (
-                other.op != "take_columns"
-                or other.inputs[-1].constant != end
-                or other.inputs[0].per_token != x.per_token
-            ):
-                to.refuse("columns of what is used otherwise, too")
-            end += other.outputs[0].width
-        if end != x.width:
-            to.refuse("columns that nobody takes")  # they would have to be 0
         whole = to.fresh(x)
         to.give(x, whole)
     to.emit("put_columns", dy, first, outputs=[to.shaped(whole, x)])

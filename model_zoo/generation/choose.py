@@ -9,6 +9,12 @@ from model_zoo.generation.processors import PROCESSORS, Step, softmax
 from model_zoo.generation_settings import DRAWN, TOKENS, Choosing, is_asked
 
 
+def _listed(value):
+    """A setting in which tuples and arrays are lists, and NumPy's numbers Python's."""
+    value = value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+    return [_listed(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
 class Choice:
     """How a token is chosen.
 
@@ -21,7 +27,7 @@ class Choice:
     """
 
     def __init__(self, vocabulary: int, **settings):
-        self.settings = Choosing(**settings)
+        self.settings = Choosing(**{name: _listed(value) for name, value in settings.items()})
         InputError.raise_any(self.settings.problems())
         for name in TOKENS:
             value = self.settings[name] or 0

@@ -104,7 +104,8 @@ def generate(
     Raises:
         InputError: arguments out of range or at odds, ids outside the vocabulary, an answer beyond the context.
     """
-    given = {name: value for name, value in locals().items() if name in FIELDS}
+    # a copy: under a debugger Python 3.12 adds the comprehension's own names while it runs
+    given = {name: value for name, value in dict(locals()).items() if name in FIELDS}
     if model.scoring:
         raise InputError("the model's head, or its adapter's, judges texts and writes none (pet.scores)")
     ids, mask = as_prompt(input_ids, attention_mask)
@@ -144,6 +145,8 @@ def generate(
     stops = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings or [])
     if stops and tokenizer is None:
         raise InputError("stop_strings need the tokenizer that the answer is read with")
+    if not all(stops):
+        raise InputError("stop_strings: an empty text stands in every answer")
     copies = max(beams, num_return_sequences)
     if copies > 1 and not isinstance(model.position_offset, int):
         raise InputError("rows that each have a prefix or prompt of their own have one answer each, without num_beams")

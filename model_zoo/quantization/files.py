@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from model_zoo.checkpoint.dtypes import STORAGE, from_bfloat16
 from model_zoo.configs import Config
 from model_zoo.errors import InputError, shown
 from model_zoo.quantization import codec
@@ -23,6 +24,8 @@ from model_zoo.quantization.storage import NESTED_BLOCK, Storage, part_name
 
 STATE = "weight.quant_state.bitsandbytes__"
 FOUR_BITS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
+FORMS = {"gptq": ("checkpoint_format", ("gptq", "gptq_v2")), "awq": ("version", ("gemm",))}
+"""{method: what says how its integers lie, and which of that is opened; it may be said as ``format``, too}."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight neighbouring outputs each half-byte of AWQ's integers is."""
 
@@ -43,7 +46,7 @@ class PackedTensor:
         storage: what it is once it is read.
         shape: ``(out, in)``.
         stored: {part: name of the stored tensor}; GPTQ's and AWQ's own names for theirs.
-        layout: ``bitsandbytes``, ``gptq``, ``gptq_v2`` or ``awq``.
+        layout: ``bitsandbytes``, ``gptq``, ``gptq_v2``, or AWQ's ``gemm``.
         offset: nested_offset of double quantisation.
         transposed: whether the model has it as ``(in, out)``.
     """
@@ -79,7 +82,7 @@ class PackedTensor:
 
     def integers(self, read: Read) -> codec.Arrays:
         """GPTQ's and AWQ's integers as codes ``(out, in)``, two to a byte, with a factor and a zero per group."""
-        awq = self.layout == "awq"
+        awq = self.layout == "gemm"
         codes = unpacked(read(self.stored["weight"]), axis=1 if awq else 0, order=AWQ_ORDER if awq else range(8))
         zeros = unpacked(read(self.stored["zeros"]), axis=1, order=AWQ_ORDER if awq else range(8))
         if self.layout == "gptq":  # it stores one less
@@ -91,10 +94,11 @@ class PackedTensor:
                     f"{self.stored['g_idx']}: its groups are not of neighbouring inputs; supported are files that were "
                     "made with desc_act false"
                 )
-        codes = np.ascontiguousarray(codes.T)  # (out, in)
+        codes, scales = np.ascontiguousarray(codes.T), read(self.stored["absmax"]).T  # (out, in), (out, groups)
+        scales = from_bfloat16(scales) if scales.dtype == np.uint16 else scales
         return {
             "weight": (codes[:, ::2] << 4 | codes[:, 1::2]).reshape(-1, 1),
-            "absmax": np.ascontiguousarray(read(self.stored["absmax"]).T, np.float32).reshape(-1),
+            "absmax": np.ascontiguousarray(scales, np.float32).reshape(-1),
             "quant_map": MAPS["int4"],
             "zeros": np.ascontiguousarray(zeros.T).reshape(-1),
         }
@@ -134,12 +138,12 @@ def find_packed(infos: Mapping[str, Any], read: Read, settings: Mapping[str, Any
             if (at := name.find(STATE)) > 0:
                 found[name[:at] + "weight"] = four_bits(name[: at - 1], name[at + len(STATE) :], infos, read)
             elif last == "SCB":
-                found[f"{path}.weight"] = eight_bits(path, infos)
+                found[f"{path}.weight"] = eight_bits(path, infos, read)
             elif last == "qweight":
                 found[f"{path}.weight"] = groups(path, infos, settings)
         except InputError as error:
             problems.append(str(error))
-    method, supported = settings.get("quant_method"), ("bitsandbytes", "gptq", "awq", *METHODS)
+    method, supported = settings.get("quant_method"), ("bitsandbytes", *FORMS, *METHODS)
     if method is not None and method not in supported:
         problems.append(f"config.json: quant_method {shown(method)} is not supported; there is: {', '.join(supported)}")
     packed = {stored for one in found.values() for stored in one.stored.values()}
@@ -197,13 +201,15 @@ def four_bits(path: str, kind: str, infos: Mapping[str, Any], read: Read) -> Pac
     return PackedTensor(storage, shape, {"weight": f"{path}.weight", **stored}, offset=offset)
 
 
-def eight_bits(path: str, infos: Mapping[str, Any]) -> PackedTensor:
+def eight_bits(path: str, infos: Mapping[str, Any], read: Read) -> PackedTensor:
     """A matrix of bitsandbytes in 8 bits."""
     weight = infos.get(f"{path}.weight")
     shape = tuple(weight.shape) if weight is not None else ()
     if len(shape) != 2 or weight.dtype != "int8":
         what = "missing" if weight is None else f"{weight.dtype} {shape}"
         raise InputError(f"{path}.weight is {what}; {path}.SCB stands beside int8 (out, in)")
+    if (form := f"{path}.weight_format") in infos and read(form).any():
+        raise InputError(f"{form} is {read(form)}: not row by row, but as an older bitsandbytes laid it out for a GPU")
     stored = {"weight": f"{path}.weight", "SCB": of_type(infos, f"{path}.SCB", "float32", shape[:1])}
     return PackedTensor(Storage("int8"), shape, stored)
 
@@ -211,28 +217,29 @@ def eight_bits(path: str, infos: Mapping[str, Any]) -> PackedTensor:
 def groups(path: str, infos: Mapping[str, Any], settings: Mapping[str, Any]) -> PackedTensor:
     """A matrix of GPTQ or AWQ in 4 bits."""
     method, bits = settings.get("quant_method"), settings.get("bits", settings.get("w_bit"))
-    if method not in ("gptq", "awq"):
+    if method not in FORMS:
         raise InputError(f"{path}.qweight: config.json has no quantization_config with quant_method gptq or awq")
-    version = str(settings.get("version", "gemm")).lower()
-    if bits != 4 or (method == "awq" and version != "gemm"):
-        raise InputError(f"{path}.qweight: {method} of {bits} bits ({version}); supported are 4 bits, of awq's gemm")
+    key, known = FORMS[method]
+    form = str(settings.get(key) or settings.get("format") or known[0]).lower()
+    if bits != 4 or form not in known:
+        raise InputError(f"{path}.qweight: {method} of {bits} bits ({form}); supported: 4 bits, {', '.join(known)}")
     weight, scales = infos[f"{path}.qweight"], infos.get(f"{path}.scales")
     if len(weight.shape) != 2 or scales is None or len(scales.shape) != 2 or 0 in scales.shape:
         raise InputError(f"{path}.qweight {tuple(weight.shape)}: its scales (groups, out) are missing or misshapen")
-    count, out = scales.shape
+    (count, out), kind = scales.shape, scales.dtype if scales.dtype in STORAGE else "float16"
     into = weight.shape[0] * (8 if method == "gptq" else 1)
-    if into % count:
-        raise InputError(f"{path}.scales has {count} groups, which does not divide {into} inputs")
+    size = settings.get("group_size")  # the last one may not be whole, as 96 inputs in groups of 64
+    if into % count or (isinstance(size, int) and size > 0 and into % size and 1 < count == -(-into // size)):
+        raise InputError(f"{path}.scales has {count} groups for {into} inputs; groups of one size were expected")
     dims = (into // 8, out) if method == "gptq" else (into, out // 8)
     stored = {
         "weight": of_type(infos, f"{path}.qweight", "int32", dims),
         "zeros": of_type(infos, f"{path}.qzeros", "int32", (count, out // 8)),
-        "absmax": of_type(infos, f"{path}.scales", "float16", (count, out)),
+        "absmax": of_type(infos, f"{path}.scales", kind, (count, out)),
     }
     if method == "gptq" and f"{path}.g_idx" in infos:
         stored["g_idx"] = of_type(infos, f"{path}.g_idx", "int32", (into,))
-    layout = "gptq_v2" if settings.get("checkpoint_format") == "gptq_v2" else method
-    return PackedTensor(Storage("int4", into // count, zeros=True), (out, into), stored, layout)
+    return PackedTensor(Storage("int4", into // count, zeros=True), (out, into), stored, form)
 
 
 def quantize_stored(

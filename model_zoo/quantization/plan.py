@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -99,7 +100,8 @@ class Quantization:
                 "model.quantization out, or give the unquantised base"
             )
         skip = tuple(projections(config, checkpoint.packed))
-        return cls(storage.kind, storage.block, storage.double, skip, True)
+        block = math.gcd(storage.block, *(one.block for one in others))  # GPTQ's group_size -1: each matrix has its own
+        return cls(storage.kind, block, storage.double, skip, True)
 
     @property
     def storage(self) -> Storage:

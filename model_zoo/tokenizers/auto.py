@@ -6,13 +6,13 @@ from model_zoo.errors import InputError
 from model_zoo.tokenizers.base import Tokenizer
 from model_zoo.tokenizers.chatglm import ChatGLMTokenizer
 from model_zoo.tokenizers.chatglm2 import ChatGLM2Tokenizer, ChatGLM3Tokenizer
-from model_zoo.tokenizers.fast import FastTokenizer, parse_description
+from model_zoo.tokenizers.fast import FastTokenizer
 from model_zoo.tokenizers.files import TokenizerFiles, describe, parse_ranks, parse_sentencepiece, read_bytes
 from model_zoo.tokenizers.glm4 import GLM4Tokenizer
 from model_zoo.tokenizers.gpt2 import GPT2Tokenizer
 from model_zoo.tokenizers.llama import LlamaTokenizer
 from model_zoo.tokenizers.qwen2 import Qwen2Tokenizer
-from model_zoo.tokenizers.special import extra_tokens, json_alone
+from model_zoo.tokenizers.special import listed_controls
 
 
 class AutoTokenizer:
@@ -92,7 +92,7 @@ def _has_roles(files: TokenizerFiles) -> bool:
     style = files.settings.get("prompt_style")
     if style is not None:
         return style == "chatglm3"
-    if "<|user|>" in extra_tokens(files.settings):
+    if "<|user|>" in listed_controls(files.settings):
         return True
     if any("<|user|>" in source for source in (files.chat_template(), files.text("tokenization_chatglm.py"))):
         return True
@@ -102,11 +102,13 @@ def _has_roles(files: TokenizerFiles) -> bool:
 
 def _llama(files: TokenizerFiles) -> type[Tokenizer]:
     """A sentencepiece tokenizer.model comes before tokenizer.json: the json is made from it, unless it has more."""
-    if not files.has("tokenizer.model"):
+    # transformers goes by it there: its spaces behind control tokens are others
+    by_json = files.config.get("model_type") == "mistral" and files.has("tokenizer.json")
+    if by_json or not files.has("tokenizer.model"):
         return FastTokenizer
     source = files.path("tokenizer.model")
     data = read_bytes(source)
-    if describe(data) == "sentencepiece" and json_alone(files, parse_sentencepiece(data, source).get_piece_size()):
+    if describe(data) == "sentencepiece" and files.json_alone(parse_sentencepiece(data, source).get_piece_size()):
         return FastTokenizer
     if describe(data) == "tiktoken ranks":
         if files.has("tokenizer.json"):
@@ -130,9 +132,8 @@ def _bare(files: TokenizerFiles) -> type[Tokenizer]:
     if files.has("tokenizer.json"):
         if named.startswith("GPT2"):
             return GPT2Tokenizer
-        source = files.path("tokenizer.json")
-        added = parse_description(read_bytes(source), source).get("added_tokens") or []
-        return GLM4Tokenizer if {"[gMASK]", "<sop>"} <= {token.get("content") for token in added} else FastTokenizer
+        added = {token.get("content") for token in files.added_of_json()}
+        return GLM4Tokenizer if {"[gMASK]", "<sop>"} <= added else FastTokenizer
     if not files.has("merges.txt"):
         _expect(files, "vocab.json", family="GPT-2 (or a tokenizer.model, tokenizer.json or ice_text.model)")
         _expect(files, "merges.txt", family="GPT-2 beside vocab.json")

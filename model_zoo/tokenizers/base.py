@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,18 +20,19 @@ from model_zoo.tokenizers.files import TokenizerFiles
 from model_zoo.tokenizers.filled import Filled
 from model_zoo.tokenizers.pieces import InPieces
 from model_zoo.tokenizers.prompts import STYLES, TRAIN_ON, Part, check_messages, check_style, labels, recognise_style
-from model_zoo.tokenizers.special import TOKEN_KEYS, TokenText, check_needed, named_token, stripping
+from model_zoo.tokenizers.settable import Settable
+from model_zoo.tokenizers.special import TOKEN_KEYS, TokenText, check_needed, named_token, special_ids
 from model_zoo.tokenizers.streaming import StreamDecoder, whole_ids
 
 
-class Tokenizer(InPieces, Filled, ABC):
+class Tokenizer(InPieces, Filled, Settable, ABC):
     """Base of all tokenizers. A subclass knows its files, its algorithm, and its control tokens.
 
     Control tokens never come out of a text: ``encode`` reads ``"<|user|>"`` as eight characters of text. Only
     ``prompt``, ``example``, a template's own pieces and what ``add_special_tokens`` puts around a text have any.
 
     Attributes:
-        special_tokens: {text: id} of the control tokens.
+        special_tokens, plain: {text: id} of the control tokens, and of other added tokens, which are text.
         bos_token_id, eos_token_id, pad_token_id: Ids, or None where the family has no such token.
         bos_token, eos_token, pad_token: Their texts; that of pad_token may be set.
         eos_token_ids: All ids that end an answer, ``eos_token_id`` first.
@@ -40,81 +42,78 @@ class Tokenizer(InPieces, Filled, ABC):
             ``example`` use it unless a prompt style is asked for, by argument or in tokenizer_config.json.
     """
 
-    #: the file that it is read from, where there is one
-    file_name = ""
+    #: the names of the files that it is read from, and of those that it may be read from instead
+    file_names: tuple[tuple[str, ...], ...] = ()
     #: name written as ``tokenizer_class``; what other tools look for
     class_name = "PreTrainedTokenizerFast"
-    #: chat format where the files do not say otherwise
-    default_style = "plain"
-    #: codec error handler for bytes that are no UTF-8
-    undecodable = "replace"
+    default_style = "plain"  #: chat format where the files do not say otherwise
+    undecodable = "replace"  #: codec error handler for bytes that are no UTF-8
     #: how many spaces at the start of the first piece belong to the algorithm and not to the text
     leading_spaces = 0
-    #: whether the algorithm itself puts a space before every text
-    adds_space = False
-    #: whether it does so only before the first text of a rendered chat template
-    first_space_only = False
-    #: whether ``__call__`` returns ``token_type_ids``
-    has_token_types = False
-    added: Sequence[dict] = ()  # tokens, as tokenizer.json describes them
+    adds_space = False  #: whether the algorithm itself puts a space before every text
+    first_space_only = False  #: whether it does so only before the first text of a rendered chat template
+    every_space = False  #: and before a text that begins with one, too
+    has_token_types = False  #: whether ``__call__`` returns ``token_type_ids``
+    by_template = True  #: whether its files' chat template and end tokens count
     bos_token, eos_token, pad_token = TokenText(), TokenText(), TokenText()
 
     def __init__(
         self,
-        source: str,
-        files: dict[str, bytes],
-        special_tokens: dict[str, int],
+        source: Any,
+        kept: dict[str, bytes],
+        tokens: Iterable[dict],
+        files: TokenizerFiles,
+        prompt_style: str | None = None,
         *,
-        vocab_size: int,
+        size: int,
         bos: int | None = None,
         eos: int | None = None,
         pad: int | None = None,
-        stops: Iterable[int] = (),
         before: Iterable[int] = (),
         after: Iterable[int] = (),
-        settings: dict | None = None,
-        chat_template: str = "",
-        prompt_style: str | None = None,
     ):
-        self.source = source
-        self.special_tokens = dict(special_tokens)
-        self.vocab_size = vocab_size
+        """``kept``: the files that it is read from; ``tokens``: see `added_tokens`; ``files``: what is said of it;
+        ``size``: that of the vocabulary without these tokens."""
+        self.source, self.added = str(source), list(tokens)
+        self.special_tokens, self.plain = special_ids(self.added), special_ids(self.added, special=False)
+        self.vocab_size = max([size, *(one["id"] + 1 for one in self.added)])
         self.bos_token_id, self.eos_token_id, self.pad_token_id = bos, eos, pad
-        self._files = dict(files)
-        self._settings = dict(settings or {})
+        self._files, self._settings = {**files.companions(), **kept}, dict(files.settings)
         self._before, self._after = list(before), list(after)
         self._control = {number: name for name, number in reversed(self.special_tokens.items())}
 
+        chat_template = files.chat_template() if self.by_template else ""
         chosen = prompt_style or self._settings.get("prompt_style")
         self._styled = chosen is not None
-        if chosen is None:
-            chosen = self.default_style
-            if chosen == "plain":
-                chosen = recognise_style(chat_template, self.special_tokens) or chosen
-        self.prompt_style = check_style(chosen, self.special_tokens, source)
+        if chosen is None and (chosen := self.default_style) == "plain":
+            chosen = recognise_style(chat_template, self.special_tokens) or chosen
+        self.prompt_style = check_style(chosen, self.special_tokens, self.source)
         named = [self.special_tokens[name] for name in STYLES[chosen].stops if name in self.special_tokens]
+        stops = [number for number in files.stops if number in self._control] if self.by_template else []
         every = [number for number in [eos, *named, *stops] if number is not None]
         self.eos_token_ids = list(dict.fromkeys(every))
         self._stops = [self._control[number] for number in [*named, *every] if number in self._control]
-        self._set_template(chat_template, source)
+        self._set_template(chat_template, self.source)
 
     def _set_template(self, text: str, source: str) -> None:
-        self.chat_template, self.template = text, None
+        self._chat_template, self.template = text, None
         if text and not self._styled:
             check_needed(text, source, lambda name: name in self.special_tokens or len(self.encode_text(name)) == 1)
             ids = {"bos_token": self.bos_token_id, "eos_token": self.eos_token_id, "pad_token": self.pad_token_id}
             names = {key: named_token(self._settings, key) or self._control.get(ids.get(key)) for key in TOKEN_KEYS}
             names["opening"] = "".join(self._control.get(number, "") for number in self.around[0])
             names = {key: name for key, name in names.items() if name}
-            spaces, strips = self.adds_space and not self.first_space_only, stripping(self.added, self._settings)
-            self.template = ChatTemplate(text, source, self.special_tokens, self._stops, names, spaces, strips)
+            spaces = self.adds_space and not self.first_space_only
+            controls = [one for one in self.added if one["special"]]
+            self.template = ChatTemplate(text, source, controls, self._stops, names, spaces)
             ends = [self.special_tokens[name] for name in self.template.ends]
             self.eos_token_ids = list(dict.fromkeys([*self.eos_token_ids, *ends]))
 
     @classmethod
     def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> Tokenizer:
         """Builds the tokenizer from an opened directory."""
-        return cls(files.path(cls.file_name), prompt_style=prompt_style, settings=files.settings, files=files)
+        names = next((names for names in cls.file_names if files.has(*names)), cls.file_names[0])
+        return cls(*map(files.path, names), prompt_style=prompt_style, settings=files.settings, files=files)
 
     @abstractmethod
     def encode_text(self, text: str) -> list[int]:
@@ -177,14 +176,15 @@ class Tokenizer(InPieces, Filled, ABC):
         return StreamDecoder(self, skip_special_tokens)
 
     def token_to_id(self, token: str) -> int:
-        """The id of a control token by its text.
+        """The id of a control token, or of another added one, by its text.
 
         Raises:
             InputError: If there is no such token.
         """
-        if token not in self.special_tokens:
-            raise InputError(f"{self.source}: no control token {token!r}{nearest(token, self.special_tokens)}")
-        return self.special_tokens[token]
+        known = {**self.plain, **self.special_tokens}
+        if token not in known:
+            raise InputError(f"{self.source}: no control token {token!r}{nearest(token, known)}")
+        return known[token]
 
     def control_text(self, token_id: int) -> str | None:
         """The text of a control token; None for an ordinary one."""
@@ -276,7 +276,7 @@ class Tokenizer(InPieces, Filled, ABC):
         text: str | list,
         add_special_tokens: bool = True,
         padding: bool | str = False,
-        padding_side: str = "left",
+        padding_side: str | None = None,
         max_length: int | None = None,
         truncation: bool = False,
         return_tensors: str | None = None,
@@ -287,7 +287,7 @@ class Tokenizer(InPieces, Filled, ABC):
             text: One text, or a list.
             add_special_tokens: Put the family's control tokens around each text.
             padding: ``True`` or ``"longest"``: to the longest of the batch; ``"max_length"``: to ``max_length``.
-            padding_side: ``"left"`` (the default: generation continues at the right end) or ``"right"``.
+            padding_side: ``"left"`` or ``"right"``; None: the tokenizer's, left unless set (answers follow behind).
             max_length: Length for truncation and for ``padding="max_length"``, control tokens included.
             truncation: Cut the end of a text that is too long; its control tokens stay.
             return_tensors: None for lists, ``"np"`` for int32 arrays, ``"ms"`` for MindSpore Tensors, both (B, S).
@@ -299,6 +299,7 @@ class Tokenizer(InPieces, Filled, ABC):
             InputError: On a value that is none of the above, or rows of different lengths asked for as one array.
         """
         check_one_of("padding", padding, (False, True, "longest", "max_length"))
+        padding_side = self.padding_side if padding_side is None else padding_side
         check_one_of("padding_side", padding_side, ("left", "right"))
         check_one_of("return_tensors", return_tensors, (None, "np", "ms"))
         single = isinstance(text, str)
@@ -366,7 +367,8 @@ class Tokenizer(InPieces, Filled, ABC):
         if part.kind == "eos":
             return [(self.eos_token_id, part.answer)]
         text = part.text if self.adds_space or not part.after_space else " " + part.text
-        spaced = self.template is not None and self.adds_space and text.startswith(" ")  # which is the algorithm's own
+        own = self.template is not None and self.adds_space and (part.after_space or not self.every_space)
+        spaced = own and text.startswith(" ")  # which is the algorithm's own
         ids = self.encode_following(text) if spaced else self._encode_checked(text, part.further)
         if not part.spans:
             return [(number, part.answer) for number in ids]

@@ -11,12 +11,13 @@ import contextlib
 import functools
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from model_zoo.errors import InputError
 from model_zoo.tokenizers.conversations import CALL_FORMS, Joined, as_called, check_told, check_turns, in_parts
 from model_zoo.tokenizers.prompts import Part
+from model_zoo.tokenizers.special import Places
 from model_zoo.tokenizers.template_process import worker_of
 from model_zoo.tokenizers.thoughts import alike, continued, lacks_thought, why_not
 
@@ -99,6 +100,8 @@ class Renderer:
             return self.worker.ask(values)
         except (OSError, ValueError):
             raise InputError(f"{self.source}: the chat template was not rendered: {self.worker.ended}") from None
+        except TypeError as error:
+            raise InputError(f"messages, tools: JSON was expected, of a tool its schema: {error}") from None
 
 
 class ChatTemplate:
@@ -107,11 +110,10 @@ class ChatTemplate:
     Args:
         text: the template.
         source: the tokenizer's file or directory, for messages.
-        controls: the texts of the control tokens.
+        controls: the control tokens, as `special.added_tokens` gives them.
         stops: those that end an answer, the usual one first.
         variables: names of single tokens for the template (``bos_token`` …).
         adds_space: whether the tokenizer puts a space before every text, so that a text can only be cut at a space.
-        strips: the control tokens that take the blanks before them, and those that take the blanks behind them.
 
     Attributes:
         empty_thoughts: examples so far whose prompt opens a thought and whose data has none.
@@ -123,19 +125,17 @@ class ChatTemplate:
         self,
         text: str,
         source: str,
-        controls: Iterable[str],
+        controls: Iterable[Mapping[str, Any]],
         stops: Iterable[str],
         variables: Mapping[str, str],
         adds_space: bool = False,
-        strips: tuple[Collection[str], Collection[str]] = ((), ()),
     ):
         self.renderer, self.empty_thoughts = Renderer(text, source), 0
         self.each: dict[str, bool] = {}
         self.source, self.stops, self.variables, self.adds_space = source, list(stops), dict(variables), adds_space
-        self.strips = strips
         self.marks_answers = _GENERATION.search(text) is not None
-        ordered = sorted(filter(None, controls), key=len, reverse=True)  # the longest of two that begin alike
-        self.control = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
+        self.places = Places(controls)
+        self.control = self.places.pattern
         self.ends = [named[-1] for block in _GENERATION.findall(text) if (named := self.control.findall(block))]
 
     def prompt(self, messages: Messages, options: Mapping[str, Any]) -> Iterator[Part]:
@@ -317,18 +317,11 @@ class ChatTemplate:
 
     def parts(self, text: str, spans: Sequence[tuple[int, int]] = ()) -> Iterator[Part]:
         """A rendered text as control tokens and the texts between them, cut where answers begin and end."""
-        place = 0
-        for found in [*self.control.finditer(text), None]:
-            stop = len(text) if found is None else found.start()
-            if found is not None and found[0] in self.strips[0]:
-                stop = place + len(text[place:stop].rstrip())
+        for place, stop, found in self.places.split(text):
             yield from self._texts(text, place, stop, spans)
             if found is not None:
                 ended = _ended_at(text, found.start() - 1, spans)
                 yield Part("token", found[0], _answer_at(found.start(), spans), ended=ended)
-                place = found.end()
-                if found[0] in self.strips[1]:
-                    place += len(text[place:]) - len(text[place:].lstrip())
 
     def _texts(self, text: str, start: int, stop: int, spans: Sequence[tuple[int, int]]) -> Iterator[Part]:
         borders = {border for span in spans for border in span if start < border < stop}
@@ -343,7 +336,8 @@ class ChatTemplate:
             answer, inner = _answer_at(first, spans), ()
             if any(first < border < last for border in borders):
                 answer, inner = None, tuple(self._within(text, first, last, spans))
-            yield Part("text", piece, answer, inner, False, first > 0 and not own, _ended_at(text, first, spans))
+            after = self.adds_space and first > start and not own
+            yield Part("text", piece, answer, inner, after, first > 0 and not own, _ended_at(text, first, spans))
 
     def _within(self, text: str, first: int, last: int, spans: Sequence[tuple[int, int]]) -> Iterator[tuple]:
         """The answers in a piece of the text, by the places that they have without marks."""

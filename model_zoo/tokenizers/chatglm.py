@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from model_zoo.errors import InputError
-from model_zoo.tokenizers.files import TokenizerFiles, parse_sentencepiece, read_bytes
+from model_zoo.tokenizers.files import Files, TokenizerFiles, parse_sentencepiece, read_bytes
 from model_zoo.tokenizers.sentencepiece_model import SentencePieceTokenizer, control_pieces
+from model_zoo.tokenizers.special import controls
 
 _LONGEST_BLANK = 80
 _BLANKS = re.compile(f" {{2,{_LONGEST_BLANK}}}")
@@ -28,8 +29,9 @@ class ChatGLMTokenizer(SentencePieceTokenizer):
     """
 
     class_name = "ChatGLMTokenizer"
-    file_name = "ice_text.model"
+    file_names = (("ice_text.model",),)
     default_style = "chatglm"
+    by_template = False  # the published code builds prompts without one
     marks = ""  # normalisation rules reach across them
 
     def __init__(
@@ -38,9 +40,9 @@ class ChatGLMTokenizer(SentencePieceTokenizer):
         num_image_tokens: int | None = None,
         prompt_style: str | None = None,
         settings: dict | None = None,
-        files: TokenizerFiles | None = None,
+        files: Files = None,
     ):
-        settings = dict(settings or {})
+        files = (files or TokenizerFiles()).given(settings)
         data = read_bytes(vocab_file)
         processor = parse_sentencepiece(data, vocab_file)
         missing = [
@@ -53,24 +55,15 @@ class ChatGLMTokenizer(SentencePieceTokenizer):
                 f"{vocab_file}: found a sentencepiece model without {', '.join(missing)}, expected ChatGLM-6B's"
             )
         if num_image_tokens is None:
-            num_image_tokens = settings.get("num_image_tokens")
-        if num_image_tokens is None and files is not None:
+            num_image_tokens = files.settings.get("num_image_tokens")
+        if num_image_tokens is None:
             num_image_tokens = _offset_of_config(files.config, processor)
         offset = self.num_image_tokens = int(num_image_tokens or 0)
-        controls = control_pieces(processor, offset)
+        found = control_pieces(processor, offset)
+        ends = {"bos": found["<sop>"], "eos": found["<eop>"], "pad": found["<pad>"]}
+        after = [found["[gMASK]"], found["<sop>"]]
         super().__init__(
-            vocab_file,
-            data,
-            processor,
-            controls,
-            files,
-            offset=offset,
-            bos=controls["<sop>"],
-            eos=controls["<eop>"],
-            pad=controls["<pad>"],
-            after=[controls["[gMASK]"], controls["<sop>"]],
-            settings=settings,  # and no chat template: the published code builds prompts without it
-            prompt_style=prompt_style,
+            vocab_file, data, processor, controls(found), files, prompt_style, offset=offset, after=after, **ends
         )
 
     def own_settings(self) -> dict:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from model_zoo.errors import InputError
-from model_zoo.tokenizers.files import TokenizerFiles
+from model_zoo.tokenizers.files import Files, TokenizerFiles
 from model_zoo.tokenizers.sentencepiece_model import SentencePieceTokenizer, control_pieces
-from model_zoo.tokenizers.special import extra_tokens
+from model_zoo.tokenizers.special import added_tokens, controls
 
 
 class ChatGLM2Tokenizer(SentencePieceTokenizer):
@@ -20,42 +19,20 @@ class ChatGLM2Tokenizer(SentencePieceTokenizer):
     """
 
     class_name = "ChatGLMTokenizer"
-    file_name = "tokenizer.model"
+    file_names = (("tokenizer.model",),)
     default_style = "chatglm2"
+    by_template = False
     appended: tuple[str, ...] = ("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop")
 
-    def __init__(
-        self,
-        vocab_file,
-        prompt_style: str | None = None,
-        settings: dict | None = None,
-        files: TokenizerFiles | None = None,
-    ):
-        settings = dict(settings or {})
+    def __init__(self, vocab_file, prompt_style: str | None = None, settings: dict | None = None, files: Files = None):
+        files = (files or TokenizerFiles()).given(settings)
         data, processor = self.opened(vocab_file, "ChatGLM2/3")
-        size = processor.get_piece_size()
-        controls = control_pieces(processor)
-        controls.update({"<bos>": processor.bos_id(), "<eos>": processor.eos_id(), "<pad>": processor.unk_id()})
-        controls.update({name: size + number for number, name in enumerate(self.appended)})
-        for name, number in extra_tokens(settings).items():
-            if controls.setdefault(name, number) != number:
-                raise InputError(
-                    f"{vocab_file}: {name!r} would be id {controls[name]}, but tokenizer_config.json says {number}; "
-                    "the two files are of different models"
-                )
-        super().__init__(
-            vocab_file,
-            data,
-            processor,
-            controls,
-            files,
-            bos=processor.bos_id(),
-            eos=processor.eos_id(),
-            pad=processor.unk_id(),
-            before=[controls["[gMASK]"], controls["sop"]],
-            settings=settings,
-            prompt_style=prompt_style,
-        )
+        ends = {"bos": processor.bos_id(), "eos": processor.eos_id(), "pad": processor.unk_id()}
+        own = {**control_pieces(processor), **{f"<{name}>": number for name, number in ends.items()}}
+        own |= {name: processor.get_piece_size() + number for number, name in enumerate(self.appended)}
+        tokens = [one for one in added_tokens(controls(own), files.settings, vocab_file) if one["special"]]
+        before = [own["[gMASK]"], own["sop"]]
+        super().__init__(vocab_file, data, processor, tokens, files, prompt_style, before=before, **ends)
 
 
 class ChatGLM3Tokenizer(ChatGLM2Tokenizer):

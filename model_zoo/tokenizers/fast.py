@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from model_zoo.errors import InputError
 from model_zoo.tokenizers.base import Tokenizer
 from model_zoo.tokenizers.bytelevel import to_bytes
-from model_zoo.tokenizers.files import TokenizerFiles, parse_json, read_bytes
+from model_zoo.tokenizers.files import Files, TokenizerFiles, parse_json, read_bytes
 from model_zoo.tokenizers.pieces import continuing, marks_of, steps
 from model_zoo.tokenizers.sentencepiece_model import SPACE, UNDECODABLE
-from model_zoo.tokenizers.special import extra_tokens, named_token, stop_ids
+from model_zoo.tokenizers.special import added_tokens, named_token, special_ids
 
+PREPENDED = {"type": "Prepend", "prepend": SPACE}  # to every text, also to one that begins with a space
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # Where neither tokenizer_config.json nor config.json is there to name them.
 _USUAL_BOS = ("<|begin_of_text|>", "<s>")
@@ -39,47 +41,42 @@ class FastTokenizer(Tokenizer):
         settings: Contents of ``tokenizer_config.json``.
     """
 
-    file_name = "tokenizer.json"
+    file_names = (("tokenizer.json",),)
+    usual: ClassVar[dict[str, Any]] = {}  #: settings where tokenizer_config.json does not say them
 
     def __init__(
-        self,
-        tokenizer_file,
-        prompt_style: str | None = None,
-        settings: dict | None = None,
-        files: TokenizerFiles | None = None,
+        self, tokenizer_file, prompt_style: str | None = None, settings: dict | None = None, files: Files = None
     ):
-        data = read_bytes(tokenizer_file)
-        description = parse_description(data, tokenizer_file)
-        self._setup(description, str(tokenizer_file), {"tokenizer.json": data}, prompt_style, settings, files)
+        self._open({"tokenizer.json": tokenizer_file}, prompt_style, settings, files)
 
-    def _setup(self, description: dict, source: str, sources: dict[str, bytes], prompt_style, settings, files) -> None:
-        settings = dict(settings or {})
-        added = description.get("added_tokens") or []
-        controls = {token["content"]: token["id"] for token in added if token.get("special", False)}
-        for name, number in extra_tokens(settings).items():
-            if controls.setdefault(name, number) != number:
-                raise InputError(
-                    f"{source}: {name!r} is id {controls[name]} here, but tokenizer_config.json says {number}; "
-                    "the two files are of different models"
-                )
-        known = {*description["model"]["vocab"], *(token["content"] for token in added)}
-        controls |= {name: number for name, number in (files.added if files else {}).items() if name not in known}
-        self.added = added
+    def _read(self, data: Mapping[str, bytes], settings: dict) -> dict:
+        """What a tokenizer.json says, or would say, of the files in ``_paths``."""
+        return parse_description(data["tokenizer.json"], self._paths["tokenizer.json"])
+
+    def _open(self, paths: dict[str, Any], prompt_style, settings, files: Files) -> None:
+        """``paths``: {name of a file: where it is}."""
+        files = (files or TokenizerFiles()).given(settings, **self.usual)
+        self._paths, source, settings = paths, next(iter(paths.values())), files.settings
+        sources = {name: read_bytes(path) for name, path in paths.items()}
+        description = _as_its_class(self._read(sources, settings), settings, files.config.get("model_type"))
+        tokens = added_tokens(description.get("added_tokens") or [], settings, source)
+        description = {**description, "added_tokens": tokens}
+        controls, self._texts = special_ids(tokens), {one["id"]: one["content"] for one in tokens}
         self._byte_level, self.leading_spaces = _decoding(description, source)
         self.adds_space = self.leading_spaces > 0
+        self.every_space = PREPENDED in steps(description.get("normalizer"), "normalizers")
         self.undecodable = "replace" if self._byte_level else "model_zoo.one_mark_per_byte"
         self._engine = _engine(description, controls, source)
-        following = _without_first_space(description)
+        following = continuing(description, "first")
         self.first_space_only = following.get("pre_tokenizer") != description.get("pre_tokenizer")
         self._further = _engine(following, controls, source) if self.first_space_only else self._engine
-        self._plain_added = {token["id"]: token["content"] for token in added if not token.get("special", False)}
         before, after = _template(description, controls)
 
         def first(names, key):
             wanted = [named_token(settings, key), *names]
             return next((controls[name] for name in wanted if name in controls), None)
 
-        stops = stop_ids(files, controls) if files else []
+        stops = [number for number in files.stops if number in controls.values()]
         bos = first([], "bos_token")
         if bos is None and "bos_token" not in settings:  # an explicit null (Qwen2) says that there is none
             bos = before[0] if before else first(_USUAL_BOS, "bos_token")
@@ -88,30 +85,23 @@ class FastTokenizer(Tokenizer):
             eos = stops[0] if stops else first(_USUAL_EOS, "eos_token")
         pad = first(_USUAL_PAD, "pad_token")
         self.around_pair = _template(description, controls, "pair") if before or after else None
+        by_file = before, after
         if str(settings.get("tokenizer_class", "Llama")).startswith(FLAGGED):
             self.around_pair = None
             before = _with_token(before, bos, settings.get("add_bos_token"), first=True)
             after = _with_token(after, eos, settings.get("add_eos_token"), first=False)
-        top = max([*self._engine.get_vocab(with_added_tokens=True).values(), *controls.values()], default=-1) + 1
-        super().__init__(
-            source,
-            {**(files.companions() if files else {}), **sources},
-            controls,
-            vocab_size=top,
-            bos=bos,
-            eos=eos,
-            pad=eos if pad is None else pad,
-            stops=stops,
-            before=before,
-            after=after,
-            settings=settings,
-            chat_template=files.chat_template() if files else "",
-            prompt_style=prompt_style,
-        )
+        self._by_file = self.every_space and by_file == (before, after)  # so that LLaMA's class would read it otherwise
+        size = max(self._engine.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        ends = {"bos": bos, "eos": eos, "pad": eos if pad is None else pad}
+        super().__init__(source, sources, tokens, files, prompt_style, size=size, before=before, after=after, **ends)
+
+    def own_settings(self) -> dict:
+        return {"tokenizer_class": self.class_name} if self._by_file else {}
 
     def description(self) -> dict:
-        """What tokenizer.json says."""
-        return parse_json(self._files["tokenizer.json"], self.source)
+        """What a tokenizer.json says of it."""
+        data = {name: self._files[name] for name in self._paths}
+        return {**self._read(data, self._settings), "added_tokens": self.added}
 
     def encode_text(self, text: str) -> list[int]:
         return self._engine.encode(text, add_special_tokens=False).ids
@@ -127,7 +117,7 @@ class FastTokenizer(Tokenizer):
     def _following(self):
         """The same engine without a space of its own in front."""
         description = json.loads(self._engine.to_str())
-        other = continuing(description)
+        other = continuing(description, "always")
         return self._engine if other == description else _build(other, self.source)
 
     def encode_following(self, text: str) -> list[int]:
@@ -144,17 +134,16 @@ class FastTokenizer(Tokenizer):
         return own or self.control_text(token_id)
 
     def token_bytes(self, token_id: int) -> tuple[bytes, int]:
-        if token_id in self._plain_added:
-            return self._plain_added[token_id].encode("utf-8"), 0
         piece = self._engine.id_to_token(token_id) if token_id >= 0 else None
         if piece is None:
             return UNDECODABLE, 0  # padding of the model's vocabulary: an untrained model can sample it
         if self._byte_level:
-            return to_bytes(piece), 0
+            return piece.encode("utf-8") if token_id in self._texts else to_bytes(piece), 0
         byte = BYTE_PIECE.fullmatch(piece)
         if byte:
             return bytes([int(byte.group(1), 16)]), 0
-        return piece.replace(SPACE, " ").encode("utf-8"), len(piece) - len(piece.lstrip(SPACE))
+        text = piece.replace(SPACE, " ")
+        return text.encode("utf-8"), len(text) - len(text.lstrip(" "))
 
 
 def _with_token(around: list[int], token: int | None, wanted: bool | None, first: bool) -> list[int]:
@@ -203,13 +192,16 @@ def _engine(description: dict, controls: dict[str, int], source: str):
     return _build(plain, source)
 
 
-def _without_first_space(description: dict) -> dict:
-    """The same for texts that are not the first: without the space that ``Metaspace`` puts before that one."""
-    words = copy.deepcopy(description.get("pre_tokenizer"))
-    for step in steps(words, "pretokenizers"):
-        if step.get("prepend_scheme") == "first":
-            step["prepend_scheme"] = "never"
-    return {**description, "pre_tokenizer": words}
+def _as_its_class(description: dict, settings: dict, model_type: str | None) -> dict:
+    """LLaMA's tokenizer.json of transformers 4 puts a space before every text. The class of transformers 5 does so
+    before the first one alone, as sentencepiece's does here, but for ``legacy`` files; Mistral's goes by the file."""
+    named = str(settings.get("tokenizer_class")).removesuffix("Fast").endswith("LlamaTokenizer")
+    goes_by_class = named and model_type in (None, "llama") and settings.get("add_prefix_space") is not False
+    if not goes_by_class or PREPENDED not in steps(description.get("normalizer"), "normalizers"):
+        return description
+    words = {"type": "Metaspace", "replacement": SPACE, "split": False}
+    words["prepend_scheme"] = "always" if settings.get("legacy") else "first"
+    return {**description, "normalizer": None, "pre_tokenizer": words}
 
 
 def _joined(merge) -> str:

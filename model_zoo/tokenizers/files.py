@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import base64
 import binascii
+import copy
 from pathlib import Path
+from typing import Any
 
 from model_zoo import atomic
+from model_zoo.ends import listed_ends
 from model_zoo.errors import InputError, shown
 from model_zoo.field_types import TokenId, check_types
 from model_zoo.protobuf import fields, varint
+from model_zoo.tokenizers.special import FLAGS, LISTED, TOKEN_KEYS, as_saved, is_name, listed_controls, named_tokens
 
 # Small text files that belong to a tokenizer without deciding its ids; they are carried along when one is saved.
 COMPANIONS = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "tokenization_chatglm.py")
 
 CONFIG = {"model_type": str, "padded_vocab_size": int, "position_encoding_2d": bool}
-NAMED = "bos_token", "eos_token", "unk_token", "pad_token"
 SETTINGS = {
-    **dict.fromkeys(NAMED, str | dict),
-    **dict.fromkeys(("add_bos_token", "add_eos_token", "legacy"), bool),
-    "added_tokens_decoder": dict,
+    **dict.fromkeys(TOKEN_KEYS, str | dict),
+    **dict.fromkeys(("add_bos_token", "add_eos_token", "add_prefix_space", "legacy"), bool),
+    LISTED: dict,
     "backend": str,
     "chat_template": str | list,
     "num_image_tokens": TokenId,
@@ -32,49 +35,89 @@ TEMPLATES = "additional_chat_templates"
 
 
 class TokenizerFiles:
-    """A model directory as far as a tokenizer is concerned.
+    """A model directory as far as a tokenizer is concerned, in the words of transformers 5 whatever wrote it.
 
     Args:
-        path: The directory, or any file in it.
+        path: The directory, or any file in it; None for none, in which there is nothing.
 
     Attributes:
-        config, generation_config, settings: config.json, generation_config.json and tokenizer_config.json. In the
-            latter are the tokens of special_tokens_map.json, where it is of the time before ``added_tokens_decoder``.
-        added: {text: id} of added_tokens.json of that time.
+        config, generation_config, settings: config.json, generation_config.json and tokenizer_config.json. The latter
+            is as if it were of the time of ``added_tokens_decoder``: where it has none, special_tokens_map.json is in
+            it, and the tokens of added_tokens.json are such a table. Special are those that are named.
+        older: Whether it is of the time before.
 
     Raises:
         InputError: If the directory does not exist, or if one of its JSON files cannot be read.
     """
 
-    def __init__(self, path):
-        path = Path(path)
-        self.directory = path.parent if path.is_file() else path
-        if not self.directory.is_dir():
+    def __init__(self, path=None):
+        self.directory = None if path is None else Path(path).parent if Path(path).is_file() else Path(path)
+        if path is not None and not self.directory.is_dir():
             raise InputError(f"{path}: no such tokenizer directory")
         self.config = self.json("config.json")
         self.generation_config = self.json("generation_config.json")
         self.settings = self.json("tokenizer_config.json")
-        older = "added_tokens_decoder" not in self.settings  # whose other files say the rest, and are heeded then alone
-        if older:
-            named = self.json("special_tokens_map.json")  # which counts before tokenizer_config.json
-            self.settings |= {key: named[key] for key in NAMED if isinstance(named.get(key), (str, dict))}
-        self.added = self._added_tokens() if older else {}
-        check_types(f"{self.path('config.json')}", self.config, CONFIG)
-        check_types(f"{self.path('tokenizer_config.json')}", self.settings, SETTINGS)
+        self.older = LISTED not in self.settings  # else the other files are of no account
+        if self.older:
+            named = self.json("special_tokens_map.json").items()  # which counts before tokenizer_config.json
+            self.settings |= {key: one for key, one in named if is_name(key) and isinstance(one, (str, dict, list))}
+        check_types(f"{path and self.path('config.json')}", self.config, CONFIG)
+        check_types(f"{path and self.path('tokenizer_config.json')}", self.settings, SETTINGS)
+        if self.older and (added := self._added_tokens()):
+            self.settings = {key: as_saved(one) if is_name(key) else one for key, one in self.settings.items()}
+            self.settings[LISTED] = added
 
-    def _added_tokens(self) -> dict[str, int]:
-        """The tokens of added_tokens.json, which stand behind a vocabulary: {text: id}."""
-        found = self.json("added_tokens.json")
+    def _added_tokens(self) -> dict[str, dict]:
+        """The tokens of added_tokens.json, which stand behind a vocabulary, as ``added_tokens_decoder`` has them. Those
+        that tokenizer.json has are as it says."""
+        found, named = self.json("added_tokens.json"), named_tokens(self.settings)
         for name, number in found.items():
             if not isinstance(number, int) or isinstance(number, bool) or number < 0:
                 raise InputError(
                     f"{self.path('added_tokens.json')}: {name!r}: an id was expected, found {shown(number)}"
                 )
-        return found
+        known = {one.get("content"): one for one in self.added_of_json()} if found else {}
+        kept = {name: number for name, number in found.items() if known.get(name, {}).get("id", number) == number}
+        usual = {name: {**FLAGS, "normalized": name not in named, "special": name in named} for name in kept}
+        listed = {number: {"content": name, **usual[name], **known.get(name, {})} for name, number in kept.items()}
+        return {str(number): {key: one[key] for key in one if key != "id"} for number, one in listed.items()}
+
+    def added_of_json(self) -> list[dict]:
+        """The added tokens of tokenizer.json, none where there is no such file."""
+        found = self.json("tokenizer.json").get("added_tokens") or []
+        return [one for one in found if isinstance(one, dict) and isinstance(one.get("id"), int)]
+
+    def json_alone(self, count: int) -> bool:
+        """Whether tokenizer.json has more than the older files beside it: what transformers 5 changes in a tokenizer
+        (its tokens, what stands around a text) it writes there and nowhere else, and leaves those files as they are.
+
+        Args:
+            count: pieces of the older files' vocabulary. Control tokens beyond it that tokenizer_config.json lists, as
+                transformers 4 writes them, or before that added_tokens.json, are known without tokenizer.json; others
+                are not.
+        """
+        if not self.has("tokenizer.json") or "backend" in self.settings:
+            return self.has("tokenizer.json")
+        listed = self.settings.get(LISTED) or {}
+        wanted = [one["id"] for one in self.added_of_json()] if self.older else map(int, listed)
+        known = [*map(int, listed)] if self.older else listed_controls(self.settings).values()
+        return not {number for number in wanted if number >= count} <= {*known}
+
+    @property
+    def stops(self) -> list[int]:
+        """End tokens that generation_config.json, or else config.json, lists."""
+        return listed_ends(self.config, self.generation_config)
+
+    def given(self, settings: dict | None, **usual: Any) -> TokenizerFiles:
+        """The same with these settings in place of its own, or ``usual`` ones where they say nothing."""
+        other = copy.copy(self)
+        other.settings = {**usual, **(settings or {})}
+        return other
 
     def has(self, *names: str) -> bool:
-        paths = [self.directory / name for name in names]
-        return all(path.is_file() or atomic.special_kind(path) for path in paths)  # the latter fails when it is read
+        paths = [self.directory / name for name in names if self.directory]
+        every = all(path.is_file() or atomic.special_kind(path) for path in paths)  # the latter fails when it is read
+        return every and self.directory is not None
 
     def path(self, name: str) -> Path:
         return self.directory / name
@@ -88,7 +131,9 @@ class TokenizerFiles:
         return read_bytes(self.directory / name).decode("utf-8", errors="replace") if self.has(name) else ""
 
     def companions(self) -> dict[str, bytes]:
-        further = [f"{TEMPLATES}/{path.name}" for path in sorted((self.directory / TEMPLATES).glob("*.jinja"))]
+        """The files that are carried along, by their names."""
+        templates = sorted((self.directory / TEMPLATES).glob("*.jinja")) if self.directory else ()
+        further = [f"{TEMPLATES}/{path.name}" for path in templates]
         return {name: read_bytes(self.directory / name) for name in (*COMPANIONS, *further) if self.has(name)}
 
     def chat_template(self) -> str:
@@ -114,6 +159,9 @@ class TokenizerFiles:
                 f"{self.directory}: its chat templates have no default one (there is: {shown(list(named))})"
             )
         return f"{{% if tools %}}{tools}{{% else %}}{default}{{% endif %}}" if isinstance(tools, str) else default
+
+
+Files = TokenizerFiles | None
 
 
 def read_bytes(path) -> bytes:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from model_zoo.errors import InputError
 from model_zoo.tokenizers.bytelevel import to_characters
-from model_zoo.tokenizers.fast import FastTokenizer, parse_description
-from model_zoo.tokenizers.files import TokenizerFiles, describe, parse_ranks, read_bytes
+from model_zoo.tokenizers.fast import FastTokenizer
+from model_zoo.tokenizers.files import Files, describe, parse_ranks, read_bytes
+from model_zoo.tokenizers.special import controls
 
 # How a text is cut into words before merging; LLaMA-3 uses the same expression.
 WORDS = (
@@ -42,45 +46,34 @@ class GLM4Tokenizer(FastTokenizer):
     """
 
     class_name = "ChatGLM4Tokenizer"
+    file_names = (("tokenizer.json",), ("tokenizer.model",))
     default_style = "glm4"
+    usual: ClassVar = {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
 
-    def __init__(
-        self,
-        vocab_file,
-        prompt_style: str | None = None,
-        settings: dict | None = None,
-        files: TokenizerFiles | None = None,
-    ):
-        settings = {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>", **(settings or {})}
-        data = read_bytes(vocab_file)
-        if describe(data) == "JSON":
-            self.class_name = FastTokenizer.class_name
-            description, sources = parse_description(data, vocab_file), {"tokenizer.json": data}
-        else:
-            ranks = parse_ranks(data, vocab_file)
-            if len(ranks) in OF_OTHERS:
-                raise InputError(
-                    f"{vocab_file}: found the {len(ranks)} tiktoken ranks of {OF_OTHERS[len(ranks)]}, expected those "
-                    "of GLM-4; give the directory with that model's tokenizer.json"
-                )
-            description, sources = _describe(ranks), {"tokenizer.model": data}
-        names = {token.get("content") for token in description.get("added_tokens") or []}
-        missing = [
-            name for name in ("<|endoftext|>", "[gMASK]", "<sop>", "<|user|>", "<|assistant|>") if name not in names
-        ]
-        if missing:
-            raise InputError(f"{vocab_file}: there is no {', '.join(missing)} in it, expected the tokenizer of GLM-4")
-        self._setup(description, str(vocab_file), sources, prompt_style, settings, files)
+    def __init__(self, vocab_file, prompt_style: str | None = None, settings: dict | None = None, files: Files = None):
+        is_json = describe(read_bytes(vocab_file)) == "JSON"
+        self.class_name = FastTokenizer.class_name if is_json else self.class_name
+        name = "tokenizer.json" if is_json else "tokenizer.model"
+        self._open({name: vocab_file}, prompt_style, settings, files)
         self._before, self._after = [self.token_to_id("[gMASK]"), self.token_to_id("<sop>")], []
 
-    def description(self) -> dict:
-        ranks = self._files.get("tokenizer.model")
-        return super().description() if ranks is None else _describe(parse_ranks(ranks, self.source))
-
-    @classmethod
-    def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> GLM4Tokenizer:
-        name = "tokenizer.json" if files.has("tokenizer.json") else "tokenizer.model"
-        return cls(files.path(name), prompt_style, settings=files.settings, files=files)
+    def _read(self, data: Mapping[str, bytes], settings: dict) -> dict:
+        ((name, source),) = self._paths.items()
+        if name == "tokenizer.json":
+            description = super()._read(data, settings)
+        else:
+            ranks = parse_ranks(data[name], source)
+            if len(ranks) in OF_OTHERS:
+                raise InputError(
+                    f"{source}: found the {len(ranks)} tiktoken ranks of {OF_OTHERS[len(ranks)]}, expected those "
+                    "of GLM-4; give the directory with that model's tokenizer.json"
+                )
+            description = _describe(ranks)
+        names = {token.get("content") for token in description.get("added_tokens") or []}
+        needed = ("<|endoftext|>", "[gMASK]", "<sop>", "<|user|>", "<|assistant|>")
+        if missing := ", ".join(name for name in needed if name not in names):
+            raise InputError(f"{source}: there is no {missing} in it, expected the tokenizer of GLM-4")
+        return description
 
 
 def _describe(ranks: dict[bytes, int]) -> dict:
@@ -97,18 +90,12 @@ def _describe(ranks: dict[bytes, int]) -> dict:
         known = [(left, right) for left, right in splits if left in ranks and right in ranks]
         known.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
         merges.extend(f"{to_characters(left)} {to_characters(right)}" for left, right in known)
+    words = {"type": "Split", "pattern": {"Regex": WORDS}, "behavior": "Isolated", "invert": False}
+    bytewise = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {
         "version": "1.0",
-        "added_tokens": [
-            {"id": len(ranks) + place, "content": name, "special": True} for place, name in enumerate(CONTROLS)
-        ],
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": WORDS}, "behavior": "Isolated", "invert": False},
-                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
-            ],
-        },
-        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "added_tokens": controls({name: len(ranks) + place for place, name in enumerate(CONTROLS)}),
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [words, bytewise]},
+        "decoder": bytewise,
         "model": {"type": "BPE", "vocab": vocabulary, "merges": merges, "ignore_merges": True},
     }

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from model_zoo.errors import InputError
+from model_zoo.tokenizers.base import Tokenizer
 from model_zoo.tokenizers.bytelevel import BYTE_TO_CHARACTER
-from model_zoo.tokenizers.fast import FastTokenizer, parse_description
-from model_zoo.tokenizers.files import TokenizerFiles, parse_json, read_bytes
-from model_zoo.tokenizers.special import extra_tokens, json_alone, named_token
+from model_zoo.tokenizers.fast import FastTokenizer
+from model_zoo.tokenizers.files import Files, TokenizerFiles, parse_json
+from model_zoo.tokenizers.special import added_tokens, controls, listed_controls, named_token, named_tokens, special_ids
 
 END = "<|endoftext|>"
+PAIR = "vocab.json", "merges.txt"
 
 
 class GPT2Tokenizer(FastTokenizer):
@@ -25,7 +30,9 @@ class GPT2Tokenizer(FastTokenizer):
     """
 
     class_name = "GPT2Tokenizer"
+    file_names = (PAIR, ("tokenizer.json",))
     has_token_types = True
+    usual: ClassVar = {"bos_token": END, "eos_token": END}
 
     def __init__(
         self,
@@ -33,38 +40,27 @@ class GPT2Tokenizer(FastTokenizer):
         merges_file=None,
         prompt_style: str | None = None,
         settings: dict | None = None,
-        files: TokenizerFiles | None = None,
+        files: Files = None,
     ):
-        settings = {"bos_token": END, "eos_token": END, **(settings or {})}
-        data = read_bytes(vocab_file)
-        description = parse_json(data, vocab_file)
-        if merges_file is None:
-            if "model" not in description:
-                raise InputError(f"{vocab_file}: found a plain vocabulary, expected merges.txt with it")
-            description, sources = parse_description(data, vocab_file), {"tokenizer.json": data}
-        else:
-            merges = read_bytes(merges_file)
-            sources = {"vocab.json": data, "merges.txt": merges}
-            vocabulary, description = description, describe_pair(description, merges, vocab_file, merges_file, settings)
-            description["added_tokens"] += [
-                {"id": number, "content": name, "special": True}
-                for name, number in (files.added if files else {}).items()
-                if name not in vocabulary
-            ]
-        names = [token["content"] for token in description.get("added_tokens") or [] if token.get("special")]
+        pair = {"vocab.json": vocab_file, "merges.txt": merges_file}
+        self._open({"tokenizer.json": vocab_file} if merges_file is None else pair, prompt_style, settings, files)
+        self._before = self.call_tokens()[0] if self._settings.get("add_bos_token") else []
+
+    def _read(self, data: Mapping[str, bytes], settings: dict) -> dict:
+        source = next(iter(self._paths.values()))
+        if "merges.txt" not in data and "model" not in parse_json(data["tokenizer.json"], source):
+            raise InputError(f"{source}: found a plain vocabulary, expected merges.txt with it")
+        found = describe_pair(data, self._paths, settings) if "merges.txt" in data else super()._read(data, settings)
+        names = special_ids(added_tokens(found.get("added_tokens") or (), settings, source))
         if END not in names and named_token(settings, "eos_token") not in names:
-            raise InputError(f"{vocab_file}: there is no {END!r} in it, expected the vocabulary of GPT-2")
-        self._setup(description, str(vocab_file), sources, prompt_style, settings, files)
-        self._before = self._known(self.bos_token_id) if settings.get("add_bos_token") else []
+            raise InputError(f"{source}: there is no {END!r} in it, expected the vocabulary of GPT-2")
+        return found
 
     @classmethod
-    def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> GPT2Tokenizer:
-        whole = files.has("vocab.json") and not json_alone(files, len(files.json("vocab.json")))
-        if whole or not files.has("tokenizer.json"):
-            names = (files.path("vocab.json"), files.path("merges.txt"))
-        else:
-            names = (files.path("tokenizer.json"), None)
-        return cls(*names, prompt_style=prompt_style, settings=files.settings, files=files)
+    def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> Tokenizer:
+        if files.has("vocab.json") and files.json_alone(len(files.json("vocab.json"))):
+            return cls(files.path("tokenizer.json"), None, prompt_style, files.settings, files)
+        return super().from_files(files, prompt_style)
 
     @property
     def unk_token_id(self) -> int | None:
@@ -73,26 +69,21 @@ class GPT2Tokenizer(FastTokenizer):
 
     def call_tokens(self) -> tuple[list[int], list[int]]:
         ends = {"add_bos_token": self.bos_token_id, "add_eos_token": self.eos_token_id}
-        before, after = (
-            [] if self._settings.get(name) is False else self._known(number) for name, number in ends.items()
-        )
+        known = {name: number for name, number in ends.items() if number is not None}  # by the vocabulary
+        before, after = ([known[one]] if one in known and self._settings.get(one) is not False else [] for one in ends)
         return before, after
 
-    @staticmethod
-    def _known(number: int | None) -> list[int]:
-        """A control token's id, none where the vocabulary lacks the token that tokenizer_config.json names."""
-        return [] if number is None else [number]
 
-
-def describe_pair(vocabulary: dict, merges: bytes, vocab_file, merges_file, settings: dict) -> dict:
-    """The two files as the description that a tokenizer.json holds."""
+def describe_pair(data: Mapping[str, bytes], paths: Mapping[str, Any], settings: dict) -> dict:
+    """The two files of `PAIR` as the description that a tokenizer.json holds."""
+    vocab_file, merges_file = (paths[name] for name in PAIR)
+    vocabulary = parse_json(data["vocab.json"], vocab_file)
     if not all(isinstance(number, int) for number in vocabulary.values()):
         raise InputError(f"{vocab_file}: expected an object of pieces and their ids")
-    missing = [byte for byte, character in BYTE_TO_CHARACTER.items() if character not in vocabulary]
-    if missing:
-        raise InputError(f"{vocab_file}: {len(missing)} of the 256 byte pieces are missing, expected byte-level BPE")
+    if missing := len({*BYTE_TO_CHARACTER.values()} - vocabulary.keys()):
+        raise InputError(f"{vocab_file}: {missing} of the 256 byte pieces are missing, expected byte-level BPE")
     pairs = []
-    for number, read in enumerate(merges.splitlines(), start=1):  # of bytes: U+2028 ends no line
+    for number, read in enumerate(data["merges.txt"].splitlines(), start=1):  # of bytes: U+2028 ends no line
         line = read.decode("utf-8", errors="replace")
         if not line.strip() or (number == 1 and line.startswith("#version")):
             continue
@@ -104,20 +95,19 @@ def describe_pair(vocabulary: dict, merges: bytes, vocab_file, merges_file, sett
             )
         pairs.append(pair)
     made = {"".join(pair) for pair in pairs}
-    declared = {named_token(settings, key) for key in ("bos_token", "eos_token", "unk_token", "pad_token")}
-    declared |= {*extra_tokens(settings), END}
-    unmade = [piece for piece in vocabulary if len(piece) > 1 and piece not in made and piece not in declared]
+    declared = {*listed_controls(settings), *named_tokens(settings), END}
     # Control tokens are the only pieces that no merge makes; nothing declares them in a bare directory.
-    lost = [piece for piece in unmade if not (piece[0] in "<[" and piece[-1] in ">]")]
-    if lost:
+    unmade = [piece for piece in vocabulary if len(piece) > 1 and piece not in made and piece not in declared]
+    if lost := [piece for piece in unmade if not (piece[0] in "<[" and piece[-1] in ">]")]:
         raise InputError(
             f"{merges_file}: no merge makes {lost[0]!r} and {len(lost) - 1} more pieces; the file is cut off"
         )
-    controls = [piece for piece in vocabulary if piece in declared]
+    bytewise = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
+    bytewise["add_prefix_space"] = bool(settings.get("add_prefix_space"))
     return {
         "version": "1.0",
-        "added_tokens": [{"id": vocabulary[piece], "content": piece, "special": True} for piece in controls],
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
-        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "added_tokens": controls({piece: vocabulary[piece] for piece in vocabulary if piece in declared}),
+        "pre_tokenizer": bytewise,
+        "decoder": bytewise,
         "model": {"type": "BPE", "vocab": vocabulary, "merges": [" ".join(pair) for pair in pairs]},
     }

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from model_zoo.errors import InputError
-from model_zoo.tokenizers.files import TokenizerFiles, parse_sentencepiece
-from model_zoo.tokenizers.sentencepiece_model import (
-    NO_FIRST_SPACE,
-    SPACE,
-    SentencePieceTokenizer,
-    control_pieces,
-)
-from model_zoo.tokenizers.special import extra_tokens, named_token, stop_ids
+from model_zoo.tokenizers.files import Files, TokenizerFiles, parse_sentencepiece
+from model_zoo.tokenizers.sentencepiece_model import NO_FIRST_SPACE, SPACE, SentencePieceTokenizer, control_pieces
+from model_zoo.tokenizers.special import Places, added_tokens, controls, named_token, named_tokens, special_ids
 
 
 class LlamaTokenizer(SentencePieceTokenizer):
@@ -33,7 +29,7 @@ class LlamaTokenizer(SentencePieceTokenizer):
     """
 
     class_name = "LlamaTokenizer"
-    file_name = "tokenizer.model"
+    file_names = (("tokenizer.model",),)
 
     def __init__(
         self,
@@ -43,58 +39,73 @@ class LlamaTokenizer(SentencePieceTokenizer):
         add_eos_token: bool | None = None,
         prompt_style: str | None = None,
         settings: dict | None = None,
-        files: TokenizerFiles | None = None,
+        files: Files = None,
     ):
-        settings = dict(settings or {})
-        data, processor = self.opened(vocab_file, "LLaMA")
+        said, settings = bool(settings), dict(settings or {})
+        asked = {"legacy": legacy, "add_bos_token": add_bos_token, "add_eos_token": add_eos_token}
+        for (key, one), usual in zip(asked.items(), (None, True, False), strict=True):
+            settings[key] = settings.get(key, usual) if one is None else one
+        legacy = settings.pop("legacy") if settings["legacy"] is None else settings["legacy"]
+        files, (data, processor) = (files or TokenizerFiles()).given(settings), self.opened(vocab_file, "LLaMA")
+        if settings.get("add_prefix_space") is False:
+            processor = parse_sentencepiece(data + NO_FIRST_SPACE, vocab_file)
         own = control_pieces(processor)
-        controls = {**own, **(files.added if files else {}), **extra_tokens(settings)}
-        ids = {}
-        for key, fallback in (("bos_token", processor.bos_id()), ("eos_token", processor.eos_id())):
-            ids[key] = controls.get(named_token(settings, key), fallback)
-            if ids[key] < 0:
-                raise InputError(f"{vocab_file}: the sentencepiece model defines no {key}, expected one of LLaMA")
+        found = {name: processor.piece_to_id(name) for name in named_tokens(settings)}  # among the pieces of texts, too
+        found = {**own, **{name: number for name, number in found.items() if number != processor.unk_id()}}
+
+        def is_added(one: dict) -> bool:  # what is a piece by that text is sentencepiece's own
+            known = one["id"] < processor.get_piece_size() and processor.id_to_piece(one["id"]) == one["content"]
+            return one["special"] or not known
+
+        tokens = [*filter(is_added, added_tokens(controls(found), settings, vocab_file))]
+        special = special_ids(tokens)
         # LLaMA has no padding token of its own; padding is never attended to, so the unknown symbol serves.
-        pad = controls.get(named_token(settings, "pad_token"), processor.unk_id())
-        legacy = settings.get("legacy") if legacy is None else legacy
-        add_bos = settings.get("add_bos_token", True) if add_bos_token is None else add_bos_token
-        add_eos = settings.get("add_eos_token", False) if add_eos_token is None else add_eos_token
+        own_ends = {"bos": processor.bos_id(), "eos": processor.eos_id(), "pad": processor.unk_id()}
+        ends = {key: special.get(named_token(settings, f"{key}_token"), one) for key, one in own_ends.items()}
+        for key in ("bos", "eos"):
+            if ends[key] < 0:
+                raise InputError(f"{vocab_file}: the sentencepiece model defines no {key}_token, expected one of LLaMA")
+        before, after = ([ends[key]] if settings[f"add_{key}_token"] else [] for key in ("bos", "eos"))
         self.legacy = bool(legacy)
         self.adds_space = processor.encode("a", out_type=str)[0].startswith(SPACE)
         self.leading_spaces = (2 if self.legacy else 1) if self.adds_space else 0
-        cuts = [f"(?<={re.escape(name[0])})(?={re.escape(name[1:])})" for name in controls if name not in own]
-        self.first_space_only = self.adds_space and not self.legacy and (legacy is False or bool(settings))
-        self._further = parse_sentencepiece(data + NO_FIRST_SPACE, vocab_file) if self.first_space_only else processor
+        cuts = [f"(?<={re.escape(name[0])})(?={re.escape(name[1:])})" for name in special if name not in own]
+        self.first_space_only = self.adds_space and not self.legacy and (legacy is False or said)
         self._cuts = re.compile("|".join(cuts)) if cuts and not self.adds_space else None
-        said = {} if legacy is None else {"legacy": self.legacy}
-        self._own = {**said, "add_bos_token": bool(add_bos), "add_eos_token": bool(add_eos)}
-        super().__init__(
-            vocab_file,
-            data,
-            processor,
-            controls,
-            files,
-            bos=ids["bos_token"],
-            eos=ids["eos_token"],
-            pad=pad,
-            stops=stop_ids(files, controls) if files else (),
-            before=[ids["bos_token"]] if add_bos else [],
-            after=[ids["eos_token"]] if add_eos else [],
-            settings=settings,
-            chat_template=files.chat_template() if files else "",
-            prompt_style=prompt_style,
-        )
+        self._plain = Places(one for one in tokens if not one["special"])
+        super().__init__(vocab_file, data, processor, tokens, files, prompt_style, before=before, after=after, **ends)
 
     def encode_text(self, text: str) -> list[int]:
+        return self._around_plain(text, self._whole)
+
+    def encode_further(self, text: str) -> list[int]:
+        return self._around_plain(text, self._behind)
+
+    def encode_following(self, text: str) -> list[int]:
+        return self._around_plain(text, self._going_on)
+
+    def _whole(self, text: str) -> list[int]:
         parts = [text] if self._cuts is None else self._cuts.split(text)
         return [number for part in parts for number in self.processor.encode(part)]
 
-    def encode_further(self, text: str) -> list[int]:
-        return self._further.encode(text) if self.first_space_only else self.encode_text(text)
+    def _behind(self, text: str) -> list[int]:
+        return (self._going_on if self.first_space_only else self._whole)(text)
 
-    def encode_following(self, text: str) -> list[int]:
-        return super().encode_following(text) if self._cuts is None else self.encode_text(text)
+    def _going_on(self, text: str) -> list[int]:
+        return super().encode_following(text) if self._cuts is None else self._whole(text)
+
+    def _around_plain(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
+        """Ids of a text in which added tokens that are text have their own; what is behind one is a further text."""
+        ids: list[int] = []
+        for start, stop, found in self._plain.split(text):
+            if start < stop:
+                goes_on = start > 0 and self.adds_space and text[start] == " "
+                ids += (self._going_on if goes_on else encode)(text[start:stop])
+            if found is not None:
+                ids.append(self.plain[found[0]])
+                encode = self._behind
+        return ids
 
     def own_settings(self) -> dict:
-        unsaid = "legacy" not in self._own and self.adds_space and not self.first_space_only
-        return {**self._own, "legacy": True} if unsaid and self.chat_template else self._own
+        unsaid = "legacy" not in self._settings and self.adds_space and not self.first_space_only
+        return {"legacy": True} if unsaid and self.chat_template else {}

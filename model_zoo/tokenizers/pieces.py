@@ -167,19 +167,17 @@ def alternatives(expression: str) -> list[str]:
     return found
 
 
-def continuing(description: dict[str, Any]) -> dict[str, Any]:
-    """The same tokenizer for what follows a cut: it puts no space in front."""
-    normalizers = steps(description.get("normalizer"), "normalizers")
-    left = [step for step in normalizers if step["type"] != "Prepend"]
-    words = [dict(step) for step in steps(description.get("pre_tokenizer"), "pretokenizers")]
-    for step in words:
-        if step["type"] == "Metaspace":
-            step["prepend_scheme"] = "never"
-        if step["type"] in ("Metaspace", "ByteLevel"):
-            step["add_prefix_space"] = False
+def continuing(description: dict[str, Any], scheme: str) -> dict[str, Any]:
+    """The same tokenizer for what follows: it puts no space in front, or not the one of ``first`` texts alone."""
     changed = dict(description)
-    if left != normalizers:
-        changed["normalizer"] = {"type": "Sequence", "normalizers": left}
-    if words:
-        changed["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": words}
+    for kind, key in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
+        found = [dict(step) for step in steps(description.get(kind), key)]
+        left = found if scheme == "first" else [step for step in found if step["type"] != "Prepend"]
+        for step in left:
+            if step["type"] == "Metaspace" and (scheme == "always" or step.get("prepend_scheme") == scheme):
+                step["prepend_scheme"] = "never"
+            if step["type"] in ("Metaspace", "ByteLevel") and scheme == "always":
+                step["add_prefix_space"] = False
+        if left != steps(description.get(kind), key):
+            changed[kind] = {"type": "Sequence", key: left}
     return changed

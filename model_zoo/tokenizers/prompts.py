@@ -31,7 +31,7 @@ class Part:
         text: What to encode, or the control token's name.
         answer: The number of the answer whose label this part is (its text and its end token), or None.
         spans: Answers inside a longer text: (first character, one past the last, number of the answer).
-        after_space: The text follows a space. Tokenizers that put a space before every text already have it.
+        after_space: The text follows a space, or, where one is put before every text, is what follows of another one.
         further: The text is not the first one, and read as transformers reads one behind a control token.
         ended: The number of the answer that ends, unwritten, where this part begins.
     """

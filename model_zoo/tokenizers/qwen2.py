@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from model_zoo.tokenizers.fast import FastTokenizer
-from model_zoo.tokenizers.files import TokenizerFiles, parse_json, read_bytes
+from model_zoo.tokenizers.files import Files
 from model_zoo.tokenizers.glm4 import WORDS
-from model_zoo.tokenizers.gpt2 import describe_pair
-from model_zoo.tokenizers.special import LISTED
+from model_zoo.tokenizers.gpt2 import PAIR, describe_pair
+from model_zoo.tokenizers.special import LISTED, controls
 
 CONTROLS = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 """Behind the vocabulary, where no file lists any."""
@@ -22,7 +25,8 @@ class Qwen2Tokenizer(FastTokenizer):
     """
 
     class_name = "Qwen2Tokenizer"
-    file_name = "vocab.json"
+    file_names = (PAIR,)
+    usual: ClassVar = {"bos_token": None, "eos_token": CONTROLS[0], "pad_token": CONTROLS[0]}
 
     def __init__(
         self,
@@ -30,30 +34,19 @@ class Qwen2Tokenizer(FastTokenizer):
         merges_file,
         prompt_style: str | None = None,
         settings: dict | None = None,
-        files: TokenizerFiles | None = None,
+        files: Files = None,
     ):
-        settings = {"bos_token": None, "eos_token": CONTROLS[0], "pad_token": CONTROLS[0], **(settings or {})}
-        sources = {"vocab.json": read_bytes(vocab_file), "merges.txt": read_bytes(merges_file)}
-        vocabulary = parse_json(sources["vocab.json"], vocab_file)
-        description = describe_pair(vocabulary, sources["merges.txt"], vocab_file, merges_file, settings)
-        words = {"type": "Split", "pattern": {"Regex": WORDS.replace(r"\p{N}{1,3}", r"\p{N}")}}
-        bytewise = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-        steps = [{**words, "behavior": "Isolated", "invert": False}, bytewise]
-        known = (files.added if files else {}) or {name: len(vocabulary) + place for place, name in enumerate(CONTROLS)}
-        listed = settings.get(LISTED) or {
-            str(number): {"content": name, "special": True} for name, number in known.items() if name not in vocabulary
-        }
-        description["added_tokens"] = [
-            {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, **token, "id": int(number)}
-            for number, token in listed.items()
-        ]
-        description |= {"normalizer": {"type": "NFC"}, "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}
-        self._setup(description, str(vocab_file), sources, prompt_style, settings, files)
-        self._described = description
+        self._open({"vocab.json": vocab_file, "merges.txt": merges_file}, prompt_style, settings, files)
 
-    def description(self) -> dict:
-        return self._described
-
-    @classmethod
-    def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> Qwen2Tokenizer:
-        return cls(files.path("vocab.json"), files.path("merges.txt"), prompt_style, files.settings, files)
+    def _read(self, data: Mapping[str, bytes], settings: dict) -> dict:
+        description = describe_pair(data, self._paths, settings)
+        vocabulary = description["model"]["vocab"]
+        pattern = {"Regex": WORDS.replace(r"\p{N}{1,3}", r"\p{N}")}
+        split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+        steps = [split, {**description["pre_tokenizer"], "use_regex": False}]
+        behind = {name: len(vocabulary) + place for place, name in enumerate(CONTROLS)}
+        listed = {one.get("content"): int(number) for number, one in (settings.get(LISTED) or {}).items()}
+        known = {name: number for name, number in (listed or behind).items() if name in CONTROLS}
+        description["added_tokens"] += controls({name: known[name] for name in known if name not in vocabulary})
+        words = {"type": "Sequence", "pretokenizers": steps}
+        return description | {"normalizer": {"type": "NFC"}, "pre_tokenizer": words}

@@ -33,13 +33,11 @@ class SentencePieceTokenizer(Tokenizer):
     leading_spaces = 1
     adds_space = True
 
-    def __init__(self, vocab_file, data: bytes, processor, special_tokens, files, *, offset: int = 0, **more):
-        """``files``: a `TokenizerFiles` that the vocabulary is from, or None."""
-        self.processor, self.offset = processor, offset
-        kept = {**(files.companions() if files else {}), self.file_name: data}
-        self._pieces: dict[int, tuple[bytes, int]] = {}
-        top = max([processor.get_piece_size() + offset, *(number + 1 for number in special_tokens.values())])
-        super().__init__(str(vocab_file), kept, special_tokens, vocab_size=top, **more)
+    def __init__(self, vocab_file, data: bytes, processor, tokens, files, prompt_style, *, offset: int = 0, **more):
+        """``data``, ``processor``: see `opened`; the others as for `Tokenizer`."""
+        self.processor, self.offset, self._pieces = processor, offset, {}
+        size = processor.get_piece_size() + offset
+        super().__init__(vocab_file, {self.file_names[0][0]: data}, tokens, files, prompt_style, size=size, **more)
 
     @staticmethod
     def opened(vocab_file, expected: str) -> tuple[bytes, Any]:
@@ -56,7 +54,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     @functools.cached_property
     def marks(self) -> str:
-        return marks_of(self.processor)
+        return "" if self.plain else marks_of(self.processor)
 
     @functools.cached_property
     def _following(self):
@@ -84,12 +82,14 @@ class SentencePieceTokenizer(Tokenizer):
         return self.processor.unk_id() + self.offset
 
     def _read_piece(self, index: int) -> tuple[bytes, int]:
-        if not 0 <= index < self.processor.get_piece_size():
+        piece = next((name for name, number in self.plain.items() if number == index + self.offset), None)
+        if piece is None and not 0 <= index < self.processor.get_piece_size():
             return UNDECODABLE, 0  # padding of the model's vocabulary: an untrained model can sample it
-        piece = self.processor.id_to_piece(index)
-        if self.processor.is_byte(index):
-            return bytes([int(piece[1:-1], 16)]), 0
-        return self.written(piece).encode("utf-8"), len(piece) - len(piece.lstrip(SPACE))
+        if piece is None and self.processor.is_byte(index):
+            return bytes([int(self.processor.id_to_piece(index)[1:-1], 16)]), 0
+        piece = self.processor.id_to_piece(index) if piece is None else piece
+        spaced = piece.replace(SPACE, " ")
+        return self.written(piece).encode("utf-8"), len(spaced) - len(spaced.lstrip(" "))
 
     def written(self, piece: str) -> str:
         """A piece as it stands in the text."""
@@ -99,14 +99,30 @@ class SentencePieceTokenizer(Tokenizer):
 def marks_of(processor) -> str:
     """The marks in front of which a text may be cut for a sentencepiece model."""
     pieces = range(processor.get_piece_size())
-    trainer, normalizer = {}, {}
+    return "" if unlike_llama(processor) else marks_apart(map(processor.id_to_piece, pieces))
+
+
+def unlike_llama(processor) -> str:
+    """What a sentencepiece model does otherwise than LLaMA's, which joins pieces and bytes of a text as it stands, with
+    signs for its spaces; "" where it does just that."""
+    parts: dict[int, dict[int, Any]] = {2: {}, 3: {}}  # the trainer's settings, and the normalizer's
     for field, value in protobuf_fields(processor.serialized_model_proto()):
-        if field in (2, 3):
-            (trainer if field == 2 else normalizer).update(protobuf_fields(value))
-    simple = trainer.get(3) == BPE and not trainer.get(24)  # no spaces at the end of words
-    kept = not normalizer.get(2) and normalizer.get(4) == 0 and normalizer.get(5, 1)  # no rules, all spaces, as signs
-    bytewise = sum(map(processor.is_byte, pieces)) == 256
-    return marks_apart(map(processor.id_to_piece, pieces)) if simple and kept and bytewise else ""
+        if field in parts:
+            parts[field].update(protobuf_fields(value))
+    trainer, normalizer = parts.values()
+    wrong = {
+        "it is no BPE model": trainer.get(3) != BPE,
+        "it puts spaces at the end of words": trainer.get(24),
+        "it normalizes texts": normalizer.get(2) or normalizer.get(4) != 0 or not normalizer.get(5, 1),
+        "it has no piece for each byte": sum(map(processor.is_byte, range(processor.get_piece_size()))) != 256,
+    }
+    return next((why for why, is_so in wrong.items() if is_so), "")
+
+
+def kinds_of(processor) -> list[int]:
+    """The kinds of its pieces, as sentencepiece numbers them: 4 for one that is never made of others."""
+    pieces = (value for field, value in protobuf_fields(processor.serialized_model_proto()) if field == 1)
+    return [dict(protobuf_fields(piece)).get(3, 1) for piece in pieces]
 
 
 def control_pieces(processor, offset: int = 0) -> dict[str, int]:

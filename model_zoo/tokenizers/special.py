@@ -1,28 +1,31 @@
-"""Which control tokens the files of a tokenizer declare."""
+"""Which added tokens a tokenizer has, and which of them are control tokens: one table, whatever files say it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from model_zoo.ends import listed_ends
 from model_zoo.errors import InputError, shown
-from model_zoo.tokenizers.files import TokenizerFiles
 
 LISTED = "added_tokens_decoder"
 TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token")
 """The tokens that a chat template may name."""
+LISTS = ("additional_special_tokens", "extra_special_tokens")
+FLAGS = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
 
 
 class TokenText:
-    """The text of a control token, beside its id: ``tokenizer.pad_token = tokenizer.eos_token``."""
+    """The text of an added token, beside its id: ``tokenizer.pad_token = tokenizer.eos_token``."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
     def __get__(self, tokenizer: Any, owner: type | None = None) -> Any:
-        return self if tokenizer is None else tokenizer.control_text(getattr(tokenizer, f"{self.name}_id"))
+        if tokenizer is None:
+            return self
+        number = getattr(tokenizer, f"{self.name}_id")
+        return next((one["content"] for one in tokenizer.added if one["id"] == number), None)
 
     def __set__(self, tokenizer: Any, text: str | None) -> None:
         if self.name != "pad_token":
@@ -30,44 +33,106 @@ class TokenText:
         tokenizer.pad_token_id = None if text is None else tokenizer.token_to_id(text)
 
 
-def named_token(settings: dict, key: str) -> str | None:
+def named_token(settings: Mapping, key: str) -> str | None:
     """The text of ``bos_token``, ``eos_token`` … in tokenizer_config.json, where it is a string or an object."""
-    value = settings.get(key)
+    return _text_of(settings.get(key))
+
+
+def _text_of(value: Any) -> Any:
     return value.get("content") if isinstance(value, dict) else value
 
 
-def extra_tokens(settings: dict) -> dict[str, int]:
-    """Control tokens that ``added_tokens_decoder`` in tokenizer_config.json declares."""
-    found = {}
-    for number, entry in (settings.get("added_tokens_decoder") or {}).items():
-        if not (number.isdecimal() and isinstance(entry, dict) and isinstance(entry.get("content"), str)):
-            raise InputError(
-                f"tokenizer_config.json: added_tokens_decoder: {shown(number)} is {shown(entry)}; "
-                "an id with an object that has a content was expected"
-            )
-        if entry.get("special", False):
-            found[entry["content"]] = int(number)
-    return found
+def is_name(key: str) -> bool:
+    """Whether a setting names special tokens: ``eos_token``, ``mask_token``, ``additional_special_tokens`` …"""
+    return key.endswith("_token") or key in LISTS
 
 
-def json_alone(files: TokenizerFiles, count: int) -> bool:
-    """Whether tokenizer.json has more than the older files beside it: what transformers 5 changes in a tokenizer (its
-    tokens, what stands around a text) it writes there and nowhere else, and leaves those files as they are.
+def as_saved(value: Any) -> Any:
+    """A token, or a list of them, as tokenizer_config.json has it: special_tokens_map.json's lack the type."""
+    if isinstance(value, list):
+        return [as_saved(one) for one in value]
+    return {"__type": "AddedToken", **value} if isinstance(value, dict) and "content" in value else value
+
+
+def named_tokens(settings: Mapping) -> set[str]:
+    """The texts of all tokens that settings name as special ones."""
+    found = [one for key, one in settings.items() if is_name(key)]
+    lists = [settings[key] for key in LISTS if isinstance(settings.get(key), (list, dict))]
+    found += [one for several in lists for one in (several.values() if isinstance(several, dict) else several)]
+    return {text for one in found if isinstance(text := _text_of(one), str)}
+
+
+def added_tokens(own: Iterable[Mapping], settings: Mapping, source: Any) -> list[dict]:
+    """All added tokens, each as tokenizer.json has it.
 
     Args:
-        count: pieces of the older files' vocabulary. Control tokens beyond it that tokenizer_config.json lists, as
-            transformers 4 writes them, or before that added_tokens.json, are known without tokenizer.json; others are
-            not.
+        own: those of the vocabulary's own file.
+        settings: tokenizer_config.json; what it lists counts besides, and before what the file says of the same token.
+            A token that either calls special is a control token, and so is one that is named, whatever they say.
+        source: the vocabulary's file, for messages.
+
+    Raises:
+        InputError: a list that is none, or that has another id for one of the file's tokens.
     """
-    if not files.has("tokenizer.json"):
-        return False
-    if "backend" in files.settings:
-        return True
-    known, listed = {*extra_tokens(files.settings).values(), *files.added.values()}, files.settings.get(LISTED)
-    if listed is None:
-        added = files.json("tokenizer.json").get("added_tokens") or []
-        listed = [token["id"] for token in added if isinstance(token, dict) and isinstance(token.get("id"), int)]
-    return not {number for number in map(int, listed) if number >= count} <= known
+    found, named = {one["content"]: {**FLAGS, "special": False, **one} for one in own}, named_tokens(settings)
+    for number, entry in (settings.get(LISTED) or {}).items():
+        if not (number.isdecimal() and isinstance(entry, dict) and isinstance(entry.get("content"), str)):
+            raise InputError(
+                f"tokenizer_config.json: {LISTED}: {shown(number)} is {shown(entry)}; "
+                "an id with an object that has a content was expected"
+            )
+        name, said = entry["content"], {key: entry[key] for key in FLAGS if key in entry}
+        known = found.get(name, {"content": name, **FLAGS, "id": int(number), "special": False})
+        if known["id"] != int(number):
+            raise InputError(
+                f"{source}: {name!r} is id {known['id']} here, but tokenizer_config.json says {number}; "
+                "the two files are of different models"
+            )
+        found[name] = {**known, **said, "special": known["special"] or bool(entry.get("special"))}
+    return [{**one, "special": bool(one["special"]) or name in named} for name, one in found.items()]
+
+
+def special_ids(tokens: Iterable[Mapping], special: bool = True) -> dict[str, int]:
+    """{text: id} of the control tokens, or of those that are text."""
+    return {one["content"]: one["id"] for one in tokens if bool(one["special"]) == special}
+
+
+def listed_controls(settings: Mapping) -> dict[str, int]:
+    """{text: id} of the control tokens that settings list."""
+    return special_ids(added_tokens((), settings, LISTED))
+
+
+def controls(ids: Mapping[str, int]) -> list[dict]:
+    """The entries of control tokens that a vocabulary has by itself."""
+    return [{"id": number, "content": name, "special": True} for name, number in ids.items()]
+
+
+class Places:
+    """Where these tokens are in a text: of two that begin alike the longer one, and no ``single_word`` within a word.
+
+    Attributes:
+        tokens: {text: its entry}.
+        pattern: finds them.
+    """
+
+    def __init__(self, tokens: Iterable[Mapping]) -> None:
+        self.tokens = {one["content"]: one for one in tokens if one["content"]}
+        words = {name: r"(?<!\w)%s(?!\w)" if one["single_word"] else "%s" for name, one in self.tokens.items()}
+        ordered = sorted(words, key=len, reverse=True)
+        self.pattern = re.compile("|".join(words[name] % re.escape(name) for name in ordered) or "(?!)")
+
+    def split(self, text: str) -> Iterator[tuple[int, int, re.Match[str] | None]]:
+        """The texts between them, without the blanks that they take: (start, stop, the token behind it or None)."""
+        place = 0
+        for found in [*self.pattern.finditer(text), None]:
+            stop = len(text) if found is None else found.start()
+            if found is not None and self.tokens[found[0]]["lstrip"]:
+                stop = place + len(text[place:stop].rstrip())
+            yield place, stop, found
+            if found is not None:
+                place = found.end()
+                if self.tokens[found[0]]["rstrip"]:
+                    place += len(text[place:]) - len(text[place:].lstrip())
 
 
 NEEDS = re.compile(r"\{#-?\s*needs (.*?)\s*-?#\}")
@@ -82,21 +147,3 @@ def check_needed(template: str, source: str, known: Callable[[str], bool]) -> No
             f"{source}: the chat template needs the tokens {', '.join(missing)}, which the tokenizer does not have; "
             "name a prompt that the base knows, or give a base whose tokenizer has them"
         )
-
-
-def stripping(added: Iterable[dict], settings: dict) -> tuple[frozenset[str], frozenset[str]]:
-    """The added tokens that take the blanks to their left, and those that take the blanks to their right.
-
-    Args:
-        added: what tokenizer.json says of them.
-        settings: tokenizer_config.json.
-    """
-    entries = [*added, *(settings.get("added_tokens_decoder") or {}).values()]
-    left, right = (frozenset(one.get("content") for one in entries if one.get(key)) for key in ("lstrip", "rstrip"))
-    return left, right
-
-
-def stop_ids(files: TokenizerFiles, special_tokens: dict[str, int]) -> list[int]:
-    """End tokens that generation_config.json, or else config.json, lists, as far as they are control tokens here."""
-    known = set(special_tokens.values())
-    return [number for number in listed_ends(files.config, files.generation_config) if number in known]

@@ -30,11 +30,12 @@ class Worker:
 
     def ask(self, values: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
         """The program's answers. Raises OSError or ValueError where it has ended; the next call starts it anew."""
+        line = json.dumps(values) + "\n"  # before anything is asked: what no JSON can hold is a TypeError
         with self.lock:
             try:
                 if self.process is None:
                     self.start()
-                self.process.stdin.write(json.dumps(values) + "\n")
+                self.process.stdin.write(line)
                 self.process.stdin.flush()
                 return json.loads(self.process.stdout.readline())
             except BaseException as error:  # an interrupt, too: an answer that nobody read would be taken for the next

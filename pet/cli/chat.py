@@ -70,13 +70,15 @@ class Conversation:
     def write(self, messages: list[dict[str, str]]) -> str:
         """Stream an answer to the terminal, and return it."""
         from model_zoo.generation.streamers import TextStreamer
-        from pet.text_generation import ends_of
+        from pet.text_generation import before, ends_of, stops_of
 
         session, settings = self.session, self.session.generation
         pieces: list[str] = []
         signals: list[int] = []
 
         class Streamer(TextStreamer):
+            shown = 0
+
             def put(self, ids) -> None:
                 if signals:
                     raise AnswerEnded
@@ -84,10 +86,23 @@ class Conversation:
 
             def on_text(self, text: str) -> None:
                 pieces.append(text)
-                super().on_text(text)
+                self.show(max(len(one) for one in ("", *starts) if "".join(pieces).endswith(one)))
+
+            def show(self, held: int = 0) -> None:
+                """Writes what is new, but for so many characters at its end, which may begin a stop text."""
+                text = before("".join(pieces), stops)
+                text = text[: len(text) - held]
+                super().on_text(text[self.shown :])
+                self.shown = max(self.shown, len(text))
+
+            def on_end(self) -> None:
+                self.show()
+                super().on_end()
 
         ids, ends = self.prompt(messages), ends_of(session.model, session.tokenizer)
         own = session.model.generation_config
+        stops = stops_of(settings, own)
+        starts = [stop[:length] for stop in stops for length in range(1, len(stop))]
         streamed = settled({"num_beams": settings.num_beams}, own).get("num_beams", 1) == 1
 
         def receive(number: int) -> None:
@@ -95,6 +110,7 @@ class Conversation:
                 interrupts.end_at_once(number)
             signals.append(number)
 
+        streamer = Streamer(session.tokenizer)
         try:
             with interrupts.handled_by(receive, [signal.SIGINT]):
                 written = session.model.generate(
@@ -102,16 +118,18 @@ class Conversation:
                     max_new_tokens=settings.max_new_tokens or own_limit(own, len(ids), session.model.room - len(ids)),
                     eos_token_id=ends,
                     seed=settings.seed,
-                    streamer=Streamer(session.tokenizer) if streamed else None,
+                    streamer=streamer if streamed else None,
                     tokenizer=session.tokenizer,
                     **settings.choosing(),
                 )
         except AnswerEnded:
+            streamer.show()
             print(" … (stopped)")
-            return "".join(pieces).strip()
-        text = "".join(pieces).strip()
+            return before("".join(pieces), stops).strip()
         if not streamed:
-            text = session.tokenizer.decode(written[0][len(ids) :].tolist(), skip_special_tokens=True).strip()
+            pieces = [session.tokenizer.decode(written[0][len(ids) :].tolist(), skip_special_tokens=True)]
+        text = before("".join(pieces), stops).strip()
+        if not streamed:
             print(text)
         if written.shape[1] == session.model.room and written[0, -1] not in ends:
             print("(the answer ends here: the model's context is full)")

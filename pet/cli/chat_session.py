@@ -90,10 +90,11 @@ class ChatSession:
 
     def prompt(self, messages: list[dict[str, str]]) -> list[int]:
         """The ids that the model continues. With a text as template only the last question counts."""
+        from pet.data.messages import open_with
         from pet.data.row import Row
 
-        if self.settings.system and messages[0]["role"] != "system":
-            messages = [{"role": "system", "content": self.settings.system}, *messages]
+        messages = list(messages)
+        open_with(messages, self.settings.system)
         if self.encoder.settings.template is not None:
             messages = [*(m for m in messages[:1] if m["role"] == "system"), messages[-1]]
         row = Row(path=Path("prompt"), line=1, messages=messages, prompt=messages[-1]["content"])
@@ -198,7 +199,7 @@ def make_chat_session(options: argparse.Namespace) -> ChatSession:
 
     if adapter is not None:
         check_loadable(adapter)
-    settings = DataSettings.of(recipe.data if recipe is not None else None)
+    settings = DataSettings.of(recipe.data if recipe is not None else None, max_samples=None)  # that is for training
     changes = {key: value for key in ("system", "template") if (value := getattr(options, key)) is not None}
     if options.thinking is not None:
         changes["enable_thinking"] = options.thinking

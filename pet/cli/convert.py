@@ -38,6 +38,7 @@ def _form(options):
         given.mlp_concat if options.mlp_concat is None else options.mlp_concat,
         given.use_rearrange_rope or options.rearranged_rope,
         options.old_names,
+        options.plain_concat,
     )
 
 
@@ -66,7 +67,12 @@ def main(arguments: Sequence[str]) -> int:
         "--mlp-concat", type=boolean, metavar="BOOL", help="writing .ckpt of ChatGLM2: one matrix for gate and up"
     )
     parser.add_argument(
-        "--rearranged-rope", action="store_true", help="ChatGLM2: query and key as with use_rearrange_rope: True"
+        "--rearranged-rope",
+        action="store_true",
+        help="ChatGLM2: query and key as with use_rearrange_rope: True; LLaMA: as in MindFormers 0.6",
+    )
+    parser.add_argument(
+        "--plain-concat", action="store_true", help="LLaMA: w_qkv and w_gate_hidden as before MindFormers 1.4"
     )
     parser.add_argument("--old-names", action="store_true", help="writing .ckpt: ChatGLM2's and LoRA's first names")
     parser.add_shard_size()

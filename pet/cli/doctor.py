@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from model_zoo import BLIND
-from model_zoo.cores import available_cores
 from model_zoo.errors import InputError, explain
+from model_zoo.resources import available_cores
 from pet.cli.output import check_output_file
 from pet.cli.parser import Parser
 from pet.installation import TESTED, foreign_adapters, installed, unmet
@@ -80,7 +80,7 @@ def machine() -> Iterator[Finding]:
         )
     import psutil
 
-    from pet.launching.memory import machine_memory
+    from model_zoo.resources import machine_memory
 
     memory = psutil.virtual_memory()
     kind = "ok" if memory.available > 2 * GB else "note"

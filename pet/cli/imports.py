@@ -21,8 +21,8 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-from model_zoo.cores import accelerators_present
 from model_zoo.limits import reserve_buffer
+from model_zoo.resources import accelerators_present
 
 PACKAGE = "mindspore"
 LATER = ("scipy", "scipy.linalg", "scipy.sparse", "scipy.io", "scipy.ndimage", "scipy.ndimage.morphology")

@@ -180,7 +180,7 @@ def _answer(arguments: Sequence[str] | None) -> int:
     try:
         with interrupts.raising():
             code = run(arguments)
-            sys.stdout.flush()
+            closed_streams() if code else sys.stdout.flush()  # what has failed keeps its code
         return code
     except InputError as error:
         _report(prog, error, debug)
@@ -201,6 +201,9 @@ def _answer(arguments: Sequence[str] | None) -> int:
     except Exception as error:
         if interrupts.ending():  # the exception may have come back from C++ as another
             return _interrupted(prog, debug)
+        if str(error) == "Could not determine home directory.":  # by pathlib; users of containers may have none
+            _report(prog, "~: there is no such home directory; give the whole path, or set HOME", debug)
+            return WRONG_INPUT
         if debug or read_job().distributed:  # of one worker among many only the log is left
             traceback.print_exc()
             return FAILED

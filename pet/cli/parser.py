@@ -99,12 +99,19 @@ class Parser(argparse.ArgumentParser):
         What follows a lone ``--`` is taken as it is, also where it begins with a dash.
         """
         end = arguments.index("--") if "--" in arguments else len(arguments)
+        given: list[str] = []
+        for word in arguments[:end]:
+            option = self._option_string_actions.get(given[-1]) if given else None
+            if option and option.nargs is None and word.startswith("-") and not OPTION.fullmatch(word):
+                given[-1] += f"={word}"  # -0.5,1: for argparse an option, unless it is a number or has a blank
+            else:
+                given.append(word)
         # argparse itself takes them for options again, once it mixes them with those before
         literal = [LITERAL + word if word.startswith("-") else word for word in arguments[end + 1 :]]
-        for word in arguments[:end]:  # before argparse misses what a misspelt option was to give
+        for word in given:  # before argparse misses what a misspelt option was to give
             if OPTION.fullmatch(word) and not {word.partition("=")[0], word[:2]} & self._option_string_actions.keys():
                 self.refuse(word)
-        known, rest = self.parse_known_intermixed_args([*arguments[:end], *literal])
+        known, rest = self.parse_known_intermixed_args([*given, *literal])
         for name, value in vars(known).items():
             setattr(known, name, _unmarked(value))
         for word in _unmarked(rest):

@@ -8,33 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pet.compat.axolotl_data import OF_THE_FILE, chat_template, datasets, texts
+from pet.compat import axolotl_data as data, job_files as jobs
 from pet.compat.contradictions import AXOLOTL as CONTRADICTIONS, refuse_contradictions
-from pet.compat.job_files import (
-    BITS,
-    CACHE,
-    COMMON,
-    DOWNLOADS,
-    GENERATION,
-    LAYOUT,
-    LOGS,
-    LOSS,
-    MEDIA,
-    MODEL,
-    OWN_TOKENS,
-    SPEED,
-    TOKENS,
-    adapter,
-    base_model,
-    eval_steps,
-    own_template,
-    packing,
-    preferences,
-    revision,
-    settle,
-    targets,
-    uploaded,
-)
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
 from pet.compat.translation import choice, elsewhere, first_of, flag, number, picked, same, schedule_of_transformers
 from pet.recipe.classes import OPTIONS
@@ -58,41 +33,12 @@ PLUGINS += ("ExpertParallelPlugin",)
 """Plugins that change speed, logs, or how the work is divided."""
 
 
-def _tokens(t: Translation, name: str, value: Any) -> None:
-    """New tokens; before 0.2 what is now ``special_tokens``."""
-    if isinstance(value, Mapping):
-        _special_tokens(t, name, value)
-    else:
-        t.refuse(name, f"{value!r}: {TOKENS.why}")
-
-
-def _ends_of_turns(t: Translation, name: str, value: Any) -> None:
-    others = [word for word in value if word not in OWN_TOKENS]
-    if others:
-        t.refuse(name, f"{', '.join(others)}: turns end as in the model's own prompt")
-    elif not t.get("data.template"):
-        t.ignore(name, "an answer is learnt with the token that ends it")
-
-
-def _unfrozen(t: Translation, name: str, value: Any) -> None:
-    if t.get("adapter.method") != "none":
-        t.ignore(name, "an adapter's base is frozen")
-
-
-def _special_tokens(t: Translation, name: str, value: Any) -> None:
-    changed = {role: word for role, word in value.items() if role != "pad_token" and word not in (None, *OWN_TOKENS)}
-    if changed:
-        t.refuse(name, f"{', '.join(sorted(changed))}: the tokenizer keeps its own")
-    else:
-        t.ignore(name, "the tokenizer keeps its own; padding is masked, whatever token it is")
-
-
 def _plugins(t: Translation, name: str, value: Any) -> None:
     others = [one for one in value if one.rpartition(".")[2] not in PLUGINS]
     if others:
         t.refuse(name, f"{', '.join(others)}: see callbacks and train.objective")
     else:
-        t.ignore(name, SPEED.why)
+        t.ignore(name, jobs.SPEED.why)
 
 
 def _packed_length(t: Translation, name: str, value: Any) -> None:
@@ -104,12 +50,12 @@ def _packed_length(t: Translation, name: str, value: Any) -> None:
 def _template(t: Translation, name: str, value: Any) -> None:
     """The prompt of data sets of messages that name none, and of preferences; it has been read with them."""
     own = [one for key in ("datasets", "test_datasets") for one in t.values.get(key) or ()]
-    told = [str(one.get("type")).startswith(OF_THE_FILE) and not one.get("chat_template") for one in own]
+    told = [str(one.get("type")).startswith(data.OF_THE_FILE) and not one.get("chat_template") for one in own]
     if t.sources and not any(told):
         t.ignore(name, "the data sets have a prompt of their own")
-    elif (text := chat_template(t, value, {})) is None:
+    elif (text := data.chat_template(t, value, {})) is None:
         if not (value == "jinja" and t.values.get("chat_template_jinja")):
-            own_template(t, name, value)
+            jobs.own_template(t, name, value)
     elif not t.sources:
         t.put("data.template", text)
 
@@ -126,16 +72,17 @@ def _shuffled(t: Translation, name: str, value: Any) -> None:
         t.ignore(name, "every epoch has an order of its own")
 
 
-def _every_linear(t: Translation, name: str, value: Any) -> None:
-    """All linear cells, beside what lora_target_modules names."""
-    if value:
-        t.put("adapter.targets", [*t.get("adapter.targets", []), "all-linear"])
+def _config(t: Translation, name: str, value: Any) -> None:
+    """Numbers in place of those of the base's config.json."""
+    own = {name: value} if name == "rope_scaling" else value
+    given = {key: x for key, x in own.items() if any(x.values() if isinstance(x, Mapping) else [x is not None])}
+    t.put("model.config", {**t.get("model.config", {}), **given} or None)
 
 
 BNB = {
     "bnb_4bit_use_double_quant": "model.quantization.double",
     "bnb_4bit_quant_type": "model.quantization.type",
-    **same(SPEED, "bnb_4bit_compute_dtype bnb_4bit_quant_storage"),
+    **same(jobs.SPEED, "bnb_4bit_compute_dtype bnb_4bit_quant_storage"),
 }
 INITS = {word: word for word in ("gaussian", "pissa", "olora", "loftq")}
 
@@ -147,7 +94,7 @@ def _init(t: Translation, name: str, value: Any) -> None:
 
 def _peft(t: Translation, name: str, value: Any) -> None:
     """LoftQ in 4 bits: the base is packed as PEFT packs it, and the adapter begins with what that leaves out."""
-    loftq = value.get("loftq_config") or {}
+    loftq = {key: number for key, number in (value.get("loftq_config") or {}).items() if number is not None}
     others = [key for key in value if key != "loftq_config" and not is_off(value[key])]
     if others or loftq.get("loftq_bits", 4) != 4 or loftq.get("loftq_iter", 1) != 1:
         t.refuse(name, f"{value!r}: LoftQ with loftq_bits: 4 and loftq_iter: 1 is supported")
@@ -168,23 +115,23 @@ def _trl(t: Translation, name: str, value: Any) -> None:
 
 
 def _bf16(t: Translation, name: str, value: Any) -> None:
-    if t.get("train.precision") == "fp16":  # of the two auto stands back
-        if value == "auto":
-            return
+    before = t.get("train.precision")
+    if before is None or value != "auto":  # of fp16 and auto the second stands back
+        flag("train.precision", "bf16", "auto", "full")(t, name, value)
+    if (before, t.get("train.precision")) == ("fp16", "bf16"):
         t.ignore("fp16", "bf16 takes its place")
-    flag("train.precision", "bf16", "auto", "full")(t, name, value)
 
 
-def _quadratic(t: Translation, name: str, value: Any) -> None:
-    """The warm-up of the cosine schedule alone, which then ends at 0."""
-    if not value:
-        return
+def _of_cosine(t: Translation, name: str, value: Any) -> None:
+    """What counts with the cosine schedule alone: where it ends, and a warm-up with which it ends at 0."""
     if t.get("train.schedule") != "cosine":
         t.ignore(name, "it is about lr_scheduler: cosine")
-        return
-    t.put("train.warmup_power", 2.0)
-    if t.settings.pop("train.final_ratio", None) is not None:
-        t.ignore("cosine_min_lr_ratio", "lr_quadratic_warmup leaves it out")
+    elif name == "cosine_min_lr_ratio":
+        t.put("train.final_ratio", float(value))
+    elif value:
+        t.put("train.warmup_power", 2.0)
+        if t.settings.pop("train.final_ratio", None) is not None:
+            t.ignore("cosine_min_lr_ratio", "lr_quadratic_warmup leaves it out")
 
 
 def _restarts(t: Translation, given: Mapping[str, Any]) -> None:
@@ -226,40 +173,39 @@ def _saves_with_evaluations(values: Mapping[str, Any]) -> bool:
 
 
 TABLE = {
-    **COMMON,
     **picked(
         ARGUMENTS,
         "learning_rate lr_scheduler optimizer adam_beta1 adam_beta2 weight_decay warmup_steps warmup_ratio seed "
         "max_grad_norm neftune_noise_alpha gradient_accumulation_steps eval_batch_size "
-        "fp16 group_by_length output_dir logging_steps save_total_limit resume_from_checkpoint metric_for_best_model "
+        "fp16 group_by_length output_dir max_steps logging_steps resume_from_checkpoint metric_for_best_model "
         "greater_is_better load_best_model_at_end noisy_embedding_alpha=neftune_noise_alpha "
-        "micro_batch_size=batch_size num_epochs=num_train_epochs adam_eps*=adam_epsilon",
+        "micro_batch_size=batch_size num_epochs=num_train_epochs adam_epsilon adam_eps=adam_epsilon",
     ),
-    "lr_scheduler_kwargs": elsewhere,
+    **jobs.COMMON,
+    **same(Ignored("it is about optimizer: came_pytorch"), "adam_beta3 adam_epsilon2"),
     # the base
-    "base_model": base_model,
-    "revision_of_model": revision,
+    "base_model": jobs.base_model,
+    **same(jobs.revision, "revision_of_model model_revision"),
     "reinit_weights": flag("model.from_scratch"),
-    "tokenizer_config": "model.tokenizer",
-    "special_tokens": _special_tokens,
-    "tokens": _tokens,
-    "resize_token_embeddings_to_32x": TOKENS,
-    **same(MODEL, "base_model_config cls_model_config base_model_ignore_patterns model_type num_labels"),
-    **same(
-        MODEL,
-        "is_*_derived_model tokenizer_type tokenizer_use_* tokenizer_legacy torch_dtype float16 bfloat16 float32 gptq "
-        "gptq_* type_of_model",
-    ),
-    "lora_fan_in_fan_out": MODEL,
-    "load_in_8bit": lambda t, n, v: t.settings.update(BITS[8] if v and not is_off(v) else {}),
-    "load_in_4bit": lambda t, n, v: t.settings.update(BITS[4] if v and not is_off(v) else {}),
+    **same(_config, "model_config overrides_of_model_config rope_scaling"),
+    "tokenizer_config": lambda t, n, v: t.put("model.tokenizer", v if v != t.values.get("base_model") else None),
+    "special_tokens": data.special_tokens,
+    "tokens": data.tokens,
+    "resize_token_embeddings_to_32x": jobs.TOKENS,
+    **same(jobs.MODEL, "base_model_config cls_model_config base_model_ignore_patterns model_type num_labels"),
+    **same(jobs.MODEL, "is_*_derived_model tokenizer_type tokenizer_use_* tokenizer_legacy torch_dtype float16"),
+    **same(jobs.MODEL, "float32 gptq gptq_* type_of_model lora_fan_in_fan_out"),
+    "load_in_8bit": lambda t, n, v: t.settings.update(jobs.BITS[8] if v and not is_off(v) else {}),
+    "load_in_4bit": lambda t, n, v: t.settings.update(jobs.BITS[4] if v and not is_off(v) else {}),
     "bnb_config_kwargs": lambda t, n, v: t.apply(v if t.get("model.quantization.type") else {}, BNB, f"{n}."),
     # the adapter
     "adapter": Refused("lora and qlora are supported", harmless=("lora", "qlora")),
-    "lora_model_dir": adapter,
+    "lora_model_dir": jobs.adapter,
     "lora_r": "adapter.rank",
-    "lora_target_modules": targets,
-    "lora_target_linear": _every_linear,
+    "lora_target_modules": jobs.targets,
+    "lora_target_linear": lambda t, n, v: t.put(  # beside what lora_target_modules names
+        "adapter.targets", [*t.get("adapter.targets", []), "all-linear"] if v else None
+    ),
     "lora_modules_to_save": "adapter.modules_to_save",
     "peft_use_dora": flag("adapter.method", "dora"),
     "peft_use_rslora": "adapter.use_rslora",
@@ -269,33 +215,33 @@ TABLE = {
     "lora_rank_pattern": "adapter.rank_pattern",
     "lora_alpha_pattern": "adapter.alpha_pattern",
     "peft": _peft,
-    "unfrozen_parameters": _unfrozen,
+    "unfrozen_parameters": lambda t, n, v: (
+        t.get("adapter.method") == "none" or t.ignore(n, "an adapter's base is frozen")
+    ),
     **same(elsewhere, "relora relora_*steps relora_prune_* jagged_restart_*"),
     "relora_cpu_offload": Ignored("sums are made on the host"),
     # data
-    **same(datasets, "datasets test_datasets"),
-    "dataset_prepared_path": CACHE,
+    **same(data.datasets, "datasets test_datasets"),
+    "dataset_prepared_path": jobs.CACHE,
     **same("data.workers", "dataset_processes dataset_num_proc"),
     "dataset_exact_deduplication": "data.deduplicate",
-    "hf_use_auth_token": DOWNLOADS,
+    "hf_use_auth_token": jobs.DOWNLOADS,
     "val_set_size": number("data.eval_fraction"),
     "sequence_len": "data.max_length",
     "excess_length_strategy": choice("data.too_long", {"drop": "drop", "truncate": "cut"}),
     "max_packed_sequence_len": _packed_length,
-    "sample_packing": packing,
-    "pretraining_dataset": texts,
-    "streaming": "data.streaming",
-    "streaming_multipack_buffer_size": lambda t, n, v: t.put("data.stream_window", t.get("data.streaming") and v),
+    "sample_packing": jobs.packing,
+    "pretraining_dataset": data.texts,
+    "streaming_multipack_buffer_size": "data.stream_window",  # see settle
     "curriculum_sampling": flag("data.shuffle", False),
-    "shuffle_merged_datasets": _shuffled,
+    **same(_shuffled, "shuffle_merged_datasets shuffle_before_merging_datasets"),
     "min_sample_len": "data.min_length",
     "train_on_inputs": flag("data.train_on", "all"),
     "chat_template": _template,
     "chat_template_jinja": lambda t, n, v: t.sources or t.settings.setdefault("data.template", v),
-    "eot_tokens": _ends_of_turns,
+    "eot_tokens": data.ends_of_turns,
     "default_system_message": _system,
-    "remove_unused_columns": Ignored("columns without a role are not read"),
-    **same(MEDIA, "skip_prepare_dataset processor_type image_*"),
+    **same(jobs.MEDIA, "skip_prepare_dataset processor_type image_*"),
     # preferences
     "rl": Refused(f"supported are {', '.join(RL)}", harmless=RL),
     "trl": _trl,
@@ -304,25 +250,23 @@ TABLE = {
     "reward_model": Refused("true or false was expected", harmless=(True,)),
     "process_reward_model": Refused("one score for a whole answer is supported: reward_model"),
     "dpo_loss_type": Refused(f"one of {', '.join(LOSSES)}", harmless=tuple([name] for name in LOSSES)),
-    **same(LOSS, "dpo_use_* dpo_loss_weights use_eaft eaft_*"),
+    **same(jobs.LOSS, "dpo_use_* dpo_loss_weights use_eaft eaft_*"),
     **same(Refused("every weight is trained as it is, in fp32, bf16 or fp16"), "qat fp8 fp8_* lisa_*"),
     # the run
     "batch_size": lambda t, n, v: t.put("train.accumulation", max(1, v // t.get("train.batch_size"))),
-    "max_steps": "train.steps",
     "gradient_checkpointing": flag("train.recompute", True, "offload", "offload_disk", "unsloth"),
+    "bfloat16": flag("train.precision", "bf16"),
     "bf16": _bf16,
-    "cosine_min_lr_ratio": number("train.final_ratio"),
+    **same(_of_cosine, "cosine_min_lr_ratio lr_quadratic_warmup"),
     "cosine_constant_lr_ratio": Refused("the schedule falls to its end"),
     "lr_groups": lambda t, n, v: t.put(
         "train.groups", [{"match": [f"*{m}*" for m in one["modules"]], "learning_rate": float(one["lr"])} for one in v]
     ),
     **same(Refused("see train.groups"), "embedding_lr embedding_lr_scale"),
-    "lr_quadratic_warmup": _quadratic,
     "loss_watchdog_*": Ignored("train.max_loss_ratio stops a run whose loss explodes"),
     **same(ARGUMENTS["eval_strategy"], "eval_strategy evaluation_strategy"),
-    "eval_steps": eval_steps,
     "evals_per_epoch": lambda t, n, v: t.put("eval.every_epochs", 1.0 / v if v else None),
-    **same(GENERATION, "eval_max_new_tokens generate_samples num_generation_samples generation_* gradio_*"),
+    **same(jobs.GENERATION, "eval_max_new_tokens generate_samples num_generation_samples generation_* gradio_*"),
     "early_stopping_patience": "eval.patience",
     "save_strategy": Ignored("save_steps says it; a checkpoint is written at the end"),
     "saves_per_epoch": Ignored("give save_steps; a checkpoint is written at the end"),
@@ -331,21 +275,23 @@ TABLE = {
     **same(Refused("every token sees all tokens before it"), "s2_attention landmark_attention"),
     "scaling_softmax": Refused("attention has the checkpoint's own scale"),
     "plugins": _plugins,
-    **same(SPEED, "lora_*_kernel fused_attn_kernel attn_implementation *_attention flash_* liger_* cut_cross_entropy"),
-    **same(SPEED, "sample_packing_* eval_sample_packing pad_to_sequence_len pretrain_multipack_*"),
-    **same(SPEED, "precompute_ref_log_probs torchdistx_path activation_offloading tiled_mlp flex_attn_compile_kwargs"),
-    **same(SPEED, "experts_implementation use_kernels use_scattermoe use_sonicmoe lora_on_cpu embeddings_skip_upcast"),
-    **same(SPEED, "deepcompile selective_checkpointing layer_offloading torch_empty_cache_steps max_memory"),
-    **same(SPEED, "batch_flattening pad_to_multiple_of multipack_real_batches sdpa_varlen fp32_norm* merge_method"),
-    **same(SPEED, "dataset_keep_in_memory gpu_memory_limit chunked_cross_entropy* total_num_tokens"),
-    **same(LAYOUT, "local_rank ddp* use_ray dp_* tensor_parallel_size expert_parallel_* sequence_parallel_degree"),
-    **same(LAYOUT, "heads_k_stride ring_attn_func accelerator_config"),
-    **same(LOGS, "debug eval_table_* use_wandb* mlflow_* use_mlflow comet_* use_comet otel_* use_otel_metrics"),
-    **same(LOGS, "use_tensorboard gc_* use_trackio trackio_* hf_mlflow_* profiler_steps* include_t*"),
-    **same(uploaded, "push_dataset_to_hub hub_*"),
+    **same(jobs.SPEED, "lora_*_kernel fused_attn_kernel attn_implementation *_attention flash_* liger_*"),
+    **same(jobs.SPEED, "cut_cross_entropy sample_packing_* eval_sample_packing pad_to_sequence_len"),
+    **same(jobs.SPEED, "pretrain_multipack_* precompute_ref_log_probs torchdistx_path activation_offloading tiled_mlp"),
+    **same(jobs.SPEED, "flex_attn_compile_kwargs experts_implementation use_kernels use_scattermoe use_sonicmoe"),
+    **same(jobs.SPEED, "lora_on_cpu embeddings_skip_upcast deepcompile selective_checkpointing layer_offloading"),
+    **same(jobs.SPEED, "torch_empty_cache_steps max_memory batch_flattening pad_to_multiple_of multipack_real_batches"),
+    **same(jobs.SPEED, "sdpa_varlen fp32_norm* merge_method dataset_keep_in_memory gpu_memory_limit"),
+    **same(jobs.SPEED, "chunked_cross_entropy* total_num_tokens unsloth_* tiled_mlp_* qlora_sharded_model_loading"),
+    **same(jobs.LAYOUT, "local_rank ddp* use_ray dp_* tensor_parallel_size expert_parallel_* sequence_parallel_degree"),
+    **same(jobs.LAYOUT, "heads_k_stride ring_attn_func accelerator_config world_size"),
+    **same(jobs.LOGS, "debug eval_table_* use_wandb* mlflow_* use_mlflow comet_* use_comet otel_* use_otel_metrics"),
+    **same(jobs.LOGS, "use_tensorboard gc_* use_trackio trackio_* hf_mlflow_* profiler_steps* include_t*"),
+    **same(jobs.uploaded, "push_dataset_to_hub hub_model_id"),
+    "hub_*": Ignored("it is about hub_model_id"),
     "strict": Ignored("checkpoints are always read strictly"),
     "save_safetensors": Ignored("adapters are always safetensors"),
-    **same(Ignored("axolotl reads no such key; it stands in its own examples"), "test_value eta_min"),
+    **same(Ignored("axolotl reads no such key; it stands in much copied files"), "test_value eta_min data_seed"),
 }
 STRATEGIES = ("eval_strategy", "evaluation_strategy")
 STRATEGY_LAST = [(often, strategy) for often in ("eval_steps", "evals_per_epoch") for strategy in STRATEGIES]
@@ -354,6 +300,7 @@ DEFAULTS = {
     "train.epochs": 1.0,
     "train.schedule": "cosine",
     "train.warmup": 0.03,
+    "train.keep_last": 4,
     "data.max_length": 512,
     "data.packing": "longest",
     "data.too_long": "drop",
@@ -363,10 +310,11 @@ DEFAULTS = {
 def translate(values: dict[str, Any], file: Path) -> Translation:
     """An axolotl file's settings."""
     t = Translation.of_file(file, values)
-    t.put("adapter.method", "lora" if values.get("adapter") else "none")
+    full = is_off(values.get("adapter"))
+    t.put("adapter.method", "none" if full else "lora")
     t.settings.update(DEFAULTS)
-    given = first_of(values, ("max_steps", "num_epochs"), *STRATEGY_LAST)
-    for name in [name for name in given if name.startswith(("lora_", "peft_")) and not values.get("adapter")]:
+    given = first_of({"bf16": "auto", **values}, ("max_steps", "num_epochs"), *STRATEGY_LAST)
+    for name in [name for name in given if full and name.startswith(("lora_", "peft_"))]:
         if not is_off(given.pop(name)):
             t.ignore(name, "there is no adapter")
     reward = "reward" if values.get("reward_model") is True else "sft"
@@ -380,8 +328,14 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     loss = values.get("dpo_loss_type")
     if objective == "dpo" and isinstance(loss, list) and len(loss) == 1:
         objective = LOSSES.get(str(loss[0]), "dpo")
-    given = preferences(t, objective, given, keys)
+    given = jobs.preferences(t, objective, given, keys)
+    if objective != "sft" and given.pop("train_on_inputs", None) is True:
+        t.ignore("train_on_inputs", "answers are compared or judged, and no question is learnt")
     t.apply(given, TABLE)
+    if values.get("optimizer") == "lion_pytorch" and None in (given.get("adam_beta1"), given.get("adam_beta2")):
+        t.put("train.betas", [0.9, 0.99])  # that package's, unless the file has both
+    if t.get("train.lora_plus_ratio") and t.settings.pop("train.weight_decay", None):
+        t.ignore("weight_decay", "with loraplus_lr_ratio PEFT decays nothing")
     refuse_contradictions(t, values, CONTRADICTIONS)
     schedule_of_transformers(t, "lr_scheduler", given)
     _restarts(t, given)
@@ -391,5 +345,5 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         t.put("train.warmup_like", "axolotl")
     if not {"warmup_steps", "warmup_ratio"} & {name for name in given if given[name] is not None}:
         t.put("train.warmup_most", 100 if t.get("train.warmup") else None)
-    settle(t)
+    jobs.settle(t)
     return t

@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from model_zoo.errors import InputError
+from pet.compat import job_files as jobs
 from pet.compat.contradictions import OF_A_DATA_SET, refuse_contradictions
-from pet.compat.job_files import FALLBACK, NO_TEMPLATE, part, put_data, put_parts, without_template
-from pet.compat.prompts import ALPACA, AXOLOTL
+from pet.compat.prompts import ALPACA, AXOLOTL, of_turns
+from pet.compat.translation import same
 from pet.data.finding import find_files
 from pet.data.messages import FLAGS, SAID_BY
 from pet.data.prompt import Prompt
@@ -42,12 +43,10 @@ ENTRY = {
     "field_system": "system",
     "field_tools": "tools",
     # read beside this table, or found by the reader itself
-    **dict.fromkeys(("path", "type", "data_files", "ds_type", "name", "split", "train_on_split", "shards", "revision")),
-    **dict.fromkeys(("message_field_role", "message_field_content", "message_property_mappings", "roles")),
-    **dict.fromkeys(("conversation", "chat_template", "chat_template_jinja", "trust_remote_code", "preprocess_shards")),
-    **dict.fromkeys(
-        ("drop_system_message", "roles_to_train", "train_on_eos", "train_on_eot", "message_field_training")
-    ),
+    **same(None, "path type data_files ds_type name split train_on_split shards revision trust_remote_code"),
+    **same(None, "message_field_role message_field_content message_property_mappings roles preprocess_shards"),
+    **same(None, "field_human field_model conversation chat_template chat_template_jinja drop_system_message"),
+    **same(None, "roles_to_train train_on_eos train_on_eot message_field_training"),
 }
 """Keys of a data set's entry -> the role of the column that they name."""
 RANKING = {"field_chosen": "chosen", "field_rejected": "rejected", "field_prompt": "prompt"}
@@ -66,13 +65,9 @@ RANKED_TYPES += ["chat_template.argilla", "chat_template.argilla_chat", "chat_te
 RANKED_TYPES += ["chat_template", *WRITTEN, "bradley_terry"]
 ALREADY = Prompt("{said}", "{said}", "", whole=True)
 """Of rows whose texts are prompts already."""
-CHATS = ("chat_template", "sharegpt")
-"""Types whose prompt is a chat template."""
 OF_THE_FILE = ("chat_template", *PREPARED)
 """Types whose prompt is the file's ``chat_template`` where they name none; rows of tokens have no prompt."""
 TEXTS = ("template", "template_without_input")
-MAPPINGS = ("roles", "message_property_mappings")
-"""Keys of an entry that hold a mapping."""
 MESSAGES_ALONE = ("dpo", "hinge", "ipo", "robust", "simpo")
 """Objectives for which chat templates read no column of system texts."""
 
@@ -103,7 +98,7 @@ def datasets(t: Translation, name: str, value: Any) -> None:
         else:
             prompt = ranked and plain_texts(kind, variant, ranked, first_row(files[0]))
             prompt = prompt or {"template": _prompt(t, name, {**entry, "type": kind}, kind)}
-        if kind == "sharegpt":  # of earlier releases; chat templates have no place for it
+        if kind == "sharegpt" and not prompt.get("template"):  # chat templates have no place for it
             prompt["system"] = t.values.get("default_system_message")
         for field, there in entry.items():
             if field not in roles and there:
@@ -112,15 +107,15 @@ def datasets(t: Translation, name: str, value: Any) -> None:
         columns |= {roles[field]: there for field, there in entry.items() if roles.get(field) and there}
         if kind == "chat_template" and t.get("train.objective") in MESSAGES_ALONE:
             columns.setdefault("system", "")
-        words = _messages(t, name, entry, columns) if kind in CHATS else {}
-        parts += [part(t, key, name, entry)] * len(files)
+        words = _messages(t, name, entry, columns) if kind in ("chat_template", "sharegpt") else {}
+        parts += [jobs.part(t, key, name, entry)] * len(files)
         if len(files) > 1 and parts[-1] != ":":
             t.lack(key, f"{name}.split", f"{entry['split']!r} of several files; one file with these rows is needed")
         how = {"format": FORMATS.get(kind, "auto"), "columns": columns, "roles": words, **prompt}
         how["too_long"] = "cut" if how["format"] == "text" else None  # which is divided, and nothing of it is left out
         found += [{"path": file, **how} for file in files]
-    put_data(t, key, name, found)
-    put_parts(t, "data.rows" if key == "data.train" else "data.eval_rows", parts)
+    jobs.put_data(t, key, name, found)
+    jobs.put_parts(t, "data.rows" if key == "data.train" else "data.eval_rows", parts)
 
 
 def _check(value: Any) -> None:
@@ -129,7 +124,7 @@ def _check(value: Any) -> None:
     if not all(isinstance(one, Mapping) and (one.get("path") or one.get("data_files")) for one in entries):
         raise ValueError("a list of data sets was expected, each with its path")
     for entry in entries:
-        for key in MAPPINGS:
+        for key in ("roles", "message_property_mappings"):
             if not isinstance(entry.get(key) or {}, Mapping):
                 raise ValueError(f"{key}: a mapping was expected")
         own = entry.get("type")
@@ -150,11 +145,13 @@ def _messages(t: Translation, name: str, entry: Mapping[str, Any], columns: dict
     for field, known in (("message_field_training", FLAGS), ("roles_to_train", (["assistant"], ["gpt"]))):
         if entry.get(field) is not None and entry[field] not in known:
             t.refuse(f"{name}.{field}", f"{entry[field]!r} is not supported; known: {', '.join(map(str, known))}")
-    if t.values.get("train_on_inputs") is True:
+    whole = str(entry.get("type")).startswith("sharegpt")  # which learns headings, too, and system texts
+    if t.values.get("train_on_inputs") is True and t.get("train.objective", "sft") == "sft" and not whole:
         t.refuse(
             "train_on_inputs", "of messages what all say is learnt there, and here every token: data.train_on: all"
         )
     words = {word: role for role, words in (entry.get("roles") or {}).items() for word in words}
+    words |= {entry[key]: who for key, who in (("field_human", "user"), ("field_model", "assistant")) if entry.get(key)}
     if not is_off(entry.get("drop_system_message")):
         words = {"system": "", **{word: "" if role == "system" else role for word, role in words.items()}}
         columns["system"] = ""
@@ -171,9 +168,12 @@ def _prompt(t: Translation, name: str, entry: Mapping[str, Any], kind: str) -> s
             break
     top = of_file.get("chat_template")
     named = entry.get("chat_template") or entry.get("conversation") or top or kind
+    told = t.values.get("default_system_message") if t.values.get("chat_template") == named else None
+    if kind == "sharegpt" and (text := of_turns(named, told)):
+        return text
     text = chat_template(t, named, entry)
-    if text is None and named not in (kind, top) and without_template(t):
-        t.refuse(f"{name}: the prompt {named}", NO_TEMPLATE)
+    if text is None and named not in (kind, top) and jobs.without_template(t):
+        t.refuse(f"{name}: the prompt {named}", jobs.NO_TEMPLATE)
     elif (text is None and named not in (kind, top)) or named == "sharegpt":
         t.ignore(f"{name}: the prompt {named}", "the prompt is that of the model's own tokenizer, or data.template")
     elif text is None and not {entry.get("train_on_eos"), entry.get("train_on_eot")} <= {None, "turn"}:
@@ -185,8 +185,8 @@ def chat_template(t: Translation, named: Any, entry: Mapping[str, Any]) -> str |
     """The text of a chat template by axolotl's name, if it is here. Of preferences each end is learnt; else the end of
     an answer is where it is the tokenizer's end token, or a token that the file says to end turns."""
     name = str(named)
-    if name.startswith(FALLBACK) and without_template(t):
-        name = name.removeprefix(FALLBACK)
+    if name.startswith(jobs.FALLBACK) and jobs.without_template(t):
+        name = name.removeprefix(jobs.FALLBACK)
     prompt = AXOLOTL.get(name)
     if prompt is None or t.get("train.objective"):
         return prompt and written(prompt, t.get("train.objective"), entry.get("type", "chat_template"))
@@ -231,6 +231,47 @@ def texts(t: Translation, name: str, value: Any) -> None:
     every = [{"path": entry} if isinstance(entry, str) else entry for entry in every]
     datasets(t, name, [{**entry, "type": entry.get("type") or "pretrain"} for entry in every])
     t.settings.update({"data.streaming": True, "data.packing": "pack"})
+
+
+def special_tokens(t: Translation, name: str, value: Any) -> None:
+    """Tokens for roles. Where the base lies here, its own count: others that begin or end texts would change these, but
+    for the end that a chat template writes itself."""
+    own, entries = jobs.tokenizer_of(t), t.values.get("datasets") or [{}]
+    chats = not t.get("train.objective") and all(str(one.get("type")).startswith("chat_template") for one in entries)
+
+    def kept(role: str, word: Any) -> bool:
+        if role in ("pad_token", "unk_token") or word is None or own is None:
+            return role == "pad_token" or word in (None, *jobs.OWN_TOKENS)
+        if role in ("bos_token", "eos_token"):
+            return getattr(own, role) in (None, word) or (role == "eos_token" and chats)
+        return not _new(t, jobs.listed(word))
+
+    if changed := sorted(role for role, word in value.items() if not kept(role, word)):
+        t.refuse(name, f"{', '.join(changed)}: the tokenizer keeps its own; model.tokenizer=DIR names another")
+    else:
+        t.ignore(name, "the tokenizer keeps its own; padding is masked, whatever token it is")
+
+
+def _new(t: Translation, words: Any) -> list[str]:
+    own = jobs.tokenizer_of(t)  # none where the base does not lie here
+    return [word for word in words if own is None or word not in {**own.special_tokens, **own.plain}]
+
+
+def tokens(t: Translation, name: str, value: Any) -> None:
+    """New tokens; before 0.2 what is now ``special_tokens``."""
+    if isinstance(value, Mapping):
+        special_tokens(t, name, value)
+    elif new := _new(t, value):
+        t.refuse(name, f"{new!r}: {jobs.TOKENS.why}")
+    else:
+        t.ignore(name, "the tokenizer has them")
+
+
+def ends_of_turns(t: Translation, name: str, value: Any) -> None:
+    if others := _new(t, [word for word in value if word not in jobs.OWN_TOKENS]):
+        t.refuse(name, f"{', '.join(others)}: turns end as in the model's own prompt")
+    elif not t.get("data.template"):
+        t.ignore(name, "an answer is learnt with the token that ends it")
 
 
 def written(prompt: Prompt, objective: str, kind: str) -> str:

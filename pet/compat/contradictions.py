@@ -76,16 +76,11 @@ def refuse_contradictions(
     t: Translation, values: Mapping[str, Any], table: Mapping[tuple[str, ...], str], prefix: str = ""
 ) -> None:
     """Notes each pair of a table that a file's settings have, with both names; ``prefix`` is the section's name."""
-    given = {RENAMED.get(name, name): value for name, value in values.items() if not is_unset(value)}
-    given = {**DEFAULTS, **given}
+    said = {name: value for name, value in values.items() if value is False or not is_off(value)}
+    given = {**DEFAULTS, **{RENAMED.get(name, name): value for name, value in said.items()}}
     for pair, why in table.items():
         if all(_holds(condition, given) for condition in pair):
             t.refuse(prefix + " ".join(_shown(condition, given) for condition in pair).partition(" ")[2], why)
-
-
-def is_unset(value: Any) -> bool:
-    """Whether a setting is as if it were not in the file; false is a value."""
-    return value is not False and is_off(value)
 
 
 def _holds(condition: str, given: Mapping[str, Any]) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from model_zoo.atomic import read_json
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
-from pet.compat.translation import choice, number, picked, same
+from pet.compat.translation import choice, elsewhere, number, optimizer, picked, same
 from pet.recipe.overrides import flat
 from pet.recipe.translation import Ignored, Refused, Translation
 
@@ -22,6 +23,12 @@ def _stage(t: Translation, name: str, value: Any) -> None:
         t.ignore(f"{name}: {value}", f"the optimizer's state is divided (stage 1){base}; the numbers are the same")
 
 
+def adam_is_adamw(t: Translation, name: str, value: Any) -> None:
+    """DeepSpeed's Adam decays as AdamW does, unless its file says not to; so does FlagAI's own without a file."""
+    decoupled = t.values.get("optimizer.params.adam_w_mode", True)
+    optimizer(t, name, "adamw" if decoupled and str(value).lower() == "adam" else value)
+
+
 TABLE = {
     "train_batch_size": Ignored("it follows from the micro-batch, the accumulation and the processes"),
     "fp16.loss_scale": Refused("a fixed loss scale is not here; 0 lets it adapt"),
@@ -30,10 +37,12 @@ TABLE = {
     **picked(
         ARGUMENTS,
         "train_micro_batch_size_per_gpu=batch_size gradient_accumulation_steps gradient_clipping=max_grad_norm "
-        "fp16.enabled=fp16 bf16.enabled=bf16 bfloat16.enabled=bf16 optimizer.type=optimizer "
+        "fp16.enabled=fp16 bf16.enabled=bf16 bfloat16.enabled=bf16 "
         "optimizer.params.lr=learning_rate optimizer.params.eps=adam_epsilon "
         "optimizer.params.weight_decay=weight_decay scheduler.params.warmup_max_lr=learning_rate",
     ),
+    "optimizer.type": adam_is_adamw,
+    "optimizer.params.adam_w_mode": elsewhere,
     "optimizer.params.betas": "train.betas",
     "scheduler.type": choice("train.schedule", SCHEDULERS),
     "scheduler.params.warmup_type": choice("train.warmup_power", {"linear": 1.0}),
@@ -46,30 +55,38 @@ TABLE = {
 }
 
 
-def put_deepspeed(t: Translation, path: str | os.PathLike) -> None:
-    """Puts a file's settings over those that are there; ``"auto"`` leaves them. What a file leaves out of its optimizer
-    and schedule is as DeepSpeed has it: no decay of weights, a constant rate.
+def put_deepspeed(t: Translation, told: str | os.PathLike | Mapping[str, Any], beside: bool = False) -> None:
+    """Puts the settings of a file, or of what stands in one, over those that are there; ``"auto"`` leaves them. What a
+    file leaves out of its optimizer and schedule is as DeepSpeed has it: no decay of weights, a constant rate.
+    ``beside`` a job of transformers' trainer these count where the file has any, and the rest is what the job says.
 
     Raises:
         InputError: no such file, or no JSON.
     """
-    given = {
-        name: value for name, value in flat(read_json(path, "a DeepSpeed configuration")).items() if value != "auto"
-    }
-    file = Translation(f"{t.system}: {os.path.basename(path)}")
-    if any(name.startswith("optimizer.") for name in given):
+    name = "deepspeed" if isinstance(told, Mapping) else os.path.basename(told)
+    told = flat(told if isinstance(told, Mapping) else read_json(told, "a DeepSpeed configuration"))
+    if beside:
+        told = {key: value for key, value in told.items() if key.startswith(("optimizer.", "scheduler."))}
+    given = {key: value for key, value in told.items() if value != "auto"}
+    said = told if beside else given
+    file = Translation(f"{t.system}: {name}")
+    file.values = given
+    if any(key.startswith("optimizer.") for key in given) and "optimizer.params.weight_decay" not in said:
         file.put("train.weight_decay", 0.0)
-    if "scheduler.type" not in given:
-        file.put("train.schedule", "constant")
-        file.put("train.warmup", 0)
-    elif "scheduler.params.warmup_type" not in given:
-        file.ignore("scheduler.type", "its warm-up rises by equal steps; DeepSpeed's only where warmup_type is linear")
+    if "scheduler.type" in given:
+        t.drop(*(f"train.{key}" for key in ["final_ratio", "cycles", "power", "decay", "decay_shape", "warmup_power"]))
+        file.put("train.warmup", None if "scheduler.params.warmup_num_steps" in said else 1000)
+        why = "it takes the place of the job's own schedule; " if beside else ""
+        if "scheduler.params.warmup_type" not in given:
+            why += "its warm-up rises by equal steps; DeepSpeed's only where warmup_type is linear"
+        if why:
+            file.ignore("scheduler.type", why)
+    elif not beside:
+        file.settings.update({"train.schedule": "constant", "train.warmup": 0})
     file.apply(given, TABLE)
     t.settings.update(file.settings)
     t.problems += file.problems
     for why in dict.fromkeys(file.ignored.values()):
-        t.ignore(
-            f"{os.path.basename(path)}: {', '.join(name for name in file.ignored if file.ignored[name] == why)}", why
-        )
-    if "zero_optimization.stage" not in given:
+        t.ignore(f"{name}: {', '.join(key for key in file.ignored if file.ignored[key] == why)}", why)
+    if not beside and "zero_optimization.stage" not in given:
         t.put("parallel.shard_optimizer", False)

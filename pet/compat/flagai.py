@@ -13,7 +13,7 @@ from typing import Any
 from model_zoo.errors import InputError, nearest
 from model_zoo.settings import require
 from pet.compat.command_line import start_again
-from pet.compat.deepspeed import put_deepspeed
+from pet.compat.deepspeed import adam_is_adamw, put_deepspeed
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
 from pet.compat.outputs import HIDDEN, Outputs, call, tensors
 from pet.compat.paths import modules_of
@@ -29,9 +29,9 @@ TABLE = {
         ARGUMENTS,
         "batch_size weight_decay gradient_accumulation_steps seed fp16 epochs=num_train_epochs lr=learning_rate "
         "warm_up=warmup_steps clip_grad=max_grad_norm log_interval=logging_steps save_interval=save_steps "
-        "eval_interval=eval_steps checkpoint_activations=recompute experiment_name=run_name save_dir=output_dir "
-        "optimizer_type=optimizer",
+        "eval_interval=eval_steps checkpoint_activations=recompute experiment_name=run_name save_dir=output_dir",
     ),
+    "optimizer_type": adam_is_adamw,
     "tensorboard": callback("tensorboard"),
     "save_best": Refused("the best checkpoint is that of the smallest loss", (None,)),
     "pytorch_device": Ignored("the device of this machine is used"),

@@ -8,20 +8,19 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
+from pet.compat.deepspeed import put_deepspeed
 from pet.compat.results import of_run
-from pet.compat.translation import EVALUATIONS, number, same, switched_on
+from pet.compat.translation import EVALUATIONS, elsewhere, number, positive, same, switched_on
 from pet.data.messages import ROLE_NAMES
 from pet.hub import hub_name
 from pet.recipe.classes import OPTIONS
 from pet.recipe.data import WITHOUT_QUESTIONS
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
-
-Rules = Callable[[Translation, str, Any], None]
 
 SPEED = Ignored("it changes speed or memory, not the result")
 LOGS = Ignored("metrics.jsonl and loss.png are written in any case")
@@ -51,15 +50,15 @@ def listed(value: Any) -> list[str]:
 
 def targets(t: Translation, name: str, value: Any) -> None:
     """Names of modules in a list or with commas between them, or a regular expression."""
-    if isinstance(value, str) and set(value) & set("\\[("):
+    if isinstance(value, str) and set(value) & set("\\[(|*+?^$"):
         t.put("adapter.targets", [f"re:{value}"])
         return
     t.put("adapter.targets", ["all-linear" if word == "all" else word for word in listed(value)])
 
 
 def fit_targets(t: Translation, base: Any) -> None:
-    """Leaves out targets that match no cell of the base, if others do: PEFT passes over them. GLM-4 has a gate_up_proj
-    where LLaMA has two.
+    """Leaves out targets that are trained whole, and those that match no cell of the base, if others do: PEFT passes
+    over them. GLM-4 has a gate_up_proj where LLaMA has two.
 
     Args:
         base: what ``model.path`` will be.
@@ -68,7 +67,10 @@ def fit_targets(t: Translation, base: Any) -> None:
     from pet.meta_model import MetaModel
     from pet.names import model_config
 
-    entries = t.get("adapter.targets") or []
+    entries, whole = t.get("adapter.targets") or [], t.get("adapter.modules_to_save")
+    if isinstance(whole, list) and (left := [each for each in entries if each not in whole]) and left != entries:
+        t.ignore(f"targets {', '.join(map(str, whole))}", "they are trained whole, and PEFT makes no adapters of them")
+        t.put("adapter.targets", entries := left)
     if not all(isinstance(each, str) for each in (base, *entries)):
         return  # refused with the other values
     with contextlib.suppress(InputError, re.error):  # reported where they are used
@@ -92,17 +94,17 @@ def called(entry: str) -> list[str]:
     return list(dict.fromkeys((entry, other, entry.replace("language_model.", ""))))
 
 
-LENGTHS = ("cutoff_len", "sequence_len")
-"""The systems' names for ``data.max_length``, of which a row may have less tokens."""
-
-
 def fit_length(t: Translation, base: Any) -> None:
     """Cuts the systems' own ``data.max_length`` to the context of the base, see `fit_targets`; a file's own is left."""
     from model_zoo.counting import sizes
     from pet.names import model_config
 
     length = t.get("data.max_length")
-    if not isinstance(base, str) or type(length) is not int or any(t.values.get(name) is not None for name in LENGTHS):
+    if (
+        not isinstance(base, str)
+        or type(length) is not int
+        or any(t.values.get(name) is not None for name in ("cutoff_len", "sequence_len"))
+    ):
         return
     with contextlib.suppress(InputError):  # reported where it is used
         context = sizes(model_config(base)).context
@@ -115,22 +117,28 @@ def own_template(t: Translation, name: str, value: Any) -> None:
     """A prompt's name whose text is not here: that of the model's own tokenizer, where it has one."""
     told = "the prompt is that of the model's own tokenizer"
     if value not in TEMPLATES and not str(value).startswith(FALLBACK):
-        t.refuse(name, f"{value!r}: {told}, or data.template")
+        t.refuse(name, f"{value!r}: {told} where this is left out, or data.template=FILE")
     elif without_template(t):
         t.refuse(name, f"{value!r}: {NO_TEMPLATE}")
     else:
         t.ignore(name, f"{told}; data.template puts another in its place")
 
 
+def tokenizer_of(t: Translation) -> Any:
+    """The base's tokenizer, where it lies here; else None."""
+    from model_zoo.tokenizers import AutoTokenizer
+    from pet.names import bundled_models, find_model
+
+    base = t.get("model.tokenizer") or t.get("model.path")
+    with contextlib.suppress(InputError, TypeError):  # reported where it is read
+        here = Path(base).exists() or base in bundled_models()
+        return AutoTokenizer.from_pretrained(find_model(base)) if here else None
+
+
 def without_template(t: Translation) -> bool:
     """Whether the base lies here and its tokenizer has no prompt of its own, in its files or in ChatGLM's code."""
-    from model_zoo.tokenizers.files import TokenizerFiles
-    from pet.names import find_model
-
-    with contextlib.suppress(InputError, TypeError):  # reported where it is read; or on a hub
-        files = TokenizerFiles(find_model(t.get("model.path")))
-        return not files.chat_template() and files.config.get("model_type") != "chatglm"
-    return False
+    own = tokenizer_of(t)
+    return own is not None and not own.chat_template and own.default_style == "plain"
 
 
 def uploaded(t: Translation, name: str, value: Any) -> None:
@@ -138,7 +146,7 @@ def uploaded(t: Translation, name: str, value: Any) -> None:
     if re.fullmatch("<.*>", str(value)):
         t.ignore(name, f"{value} is a place for a name")
     elif not is_off(value):
-        t.refuse(name, f"{value!r}: nothing is uploaded")
+        t.refuse(name, f"{value!r}: nothing is uploaded; {name}=null on the command line leaves it out")
 
 
 def packing(t: Translation, name: str, value: Any) -> None:
@@ -155,24 +163,22 @@ BITS = {
 """How both systems pack a base."""
 
 
-def save_steps(t: Translation, name: str, value: Any) -> None:
-    """A number of steps; these systems also take a share of all steps."""
-    if value >= 1:
-        t.put("train.save_every", int(value))
-    else:
-        t.ignore(name, "give a number of steps; a checkpoint is written at the end")
+def steps(key: str, otherwise: str = "", epochs: str = "") -> Any:
+    """A rule for a number of steps, read after the length of the run. These systems also take a share of all steps; it
+    goes to a key ``epochs`` where a run has these."""
 
+    def rule(t: Translation, name: str, value: Any) -> None:
+        count = t.get("train.steps")
+        if value >= 1 or (value > 0 and count):
+            t.put(key, int(value) if value >= 1 else math.ceil(value * count))
+        elif otherwise:
+            t.ignore(name, f"give a number of steps; {otherwise}")
+        elif value < 0:
+            raise ValueError("a number of steps or a share of them was expected")
+        else:
+            t.put(epochs, value * t.get("train.epochs", 1.0) or None)
 
-def eval_steps(t: Translation, name: str, value: Any) -> None:
-    """The same, after the length of the run."""
-    if value >= 1:
-        t.put("eval.every_steps", int(value))
-    elif value < 0:
-        raise ValueError("a number of steps or a share of them was expected")
-    elif count := t.get("train.steps"):
-        t.put("eval.every_steps", math.ceil(value * count))
-    else:
-        t.put("eval.every_epochs", value * t.get("train.epochs", 1.0) or None)
+    return rule
 
 
 def base_model(t: Translation, name: str, value: Any) -> None:
@@ -209,14 +215,21 @@ COMMON = {
     "lora_dropout": number("adapter.dropout"),
     "loraplus_lr_ratio": number("train.lora_plus_ratio"),
     "loraplus_lr_embedding": Ignored("it is about the adapters of embeddings"),  # see settle
-    "save_steps": save_steps,
+    "lr_scheduler_kwargs": elsewhere,
+    "streaming": "data.streaming",
+    "remove_unused_columns": Ignored("columns without a role are not read"),
+    "save_steps": steps("train.save_every", "a checkpoint is written at the end"),
+    "logging_steps": steps("train.log_every", "metrics.jsonl has a line per step"),
+    "save_total_limit": positive("train.keep_last"),
+    "eval_steps": steps("eval.every_steps", epochs="eval.every_epochs"),
     "save_only_model": Ignored("checkpoints can be resumed from in any case"),
     "trust_remote_code": MODEL,
+    **same(Ignored("transformers reads it for other optimizers"), "optim_args optim_target_modules"),
     **same(SPEED, "dataloader_* torch_compile* tf32 device_map low_cpu_mem_usage gradient_checkpointing_kwargs"),
     **same(LAYOUT, "deepspeed fsdp fsdp_* ray_* resources_per_worker context_parallel_size"),
     **same(LOGS, "*swanlab* wandb_*"),
 }
-"""Names and rules that both systems' tables have."""
+"""Names and rules that both systems' tables have, behind the length of the run."""
 
 
 def put_data(t: Translation, key: str, name: str, found: list[dict[str, Any]]) -> None:
@@ -244,7 +257,7 @@ def put_data(t: Translation, key: str, name: str, found: list[dict[str, Any]]) -
     for reading in readings:
         own = {setting: value for setting, value in reading.items() if value != t.sources[0].get(setting)}
         if reading["format"] in WITHOUT_QUESTIONS:
-            own = {setting: own[setting] for setting in OF_TEXTS if setting in own}
+            own = {setting: own[setting] for setting in ("format", "columns", "too_long") if setting in own}
         path = str(own.pop("path", reading["path"]))
         entries.append({"path": path, **own} if own else path)
     t.put(key, entries)
@@ -253,8 +266,6 @@ def put_data(t: Translation, key: str, name: str, found: list[dict[str, Any]]) -
 AT_REST: dict[str, Any] = {"format": "auto", "columns": {}, "roles": {}}
 AT_REST |= dict.fromkeys(("template", "template_without_input", "system", "enable_thinking"))
 """How rows are read where nothing is said of it."""
-OF_TEXTS = ("format", "columns", "too_long")
-"""What is said of rows without questions."""
 
 
 def preferences(t: Translation, objective: str, given: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
@@ -287,17 +298,28 @@ def preferences(t: Translation, objective: str, given: Mapping[str, Any], keys: 
     return {name: value for name, value in given.items() if name not in keys}
 
 
-def settle(t: Translation) -> None:
-    """Leaves out epochs beside steps, and when to evaluate where nothing is held out to evaluate on; gives adapters of
-    embeddings their rate under LoRA+."""
+def settle(t: Translation, of_embeddings: str = "*lora_embedding_*") -> None:
+    """Leaves out what has no effect: epochs beside steps, a window where nothing streams, when to evaluate where
+    nothing is held out. Takes a DeepSpeed file's schedule. Gives adapters of embeddings (``of_embeddings``) their rate
+    under LoRA+, and DoRA's magnitudes the decay that transformers gives all but biases and norms."""
+    if t.get("adapter.method") == "dora" and (decay := t.get("train.weight_decay")):
+        magnitudes = {"match": ["*lora_magnitude_vector*"], "weight_decay": decay}
+        t.put("train.groups", [*t.get("train.groups", []), magnitudes])
     if t.get("train.lora_plus_ratio") and any(EMBEDDINGS.search(str(one)) for one in t.get("adapter.targets", [])):
         rate = t.values.get("loraplus_lr_embedding")
         with t.reading("loraplus_lr_embedding", rate):
-            own = {"match": ["*lora_embedding_*"], "learning_rate": float(1e-6 if rate is None else rate)}
+            own = {"match": [of_embeddings], "learning_rate": float(1e-6 if rate is None else rate)}
             t.put("train.groups", [*t.get("train.groups", []), own])
             t.ignored.pop("loraplus_lr_embedding", None)
+    deepspeed = t.values.get("deepspeed")
+    if isinstance(deepspeed, Mapping) or Path(str(deepspeed)).is_file():
+        put_deepspeed(t, deepspeed, beside=True)
+    elif not is_off(deepspeed):
+        t.ignore(f"deepspeed: {deepspeed}", "no such file here, whose schedule and optimizer would count")
     if t.get("train.steps"):
         t.drop("train.epochs")
+    if not t.get("data.streaming"):
+        t.drop("data.stream_window")
     if not (t.get("data.eval") or t.get("data.eval_fraction")):
         for key in EVALUATIONS:
             if t.settings.pop(key, None) is not None:
@@ -306,17 +328,12 @@ def settle(t: Translation) -> None:
 
 EMBEDDINGS = re.compile(r"embed|wte|wpe")
 """Names of the families' embeddings."""
-PARTS: dict[str, Callable[[Any], bool]] = {
-    "shards": lambda value: value != 1,  # one of so many, after shuffling
-    "num_samples": lambda value: True,  # drawn without a seed
-}
-"""Keys of a data set's entry, and which of their values take a part of its rows by chance."""
 
 
 def part(t: Translation, key: str, name: str, entry: Mapping[str, Any]) -> str:
     """Which rows of a data set are used, as the recipe has it: ``:5%`` of ``split: train[:5%]``."""
-    for field, takes_part in PARTS.items():
-        if (value := entry.get(field)) and takes_part(value):
+    for field, whole in (("shards", 1), ("num_samples", None)):  # one of so many, or drawn without a seed
+        if (value := entry.get(field)) and value != whole:
             t.lack(key, f"{name}.{field}", f"{value!r} takes a part of the rows; a file with these alone is needed")
     found = re.fullmatch(r"\w+(?:\[(.*)\])?", str(entry.get("split") or "train"))
     if found is None:  # train+test, say

@@ -4,7 +4,7 @@ release renamed a key, both names are there."""
 from __future__ import annotations
 
 import json
-import re
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,38 +13,14 @@ from typing import Any
 from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
 from model_zoo.generation_settings import DRAWN, OF_BEAMS
+from pet.compat import job_files as jobs
 from pet.compat.contradictions import LLAMA_FACTORY as CONTRADICTIONS, SFT_ALONE, refuse_contradictions
 from pet.compat.frozen import KEYS as FROZEN
-from pet.compat.job_files import (
-    BITS,
-    CACHE,
-    COMMON,
-    DOWNLOADS,
-    GENERATION,
-    LAYOUT,
-    LOGS,
-    LOSS,
-    MEDIA,
-    MODEL,
-    SPEED,
-    TOKENS,
-    adapter,
-    base_model,
-    eval_steps,
-    own_template,
-    packing,
-    part,
-    preferences,
-    put_data,
-    put_parts,
-    revision,
-    settle,
-    targets,
-)
 from pet.compat.mindformers.training_arguments import STEPS_WIN, TABLE as ARGUMENTS
 from pet.compat.prompts import LLAMA_FACTORY
 from pet.compat.translation import elsewhere, first_of, flag, number, same, schedule_of_transformers, switched_on
 from pet.data.messages import SAID_BY
+from pet.hub import hub_name
 from pet.recipe.classes import OPTIONS
 from pet.recipe.fields import ADAPTERS_OFF
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
@@ -67,20 +43,27 @@ KEYS = {
 ANSWERS = ("do_sample", "num_beams", "max_new_tokens", "repetition_penalty", "temperature", "top_p", "top_k")
 ANSWERS += ("length_penalty",)
 """Settings of generated answers, by the recipe's names."""
+REFERENCE = "the reference is the base without adapters, where this is left out; ref_model_adapters names an adapter"
 OPTIMIZER = Refused("an optimizer that is not here; see train.optimizer")
 
 
+def named(base: str) -> str:
+    """A base as it is called here: a name on a hub is one on ModelScope if LLaMA-Factory's environment says so."""
+    asked = os.environ.get("USE_MODELSCOPE_HUB", "").lower() in ("true", "y", "1")
+    return f"modelscope:{base}" if asked and hub_name(base) and ":" not in base else base
+
+
 def _quantised(t: Translation, name: str, value: Any) -> None:
-    if value and value not in BITS:
+    if value and value not in jobs.BITS:
         t.refuse(name, f"{value!r}: 4 and 8 are supported")
-    t.settings.update(BITS.get(value, {}))
+    t.settings.update(jobs.BITS.get(value, {}))
 
 
 def _packed(t: Translation, name: str, value: Any) -> None:
     if t.get("train.objective"):
         t.ignore(name, "it is about stage: sft and pt")
     elif name == "packing" or value:
-        packing(t, name, value)
+        jobs.packing(t, name, value)
 
 
 def _of_layers(t: Translation, name: str, value: Any) -> None:
@@ -100,41 +83,41 @@ def _sampled(t: Translation, name: str, value: Any) -> None:
 TABLE = {
     "preprocessing_num_workers": "data.workers",  # dataloader_num_workers, which is read after it, wins
     **ARGUMENTS,
-    **COMMON,
+    **jobs.COMMON,
     # the base
-    "model_name_or_path": base_model,
+    "model_name_or_path": lambda t, n, v: jobs.base_model(t, n, named(v)),
     "train_from_scratch": flag("model.from_scratch"),
     "quantization_bit": _quantised,
     "quantization_method": Refused("bitsandbytes' formats are supported", harmless=("bitsandbytes", "bnb")),
-    "quantization_type": Refused("4 bits are NF4", harmless=("nf4",)),
+    "quantization_type": lambda t, n, v: t.put(
+        "model.quantization.type", v if t.get("model.quantization.type") == "nf4" else None
+    ),
     "double_quantization": lambda t, n, v: t.put(
         "model.quantization.double", t.get("model.quantization.double") and bool(v)
     ),
     "rope_scaling": Refused("positions are those of the checkpoint's config.json; see model.config"),
-    "model_revision": revision,
-    "use_fast_tokenizer": MODEL,
-    **same(TOKENS, "resize_vocab add_tokens add_special_tokens"),
+    "model_revision": jobs.revision,
+    "use_fast_tokenizer": jobs.MODEL,
+    **same(jobs.TOKENS, "resize_vocab add_tokens add_special_tokens new_special_tokens"),
     # the adapter
     "finetuning_type": Refused("lora, full and freeze are supported", harmless=("lora", "full", "freeze")),
-    "adapter_name_or_path": adapter,
-    "lora_target": targets,
+    "adapter_name_or_path": jobs.adapter,
+    "lora_target": jobs.targets,
     "lora_rank": "adapter.rank",
-    "additional_target": lambda t, n, v: t.put(
-        "adapter.modules_to_save", re.split(" *, *", v) if isinstance(v, str) else v
-    ),
+    "additional_target": lambda t, n, v: t.put("adapter.modules_to_save", jobs.listed(v)),
     "use_rslora": "adapter.use_rslora",
     "use_dora": flag("adapter.method", "dora"),
     "pissa_init": flag("adapter.init", "pissa"),
     "pissa_iter": Ignored("PiSSA's decomposition is exact here"),
     "pissa_convert": Ignored("a PiSSA adapter is saved as LoRA over the untouched base in any case"),
-    "create_new_adapter": Refused("merge the first adapter with pet merge"),
+    "create_new_adapter": Refused("merge the first adapter with pet merge, and name the result as the base"),
     "module_dropout": Ignored("OFT is off"),
     **dict.fromkeys(FROZEN, _of_layers),
     "freeze_*": Ignored("it is about models that see"),
     "use_llama_pro": elsewhere,
     "mixture_of_depths": Refused("every token goes through every layer"),
     # data
-    **same(elsewhere, "dataset eval_dataset dataset_dir max_samples lr_scheduler_kwargs"),
+    **same(elsewhere, "dataset eval_dataset dataset_dir max_samples"),
     **same(elsewhere, "template default_system enable_thinking preserve_thinking"),
     "tool_format": Ignored("tools are written by the model's own chat template"),
     "cutoff_len": "data.max_length",
@@ -144,26 +127,23 @@ TABLE = {
     "mask_history": flag("data.train_on", "last"),
     "ignore_pad_token_for_loss": Ignored("padding is never learnt"),
     "average_tokens_across_devices": Ignored("a loss is the mean over the labelled tokens of all devices"),
-    "remove_unused_columns": Ignored("columns without a role are not read"),
-    "streaming": "data.streaming",
-    "buffer_size": "data.stream_window",
+    "buffer_size": "data.stream_window",  # see settle
     **same(Refused("data sets are put one after the other", harmless=("concat",)), "mix_strategy interleave_probs"),
     "disable_shuffling": flag("data.shuffle", False),
     "train_sampling_strategy": _sampled,
-    **same(CACHE, "overwrite_cache tokenized_path data_shared_file_system cache_dir"),
-    **same(Ignored(MEDIA.why), "image_* video_*"),
-    **same(MEDIA, "visual_inputs media_dir"),
+    **same(jobs.CACHE, "overwrite_cache tokenized_path data_shared_file_system cache_dir"),
+    **same(Ignored(jobs.MEDIA.why), "image_* video_* audio_* use_audio_in_video crop_to_patches train_mm_proj_only"),
+    **same(jobs.MEDIA, "visual_inputs media_dir"),
     # stages
     "stage": Refused(f"supported are sft, pt, {', '.join(STAGES)}", harmless=("sft", "pt", *STAGES)),
     **same(Refused(f"supported are {', '.join(PREFERENCES)}", harmless=tuple(PREFERENCES)), "pref_loss dpo_loss"),
-    "ref_model": Refused("the reference is the base without adapters; ref_model_adapters names an adapter"),
+    "ref_model": lambda t, n, v: v == t.values.get("model_name_or_path") or t.refuse(n, f"{v!r}: {REFERENCE}"),
     "reward_model*": Refused("nothing is generated and judged in training"),
     "ppo_*": Ignored("it is about stage: ppo"),
     "kto_ftx": Ignored("it is about stage: kto"),
     "use_dft_loss": elsewhere,
-    **same(LOSS, "pref_bco_weight use_asft_loss use_eaft_loss"),
+    **same(jobs.LOSS, "pref_bco_weight use_asft_loss use_eaft_loss"),
     # the run
-    "eval_steps": eval_steps,
     **same(Ignored("pet finetune trains, and pet evaluate measures"), "do_train do_predict"),
     "early_stopping_steps": "eval.patience",
     **same(Refused("no benchmark is run; pet evaluate measures what is held out"), "task split lang n_shot save_dir"),
@@ -175,27 +155,28 @@ TABLE = {
     "shift_attn": Refused("every token sees all tokens before it"),
     **same(OPTIMIZER, "use_galore use_apollo use_badam use_adam_mini use_muon"),
     **{name: f"generation.{name}" for name in ANSWERS},
-    **same(GENERATION, "generation_* eval_num_beams infer_* vllm_* sglang_* skip_special_tokens"),
+    "max_length": Ignored("of answers max_new_tokens says it"),
+    **same(jobs.GENERATION, "generation_* eval_num_beams infer_* vllm_* sglang_* skip_special_tokens"),
     # how it is run
     "use_kt": Refused("experts are not computed apart"),
     "kt_*": Ignored("KTransformers is off"),
     "export_*": Ignored("pet export writes the result"),
-    "*_hub_token": DOWNLOADS,
-    **same(SPEED, "flash_attn use_unsloth* enable_liger_kernel use_v1_kernels use_reentrant_gc"),
-    **same(SPEED, "disable_gradient_checkpointing upcast_* quantization_device_map offload_folder"),
-    **same(SPEED, "preprocessing_batch_size ref_model_quantization_bit use_liger_kernel use_cache use_kv_cache"),
-    **same(SPEED, "torch_empty_cache_steps eval_accumulation_steps eval_do_concat_batches accelerator_config"),
-    **same(LOGS, "project trackio_*"),
+    "*_hub_token": jobs.DOWNLOADS,
+    **same(jobs.SPEED, "flash_attn use_unsloth* enable_liger_kernel use_v1_kernels use_reentrant_gc"),
+    **same(jobs.SPEED, "disable_gradient_checkpointing upcast_* quantization_device_map offload_folder"),
+    **same(jobs.SPEED, "preprocessing_batch_size ref_model_quantization_bit use_liger_kernel use_cache use_kv_cache"),
+    **same(jobs.SPEED, "torch_empty_cache_steps eval_accumulation_steps eval_do_concat_batches accelerator_config"),
+    **same(jobs.LOGS, "project trackio_*"),
     "eval_on_start": Ignored("what is held out is measured before training in any case"),
     "split_special_tokens": Ignored("of what a message says none is a special token in any case"),
     **same(Ignored("it is about what use_… or finetuning_type switches on"), "galore_* apollo_* badam_* oft_*"),
     **same(Ignored("it is about what use_… switches on"), "asft_alpha eaft_alpha"),
-    **same(SPEED, "*_full_eval batch_eval_metrics eval_use_gather_object block_diag_attn"),
+    **same(jobs.SPEED, "*_full_eval batch_eval_metrics eval_use_gather_object block_diag_attn"),
     "full_determinism": Ignored("runs repeat bit for bit in any case"),
-    **same(LOGS, "plot_loss include_* report_to logging_first_step log_* logging_nan_inf_filter debug"),
-    **same(LOGS, "skip_memory_metrics print_param_status enable_torch_profiler profiler_*"),
-    **same(LAYOUT, "*_model_parallel_size sequence_parallel placement_strategy master_* ddp_* local_rank"),
-    **same(LAYOUT, "use_distributed_optimizer overlap_* use_megatron_bridge use_mca"),
+    **same(jobs.LOGS, "plot_loss include_* report_to logging_first_step log_* logging_nan_inf_filter debug"),
+    **same(jobs.LOGS, "skip_memory_metrics print_param_status enable_torch_profiler profiler_*"),
+    **same(jobs.LAYOUT, "*_model_parallel_size sequence_parallel placement_strategy master_* ddp_* local_rank"),
+    **same(jobs.LAYOUT, "use_distributed_optimizer overlap_* use_megatron_bridge use_mca"),
 }
 DEFAULTS = {
     "train.learning_rate": 5e-5,
@@ -203,6 +184,7 @@ DEFAULTS = {
     "train.epochs": 3.0,
     "train.schedule": "linear",
     "train.warmup": 0,
+    "train.keep_last": 1 << 20,  # all
     "data.max_length": 2048,
     "data.packing": "longest",
     "data.too_long": "shorten",
@@ -238,17 +220,19 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     t.put("adapter.method", "none" if full else "lora")
     t.settings.update({**DEFAULTS, **(PRE_TRAINING if values.get("stage") == "pt" else {})})
     given = first_of(values, *STEPS_WIN)
-    if full:
-        given = {name: value for name, value in given.items() if not name.startswith("lora_")}
-    else:
+    if not full:
         t.put("adapter.targets", ["all-linear"])
         rank = values.get("lora_rank", 8)
         with t.reading("lora_rank", rank):
             t.put("adapter.alpha", 2.0 * rank)
     loss = values.get("pref_loss") or values.get("dpo_loss") or "sigmoid"
     objective = STAGES.get(str(values.get("stage")), "sft")
-    given = preferences(t, PREFERENCES.get(str(loss), "dpo") if objective == "dpo" else objective, given, KEYS)
+    given = jobs.preferences(t, PREFERENCES.get(str(loss), "dpo") if objective == "dpo" else objective, given, KEYS)
     t.apply(given, TABLE)
+    if full:  # what is said of LoRA is not read
+        t.drop(*[key for key in t.settings if key.startswith("adapter.") and key != "adapter.method"])
+    if given.get("save_strategy") in (None, "steps") and given.get("save_steps") is None:
+        t.put("train.save_every", 500)
     schedule_of_transformers(t, "lr_scheduler_type", _with_decay(t, given))
     refuse_contradictions(t, values, CONTRADICTIONS)
     if objective == "kto" and t.get("train.batch_size") == 1 and t.get("train.accumulation", 1) % 2 == 0:
@@ -275,13 +259,13 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
             with t.reading(name, names):
                 every = names.split(",") if isinstance(names, str) else names
                 read = [_dataset(t, key, name, home, str(one).strip(), prompt) for one in every]
-                put_data(t, key, name, read)
+                jobs.put_data(t, key, name, read)
                 found += read
             with t.reading("max_samples", first):  # of each data set
-                put_parts(t, rows, [f":{int(first)}"] if first else [])
+                jobs.put_parts(t, rows, [f":{int(first)}"] if first else [])
     asked = not found or any("tools" not in one.get("columns", {}) for one in found)  # in the template that is named
     if prompt and asked and values.get("template") not in (None, *LLAMA_FACTORY):
-        own_template(t, "template", values["template"])
+        jobs.own_template(t, "template", values["template"])
     if (values.get("packing") or values.get("neat_packing")) and isinstance(t.get("data.max_length"), int):
         t.put("data.max_length", t.get("data.max_length") - 1)  # as there, for the sake of their padding
     with t.reading("use_dft_loss", asked := values.get("use_dft_loss")):  # not before: data is read as for sft
@@ -289,7 +273,7 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
             t.put("train.objective", "dft")
         elif switched_on(asked):
             t.ignore("use_dft_loss", SFT_ALONE)
-    settle(t)
+    jobs.settle(t, "*lora_embedding_B*")
     return t
 
 
@@ -364,7 +348,7 @@ def _dataset(t: Translation, key: str, said: str, home: Path, name: str, prompts
         return {"path": name}
     if not isinstance(entry, Mapping):
         return {"path": name if Path(name).exists() else str(home / name), **prompts.get(False, {})}
-    if part(t, key, name, entry) != ":":
+    if jobs.part(t, key, name, entry) != ":":
         t.lack(key, f"{name}.split", f"{entry['split']!r} takes a part of the rows; a file with these alone is needed")
     form = str(entry.get("formatting", "alpaca"))
     kind = form.replace("openai", "sharegpt")

@@ -28,8 +28,8 @@ class Merge:
 UNPACKED = "the unquantised base gets the adapter; --dequantize merges into the numbers that it was trained on"
 NOTHING = "no adapter is named, or every weight was trained, so there is nothing to merge"
 LLAMA_FACTORY = {
-    **dict.fromkeys(llama_factory.TABLE, elsewhere),  # of training, or of prompts
-    "model_name_or_path": "base",
+    **dict.fromkeys((*llama_factory.TABLE, *llama_factory.KEYS), elsewhere),  # of training, or of prompts
+    "model_name_or_path": lambda t, name, value: t.put("base", llama_factory.named(value)),
     "adapter_name_or_path": "adapters",
     "output_dir": "run",
     "export_dir": "output",
@@ -43,7 +43,7 @@ LLAMA_FACTORY = {
     **same(TOKENS, "resize_vocab add_tokens add_special_tokens"),
 }
 AXOLOTL = {
-    **dict.fromkeys(axolotl.TABLE, elsewhere),
+    **dict.fromkeys((*axolotl.TABLE, *axolotl.KEYS), elsewhere),
     "base_model": "base",
     "lora_model_dir": "adapters",
     "output_dir": "run",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -28,19 +29,27 @@ def put_optimizer(t: Translation, optimizer: Any) -> Callable[[int], float] | No
         **getattr(optimizer, "_params", {}),
         **getattr(optimizer, "defaults", {}),
     }
+    if groups := getattr(optimizer, "param_groups", None):  # of torch's kind, and MindSpore's like it: these count
+        rates = {number(one.get("initial_lr", one["lr"])) for one in groups}
+        decays = tuple(one["weight_decay"] for one in groups if "weight_decay" in one)
+        known.update(is_group_lr=len(rates) > 1, weight_decay=decays)
+        if not math.isclose(rate := rates.pop(), number(known["lr"]), rel_tol=1e-6):  # the same in float32 is the same
+            known["lr"] = rate
     kind = type(optimizer).__name__
     if kind == "SGD" and number(known.get("momentum", 0)):
         kind = "Momentum"
     optimizer_of(t, "optimizer", kind)
-    for switch in ("is_group_lr", "amsgrad", "nesterov", "use_amsgrad", "use_nesterov"):
+    for switch in ("is_group_lr", "amsgrad", "nesterov", "use_amsgrad", "use_nesterov", "maximize"):
         if known.get(switch) is True:
             t.refuse("optimizer", f"{switch}: is not here (groups of learning rates are train.groups of a recipe)")
     if isinstance(known.get("weight_decay"), tuple):
-        decays = {number(decay) for decay in known["weight_decay"]} - {0.0}
+        decays = {number(decay) for decay in known["weight_decay"]}
+        if len(decays - {0.0}) > 1:
+            t.refuse("optimizer", f"has {len(decays - {0.0})} weight decays; one, and none for the rest, was expected")
         if len(decays) > 1:
-            t.refuse("optimizer", f"has {len(decays)} weight decays; one, and none for the rest, was expected")
-        t.ignore("groups of weight decay", "matrices decay, vectors do not")
-        known.update(weight_decay=max(decays, default=0.0), decay_vectors=False)
+            t.ignore("groups of weight decay", "matrices decay, vectors do not")
+            known["decay_vectors"] = False
+        known["weight_decay"] = max(decays, default=0.0)
     if "beta1" in known:
         known["betas"] = (known["beta1"], known["beta2"])
     if "betas" in known:

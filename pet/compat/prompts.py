@@ -122,6 +122,21 @@ AXOLOTL = {
 AXOLOTL["qwen_25"] = but(AXOLOTL["chatml"], default=_QWEN)
 """axolotl's ``chat_template`` -> prompt."""
 
+
+def of_turns(name: str, system: str | None) -> str | None:
+    """The chat template of an axolotl ``sharegpt`` (up to 0.4) with the ``conversation`` chatml or llama3, else None.
+    All behind an answer's heading is learnt, and the tokenizer's end token follows unless it ends the answer already;
+    ``system`` is the text for rows without one, None for axolotl's."""
+    if name not in ("chatml", "llama3"):
+        return None
+    prompt = AXOLOTL[name]
+    heading = prompt.question.rstrip()
+    answer = prompt.question.removeprefix(heading) + prompt.answer + prompt.end + prompt.behind
+    told = but(prompt, question=heading, answer=answer + "{eos}", end="", behind="", opening="{opening}")
+    text = but(told, default=system or "You are a helpful assistant.").jinja()
+    return text.replace("{{ eos_token }}", f"{{{{ '' if eos_token == '{prompt.end}' else eos_token }}}}")
+
+
 _TURNS = {
     "instruct": (
         "{}\n\n",

@@ -8,8 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
-from pet.files import copy
+from pet.files import copy, write_text
 
 
 def find_weights(directory: str | os.PathLike) -> tuple[str | None, Path | None]:
@@ -70,7 +71,6 @@ def of_job(recipe) -> tuple[Path | None, Path | None]:
 
 def base_of(directory: str | os.PathLike) -> str | None:
     """The base that a run or adapter was made on, as far as it says so; None otherwise."""
-    from model_zoo.atomic import read_json
     from pet.recipe.source import read
 
     path = Path(directory).expanduser()
@@ -87,9 +87,9 @@ def bring_checkpoint(source: str | os.PathLike, output: str | os.PathLike) -> No
     """Copies a run's last checkpoint, or the given one, to where a run in ``output`` goes on from.
 
     Raises:
-        InputError: there is no whole checkpoint in ``source``.
+        InputError: there is no whole checkpoint in ``source``, or ``output`` has those of another run.
     """
-    from pet.train.checkpoint import checkpoints
+    from pet.train.checkpoint import STATE, checkpoints
 
     source, target = Path(source).expanduser().resolve(), Path(output).resolve()
     if source == target:
@@ -102,9 +102,15 @@ def bring_checkpoint(source: str | os.PathLike, output: str | os.PathLike) -> No
     place = target / "checkpoints" / chosen.name
     if place == chosen != found[-1]:
         raise InputError(f"resume: {chosen} is not the last checkpoint of its run, which goes on from {found[-1].name}")
-    if place == chosen or place.exists():
+    if place == chosen:
         return
+    digest, mark = str(read_json(chosen / STATE).get("digest")), place.parent / ".from"
+    if checkpoints(place.parent):
+        if mark.is_file() and mark.read_text() == digest:
+            return  # it has been brought before, and may have gone on
+        raise InputError(f"resume: {target} has checkpoints of its own, not of {source}; give another output_dir")
     place.parent.mkdir(parents=True, exist_ok=True)
+    write_text(mark, digest)
     # every process may do this, also of several machines, whose process numbers may be the same
     stage = Path(tempfile.mkdtemp(prefix=f".{chosen.name}.", dir=place.parent))
     try:

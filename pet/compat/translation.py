@@ -176,8 +176,9 @@ def clip(translation: Translation, name: str, value: Any) -> None:
 
 def final_rate(t: Translation, name: str, value: Any) -> None:
     """The last learning rate, which a recipe has as a share of the peak."""
-    peak = t.get("train.learning_rate")
-    if peak and t.get("train.schedule") != "constant":
+    if not (peak := t.get("train.learning_rate")):
+        t.refuse(name, "give learning_rate beside it, of which it is a share here")
+    else:
         t.put("train.final_ratio", min(1.0, float(value) / peak))
 
 

@@ -28,11 +28,11 @@ def kind_of(values: Any) -> str:
     model = values.get("model")
     if "runner_config" in values or "trainer" in values or (isinstance(model, Mapping) and "model_config" in model):
         return "mindformers"
-    if "model_name_or_path" in values:
-        return "llama_factory"
-    if "base_model" in values:
-        return "axolotl"
-    return "recipe"
+    return next((kind for kind, name in BASES.items() if name in values), "recipe")
+
+
+BASES = {"llama_factory": "model_name_or_path", "axolotl": "base_model"}
+"""What the systems' files call their base, by which they are told."""
 
 
 def _translate(kind: str, values: dict[str, Any], file: Path, changes: Collection[str] = ()) -> Translation:
@@ -114,21 +114,23 @@ def load_any(
     if kind == "recipe":
         return load(path, overrides, check_files=check_files, needs=needs)
     if kind != "mindformers":
-        own, overrides = apart(overrides, Recipe.model_fields)
+        own, overrides = apart(overrides, Recipe.model_fields, ["adapter"] if kind == "axolotl" else [])
         values = {**values, **own}
+        if "model.path" in given:  # in each place where the file names its own base
+            base = values[BASES[kind]]
+            same = [name for name in ("tokenizer_config", "ref_model") if base and values.get(name) == base]
+            values |= dict.fromkeys([BASES[kind], *same], str(given["model.path"]))
+        if kind == "axolotl" and "model.tokenizer" in given:
+            values["tokenizer_config"] = given["model.tokenizer"]
     translation = _translate(kind, values, file, changes)
     check_files = check_files and (bring or not str(translation.get("model.path")).endswith(".ckpt"))
     named = path_in(values.get("resume_from_checkpoint")) if bring and kind != "mindformers" else None
     bring = bring and check_files and "model.path" not in given
     resumed = (bring_model(translation, kind, values, file) if bring else None) or named
-    if kind in ("llama_factory", "axolotl"):
-        from pet.compat.frozen import fit_frozen
-        from pet.compat.job_files import fit_length, fit_targets
-
-        base = given.get("model.path", translation.get("model.path"))
-        fit_targets(translation, base)
-        fit_length(translation, base)
-        fit_frozen(translation, base)
+    if kind != "mindformers":
+        _fit(translation)
+    if "train.warmup" in given:  # which need not be a share
+        translation.drop("train.warmup_most")
     if kind == "llama_factory" and "data.train" in needs:
         from pet.compat.llama_factory import check_trained
 
@@ -136,12 +138,20 @@ def load_any(
     translation.finish([*given, *unused])
     if "adapter.load" in unused:
         translation.drop("adapter.load")
-    recipe = from_dict(
-        _changed({}, translation.settings), overrides, name=file.stem, check_files=check_files, needs=needs
-    )
+    told, said = _changed({}, translation.settings), translation.settings.said
+    recipe = from_dict(told, overrides, name=file.stem, check_files=check_files, needs=needs, said=said)
     if resumed is not None and recipe.train.resume:
         bring_checkpoint(resumed, recipe.output.dir)
     return recipe
+
+
+def _fit(translation: Translation) -> None:
+    """What a job file of LLaMA-Factory's or axolotl's says by its base."""
+    from pet.compat.frozen import fit_frozen
+    from pet.compat.job_files import fit_length, fit_targets
+
+    for fit in (fit_targets, fit_length, fit_frozen):
+        fit(translation, translation.get("model.path"))
 
 
 def run_mode_of(path: str | os.PathLike) -> str | None:
@@ -179,6 +189,7 @@ def bring_model(translation: Translation, kind: str, values: Mapping[str, Any], 
         return None
     from pet.compat.mindformers.sizes import facts_of, name_of
 
+    step = path_in(values.get("resume_training"))  # the name of a checkpoint
     if is_ckpt(given):
         if translation.get("train.resume") and given == values.get("load_checkpoint"):
             raise InputError(
@@ -186,9 +197,9 @@ def bring_model(translation: Translation, kind: str, values: Mapping[str, Any], 
             )
         model, adapter = bring(given, path, **facts_of(values))
     elif (Path(given) / "config.json").is_file() or not Path(given).is_dir():
-        return None
+        return Path(translation.get("output.dir", "output")) / "checkpoints" / step if step else None
     elif translation.get("train.resume"):
-        model, adapter, resumed = None, None, Path(given)
+        model, adapter, resumed = None, None, Path(given) / "checkpoints" / step if step else Path(given)
     else:
         model, adapter = find_weights(given)
     named = name_of(values)  # perhaps a size alone, which the adapter's own base has, too
@@ -213,11 +224,10 @@ def convert(path: str | os.PathLike) -> tuple[str, list[str]]:
     if kind == "recipe":
         raise InputError(f"{path}: is a recipe already")
     translation = _translate(kind, values, file)
-    if kind in ("llama_factory", "axolotl"):
-        from pet.compat.frozen import fit_frozen
-
-        fit_frozen(translation, translation.get("model.path"))
+    if kind != "mindformers":
+        _fit(translation)
     InputError.raise_any(translation.problems)
+    translation.fall_back()
     from pet.recipe.loading import from_dict
 
     tree = _changed({}, translation.settings)

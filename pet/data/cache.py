@@ -30,6 +30,7 @@ from model_zoo.errors import InputError
 from model_zoo.unwritable import WRITING, CannotWrite
 from pet.files import UNFINISHED, atomic_directory, write_json
 
+from .compressed import inner_suffix
 from .dataset import Counts, TokenDataset, starts_of
 from .encode import Encoded, Encoder
 from .finding import parts_of
@@ -39,26 +40,10 @@ from .settings import DataSettings
 log = logging.getLogger("pet.data")
 
 # Goes into every digest: raise it when the same input gives other samples than before, or a file other places.
-VERSION = 16
+VERSION = 17
 ROOM = 1 << 20
 """Bytes without which a directory counts as full."""
 PARTS = {"tokens": np.int32, "trained": np.uint8, "lengths": np.int32, "origin": np.int64, "said": np.int32}
-# Settings that decide which samples come out; the others only arrange them.
-DECIDING = (
-    "format",
-    "columns",
-    "roles",
-    "template",
-    "template_without_input",
-    "enable_thinking",
-    "system",
-    "train_on",
-    "max_length",
-    "min_length",
-    "too_long",
-    "max_samples",
-    "rows",
-)
 # What a tokenizer is asked so that a change in its code, and not only in its files, is noticed.
 PROBE = [
     {"role": "user", "content": "What's  1+1?\n你好\t"},
@@ -87,12 +72,11 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 def settings_digest(tokenizer: Any, settings: DataSettings) -> str:
     """A digest of the tokenizer and of the settings that decide which samples come out."""
-    chosen = {name: getattr(settings, name) for name in DECIDING}
+    from pet.recipe.data import Reading
+
+    deciding = (*Reading.model_fields, "max_length", "min_length", "max_samples")  # the others only arrange samples
+    chosen = {name: getattr(settings, name) for name in deciding}
     chosen |= {name: dict(chosen[name] or {}) for name in ("columns", "roles")}
-    if settings.padding is not None:
-        chosen["padding"] = settings.padding, settings.padding_ends
-    if settings.labels_ahead:
-        chosen["labels_ahead"] = True
     if settings.conversations is not None:
         chosen["conversations"] = source_of(settings.conversations)
     text = json.dumps([VERSION, chosen], sort_keys=True) + tokenizer_digest(tokenizer)
@@ -106,19 +90,20 @@ def encoder_digest(encoder: Encoder, files: Iterable[Path]) -> str:
 
 
 def source_of(function: Any) -> str:
-    """What a function of the user's own is known by: its name and its text, where that can be had."""
+    """What a function of the user's own is known by: its name and, where it can be had, the text of its module, which
+    holds what it calls, or else its own."""
     name = f"{function.__module__}:{function.__qualname__}"
-    try:
-        return f"{name}\n{inspect.getsource(function)}"
-    except (OSError, TypeError):
-        return name
+    for known_by in (inspect.getmodule(function), function):
+        with contextlib.suppress(OSError, TypeError):
+            return f"{name}\n{inspect.getsource(known_by)}"
+    return name
 
 
 def content_digest(files: Iterable[Path]) -> str:
     """A digest of the content and order of files; where they lie does not matter, their kind does."""
     digest = hashlib.blake2b(digest_size=16)
     for path in [part for file in files for part in parts_of(file)]:
-        digest.update(f"{path.suffix} {path.stat().st_size}\0".encode())
+        digest.update(f"{inner_suffix(path)} {path.stat().st_size}\0".encode())
         with open(path, "rb") as stream:
             while block := stream.read(1 << 22):
                 progress.tick()
@@ -236,9 +221,10 @@ def fallback(directory: Path, why: str) -> Path:
 
 
 def cached(
-    rows: Callable[[], Iterable[Row]], encoder: Encoder, files: list[Path], *, progress: bool = True
+    rows: Callable[[], Iterable[Row]], encoder: Encoder, files: list[Path], parts: Any = "", *, progress: bool = True
 ) -> TokenDataset:
-    """The samples of the rows that ``rows`` reads, from the cache where it has them."""
+    """The samples of the rows that ``rows`` reads, which are these ``parts`` of the files, from the cache where it has
+    them."""
     from .encode import encode_rows
 
     settings = encoder.settings
@@ -248,7 +234,7 @@ def cached(
         yield from encode_rows(rows(), encoder, progress=progress)
         check_unchanged(versions, files)
 
-    key = encoder_digest(encoder, files) + content_digest(files)
+    key = f"{encoder_digest(encoder, files)}{content_digest(files)}{parts}"
     name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
 
     def kept(base: Path) -> TokenDataset:

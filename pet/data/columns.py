@@ -30,7 +30,16 @@ def _roles(form: str) -> dict[str, Role]:
 
 
 NONE = Role((), False)
-_BESIDE = f"[system] [tools] [{KWARGS}]"
+EARLIER = {"label_ids": "labels", "input_mask": "attention_mask"}
+"""Columns by the names that BERT's scripts, and MindFormers' of release 0.6, have for them."""
+
+
+def names_of(column: str) -> list[str]:
+    """The names under which a column of token rows is read, its own first."""
+    return [column, *(earlier for earlier, now in EARLIER.items() if now == column)]
+
+
+_BESIDE = f"[system/system_prompt] [tools] [{KWARGS}]"
 _PARTS = f"[input] [history] {_BESIDE}"
 _QUESTION = f"[messages/conversations/conversation] [prompt/question/query/instruction] {_PARTS}"
 COLUMNS = {
@@ -40,7 +49,7 @@ COLUMNS = {
     "adgen": _roles(f"prompt=content answer=summary {_PARTS}"),
     "prompt_completion": _roles(f"prompt/question/query answer=completion/response/answer {_PARTS}"),
     "dolly": _roles(f"prompt=instruction answer=response [input=context/input] [history] {_BESIDE}"),
-    "tokens": _roles(" ".join(name if name == "input_ids" else f"[{name}]" for name in TOKEN_COLUMNS)),
+    "tokens": _roles("input_ids " + " ".join(f"[{'/'.join(names_of(name))}]" for name in TOKEN_COLUMNS[1:])),
     "segments": _roles("segments"),
     "text": _roles("text"),
 }
@@ -71,11 +80,11 @@ HELD = {"messages": "a list", "input_ids": "a list", "segments": "a list", "labe
 HELD |= dict.fromkeys(("chosen", "rejected"), "a text or messages")
 """What the column of a role holds that is not always a string."""
 QUESTIONS = (*PAIRS["messages"].names, *PAIRS["prompt"].names)
-SAYING_THE_SAME = (QUESTIONS, *(LABELLED[role].names for role in ("answer", "label")))
+SAYING_THE_SAME = (QUESTIONS, *(LABELLED[role].names for role in ("answer", "label", "system")))
 """Names of one thing, of which ``data.columns`` leaves one."""
 KNOWN = {name for roles in COLUMNS.values() for role in roles.values() for name in role.names} | {
     *RANKED,
-    *("functions", "images", "image", "videos", "audios"),
+    *("functions", "images", "image", "videos", "audios", "weight", *LABELLED["label"].names),
 }
 """Names of columns that mean something to this or another loader."""
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from model_zoo import progress
-from model_zoo.cores import available_cores
 from model_zoo.errors import InputError, located
+from model_zoo.resources import available_cores
 from pet.recipe.fields import is_template_file
 
 from .classified import whole_text
@@ -137,7 +137,7 @@ class Encoder:
                 encoded.counts.note_empty(row.where)
                 continue
             for documents in own._fit(row, encoded.counts):
-                if not row.is_judged and not all(any(trained[1:]) for _, trained in documents):
+                if not all(len(ids) if row.is_judged else any(trained[1:]) for ids, trained in documents):
                     encoded.counts.dropped_unlabelled += 1
                     continue
                 if len(documents) > 1 and all(ids == documents[0][0] for ids, _ in documents[1:]):
@@ -294,13 +294,13 @@ class Encoder:
         if length > limit and room < 2:
             raise InputError(f"data.max_length: {limit} leaves no room for text after {len(head)} opening tokens")
         counts.divided += length > limit
-        for at in range(0, len(body), max(room, 1)):
+        for at in range(0, max(1, len(body) - (len(head) == 0)), max(room, 1)):  # none of one token: it follows nothing
             ids = np.concatenate([head, body[at : at + room]])
             yield [(ids, np.arange(len(ids)) >= len(head))]
 
 
 def encode_rows(
-    rows: Iterable[Row], encoder: Encoder, *, progress: bool = True, pool: Workers | None = None
+    rows: Iterable[Row], encoder: Encoder, *, progress: bool = True, pool: Workers | Literal["own"] | None = "own"
 ) -> Iterator[tuple[list[Row], Encoded]]:
     """Encode rows chunk by chunk, in this process or in several, in the order of the rows.
 
@@ -308,17 +308,16 @@ def encode_rows(
         rows: read as they are needed.
         encoder: the tokenizer and settings; ``settings.workers`` says how many processes.
         progress: show how far it is, for data that takes a while.
-        pool: workers that run already, and hold this encoder.
+        pool: workers that run already, and hold this encoder; "own": some for these rows, where they are many.
 
     Yields:
         A chunk of rows and its samples.
     """
     chunks = chunked(rows)
     held = list(islice(chunks, WORTH_WORKERS))
-    large = len(held) == WORTH_WORKERS
     own = None
-    if pool is None and large:
-        own = pool = start_workers(encoder)
+    if pool == "own":
+        pool = own = start_workers(encoder) if len(held) == WORTH_WORKERS else None
 
     sent: list[list[Row]] = []
 

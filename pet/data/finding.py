@@ -49,7 +49,7 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
 
     Raises:
         InputError: a path does not exist, a directory has no data file, or those of several splits (what is held out
-            would be trained on), or the same file twice, or a file is of an unknown kind. All of them.
+            would be trained on), or a file that is compressed and not, or a file is of an unknown kind. All of them.
     """
     problems = Problems()
     files: list[Path] = []

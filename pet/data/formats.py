@@ -179,7 +179,7 @@ class Rows:
         if row.messages is None:
             return
         if (system := found.text("system")) and not open_with(row.messages, system):
-            row.unread.append("system")
+            row.unread.append(found.name("system"))
         for messages in (row.messages, *row.others):
             check_turns(messages, self.answers, self.any_order)
         row.tools, row.thinking = tools_of(found.value("tools")), thinking_of(found.value(KWARGS))

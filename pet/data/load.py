@@ -20,6 +20,7 @@ from .encode import Encoder, tell
 from .finding import find_files
 from .formats import read_rows
 from .messages import last_question
+from .parts import with_parts
 from .row import Row
 from .settings import DataSettings
 from .streaming import StreamDataset
@@ -84,7 +85,8 @@ def load_dataset(
     def rows() -> Iterable[Row]:
         return read_rows(paths, limit=settings.max_samples, parts=settings.rows, own=encoder.reading)
 
-    dataset = cached(rows, encoder, files, progress=progress)
+    parts = [(len(found), part) for found, part in with_parts(paths, settings.rows)] if settings.rows else ""
+    dataset = cached(rows, encoder, files, parts, progress=progress)
     dataset.own = {str(path): settings for path, settings in own.items()}
     dataset.end = tokenizer.eos_token_id
     if settings.deduplicate:

@@ -3,8 +3,8 @@
 ``{"role", "content"}`` or ShareGPT's ``{"from", "value"}``. A call of tools is an assistant's message with
 ``tool_calls``, or a message from ``function_call`` whose text is the JSON of one call or of several; a tool's answer is
 from ``tool`` or ``observation``. Of calls only the function's name and its arguments are kept, the latter as an object,
-as chat templates expect them. ``weight``, ``train`` or ``training`` of 0 or false says that an answer is read and not
-learnt; text in parts, ``[{"type": "text", "text"}]``, is one text, unless a chat template writes each part.
+as chat templates expect them. `FLAGS` of 0 or false say that an answer is read and not learnt; text in parts,
+``[{"type": "text", "text"}]`` (or ``value``), is one text, unless a chat template writes each part.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ NEXT = {
     "tool calls": ("tool",),
     "tool": ("assistant", "tool"),
 }
+OPENING = ("system", "developer")
 SAID_BY = (("role", "from"), ("content", "value"))
 """Who says a message, and what, by the names that either has; a field of null is none (tables have all fields in all
 rows)."""
@@ -53,8 +54,8 @@ KEPT = {
 """What else of a message chat templates read, and the names that it has in data, as in transformers."""
 SPOKEN = ({"role", "content"}, {"from", "value"}, {"role", "tool_calls"})
 """What a message in JSON has at least."""
-FLAGS = ("weight", "train", "training")
-"""Whether a message is learnt, as OpenAI's, SlimOrca's and axolotl's data say it."""
+FLAGS = ("weight", "loss_weight", "loss", "train", "training")
+"""Whether a message is learnt, as OpenAI's, LLaMA-Factory's, ms-swift's, SlimOrca's and axolotl's data say it."""
 KWARGS, THINKING = "chat_template_kwargs", "enable_thinking"
 """The column of a row's own settings for the chat template, and the one that is known."""
 
@@ -109,7 +110,7 @@ def open_with(messages: list[dict[str, Any]], system: str | None) -> bool:
     """Puts a system text before messages that have none of their own; whether they say it now."""
     if system is None:
         return True
-    if not messages or speaker(messages[0]) not in ("system", "developer"):
+    if not messages or speaker(messages[0]) not in OPENING:
         messages.insert(0, {"role": "system", "content": system})
     return messages[0].get("content", messages[0].get("value")) == system
 
@@ -165,9 +166,11 @@ def _message(number: int, turn: Any) -> dict[str, Any]:
 def _part(number: int, part: Any) -> str:
     """The text of one part of a message."""
     kind = (part.get("type") or "text") if isinstance(part, dict) else type_name(part)
-    if kind != "text" or not isinstance(part.get("text"), str):
-        raise Wrong(f"message {number}: content: expected a string or parts of the type 'text', found {kind!r}")
-    return part["text"]
+    text = part.get("text", part.get("value")) if kind == "text" else ""
+    if kind != "text" or not isinstance(text, str):
+        found = repr(kind) if kind != "text" else "one without a text"
+        raise Wrong(f"message {number}: content: expected a string or parts of the type 'text', found {found}")
+    return text
 
 
 def _learnt(number: int, turn: dict[str, Any], role: str) -> bool:

@@ -11,8 +11,8 @@ from model_zoo.errors import InputError
 
 from .packing import bucket_edges, packed_order
 
-# Samples packed at a time; data.stream_window is no larger. More gains nothing in rows filled; fewer lets the company
-# a sample keeps change each epoch.
+# Samples packed at a time. More gains nothing in rows filled; fewer lets the company a sample keeps change each epoch.
+# The samples of a window are packed together, however many its rows give: so they fill as many rows in every epoch.
 PACKED_TOGETHER = 16384
 # Lengths of "longest" are rounded up to this, so that there are few of them: each costs a compilation.
 LENGTH_STEP = 64
@@ -98,7 +98,7 @@ def make_plan(
     count = len(lengths)
     order = random.permutation(count) if shuffle else np.arange(count)
     if packing == "pack":
-        rows = _packed(lengths, order, max_length)
+        rows = _packed(lengths, order, max_length, count if window else PACKED_TOGETHER)
         if shuffle:
             rows = rows.reordered(random.permutation(len(rows)))
         step_lengths = np.full(-(-len(rows) // rows_per_step), max_length, np.int64)
@@ -117,10 +117,10 @@ def make_plan(
     return Plan(Rows(members, sizes), step_lengths, rows_per_step)
 
 
-def _packed(lengths: np.ndarray, order: np.ndarray, max_length: int) -> Rows:
-    """Samples packed in this order, `PACKED_TOGETHER` at a time."""
+def _packed(lengths: np.ndarray, order: np.ndarray, max_length: int, together: int) -> Rows:
+    """Samples packed in this order, so many at a time."""
     members, sizes = [], []
-    for part in np.array_split(order, max(1, -(-len(order) // PACKED_TOGETHER))):
+    for part in np.array_split(order, max(1, -(-len(order) // max(1, together)))):
         placed, counts = packed_order(lengths[part], max_length)
         members.append(part[placed])
         sizes.append(counts)

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from .columns import LABELLED, PAIRS, QUESTIONS, RANKED, Columns
-from .messages import given, listed, messages_of, messages_of_history, open_with, speaker
+from .messages import OPENING, given, listed, messages_of, messages_of_history, open_with, speaker
 
 TURN = re.compile(r"(?:^|\n)\s*(Human|Assistant):[ \n]?")
 SPEAKERS = {"Human": "user", "Assistant": "assistant"}
-OPENING = ("system", "developer")
 Messages = list[dict[str, Any]]
 
 

@@ -19,7 +19,7 @@ from model_zoo.errors import first_line
 from .binary import read_arrow, read_mindrecord
 from .compressed import BROKEN, inner_suffix, is_compressed, open_bytes, open_text
 from .finding import TEXTS, kind_of
-from .records import BEGINNING, Place, Problems, Record, misfit, type_name
+from .records import BARE, BEGINNING, Place, Problems, Record, misfit, type_name
 
 READ_AT_ONCE = 1 << 20
 BLANKS = " \t\r\n\ufeff"
@@ -255,7 +255,7 @@ def _csv_rows(path: Path, problems: Problems, place: Place) -> Iterator[tuple[in
                 values = next(reader, None)
             except csv.Error as error:
                 found_by_python = str(error) == "line contains NUL"  # of 3.10
-                problems.add(path, begins, NULS if found_by_python else f"broken CSV: {error}")
+                problems.add(path, begins, NULS if found_by_python else f"broken CSV: {error}{BARE}")
                 return
             if values is None:
                 return
@@ -288,7 +288,7 @@ def _csv_records(path: Path, problems: Problems, header: list[str], place: Place
     for begins, values, behind in _csv_rows(path, problems, place):
         if not values:  # an empty line
             continue
-        if (wrong := misfit(header, values)) is None:
+        if (wrong := misfit(header, values, _separator(path))) is None:
             yield Record(begins, {name: value for name, value in zip(header, values, strict=True) if name}, behind)
         else:
             problems.add(path, begins, wrong)

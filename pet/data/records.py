@@ -54,10 +54,17 @@ class Problems:
         raise InputError.collect(found)
 
 
-def misfit(header: list[str], values: list[str]) -> str | None:
-    """What is wrong with a row of CSV, if anything. Messages that are no JSON would be learnt as a text."""
+BARE = "; a quotation mark that is text is doubled, within a value in quotation marks (as by pandas' to_csv)"
+"""What is to be done with tables, as many of tabs are, whose quotation marks are text."""
+
+
+def misfit(header: list[str], values: list[str], separator: str) -> str | None:
+    """What is wrong with a row of CSV, if anything. Messages that are no JSON, or rows, would be learnt as a text."""
     if len(values) != len(header):
         return f"expected {len(header)} values as in the first row, found {len(values)}"
+    lines = "\t".join(values).split("\n") if separator == "\t" and len(header) > 1 else ()
+    if len(lines) > 1 and all(line.count("\t") == len(header) - 1 and line[:1] != "\t" for line in lines):
+        return f"{len(lines)} lines, each a row by itself, would be one row{BARE}"
     named = zip(header, values, strict=True)
     name = next((name for name, value in named if name and PYTHONS.match(value)), None)
     written = "expected messages in JSON, found a list as Python shows it; save such data as JSON lines (to_json)"

@@ -84,18 +84,16 @@ class DataSettings:
         A recipe's section also holds what is not settled here, such as its paths; that is passed over.
 
         Raises:
-            InputError: a name in ``changes`` does not exist, or a value cannot be used.
+            InputError: a name in ``changes`` or in a mapping does not exist, or a value cannot be used.
         """
         if isinstance(settings, cls) and not changes:
             return settings
+        from pet.recipe.data import Data
+
         names = {field.name for field in fields(cls)}
-        if settings is None:
-            found: dict[str, Any] = {}
-        elif isinstance(settings, Mapping):
-            found = {name: settings[name] for name in names & settings.keys()}
-        else:
+        found = settings
+        if not isinstance(settings, Mapping):
             found = {name: getattr(settings, name) for name in names if hasattr(settings, name)}
-        unknown = changes.keys() - names
-        if unknown:
-            raise InputError.collect(f"data.{name}: no such setting{nearest(name, names)}" for name in sorted(unknown))
-        return cls(**{**found, **changes})
+        unknown = (changes.keys() - names) | (found.keys() - names - Data.model_fields.keys())
+        InputError.raise_any(f"data.{name}: no such setting{nearest(name, names)}" for name in sorted(unknown))
+        return cls(**{**{name: found[name] for name in names & found.keys()}, **changes})

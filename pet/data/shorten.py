@@ -56,6 +56,8 @@ def kept(turns: Sequence[Turn], limit: int, *, last_first: bool, one_end: bool) 
 
 
 def kept_of_pairs(turns: Sequence[Sequence[Turn]], limit: int) -> list[list[int]]:
-    """The places that stay of documents with one question: of each the same of that, and as much of the last answer."""
-    asked, said = shares(turns[0][-1][1], max(end - answer for *_, (_, answer, end) in turns), limit)
-    return [[*range(asked), *range(answer, min(answer + said, end))] for *_, (_, answer, end) in turns]
+    """The places that stay of documents with one question: of each the same of that, and as much of the last answer.
+    What a chat template writes behind that, as a turn without an answer, goes."""
+    last = [next((turn for turn in reversed(own) if turn[1] < turn[2]), own[-1]) for own in turns]
+    asked, said = shares(last[0][1], max(end - answer for _, answer, end in last), limit)
+    return [[*range(asked), *range(answer, min(answer + said, end))] for _, answer, end in last]

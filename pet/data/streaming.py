@@ -2,18 +2,19 @@
 
 The rows are read once to see that all of them can be used, and to note where each window of ``stream_window`` rows
 begins; that index is kept in the cache directory. A window goes on in the next file, and ends early where its rows are
-long. An epoch takes the windows in an order of its own, tokenises each,
-and packs its samples by themselves; the next window is made ready meanwhile. A window's last step is filled up with
-padding. Since a window gives the same number of steps in every epoch, that number is noted once known, and
-``batches(epoch, start=k)`` goes straight to the window that holds batch k; a window not yet noted is tokenised to
-count it.
+long. An epoch takes the windows in an order of its own, tokenises each, and packs its samples by themselves; the next
+window is made ready meanwhile. A window's last step is filled up with padding. Since a window gives the same number of
+steps in every epoch, that number is noted once known, and ``batches(epoch, start=k)`` goes straight to the window that
+holds batch k; a window not yet noted is tokenised to count it.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +31,7 @@ from pet.files import write_json
 from .cache import check_unchanged, encoder_digest, fallback, file_versions, reason, writable_directory
 from .compressed import is_compressed
 from .dataset import Counts, TokenDataset
-from .encode import Encoder, encode_rows, shown, start_workers, tell
+from .encode import CHUNK, CHUNK_SIZE, WORTH_WORKERS, Encoder, encode_rows, shown, start_workers, tell
 from .formats import read_file
 from .loader import Batch, Loader
 from .packing import LayoutFunction
@@ -38,6 +39,7 @@ from .plan import Plan
 from .records import BEGINNING, Place, Problems
 from .row import Row
 from .settings import DataSettings
+from .workers import Workers
 
 log = logging.getLogger("pet.data")
 
@@ -132,7 +134,18 @@ class StreamDataset:
         file, place, rows = span
         return islice(self._read(file, place, problems), rows)
 
-    def window(self, number: int, pool: Any = None) -> TokenDataset:
+    @functools.cached_property
+    def pool(self) -> Workers | None:
+        """Processes that tokenise, where there are rows enough. Every epoch has the same ones: to start some takes
+        seconds, and later they might be of another version of this library, installed meanwhile."""
+        size = sum(Path(file).stat().st_size for file in self.files)
+        large = self.rows >= WORTH_WORKERS * CHUNK or size >= WORTH_WORKERS * CHUNK_SIZE
+        pool = start_workers(self.encoder) if large else None
+        if pool is not None:
+            weakref.finalize(self, pool.close)
+        return pool
+
+    def window(self, number: int) -> TokenDataset:
         """The samples of one window.
 
         Raises:
@@ -143,7 +156,7 @@ class StreamDataset:
         read = chain.from_iterable(self.span_rows(span, problems) for span in spans)
         samples, origin, said, counts = [], [], [], Counts()
         try:
-            for chunk, encoded in encode_rows(read, self.encoder, progress=False, pool=pool):
+            for chunk, encoded in encode_rows(read, self.encoder, progress=False, pool=self.pool):
                 samples += encoded.samples
                 origin += [(numbers[chunk[row].path], chunk[row].line, chunk[row].row) for row in encoded.rows]
                 said += [chunk[row].label for row in encoded.rows]
@@ -252,25 +265,21 @@ class StreamLoader(Loader):
         # straight to the window that holds `start`, as far as windows have been counted
         while order and order[0] in known and shift + known[order[0]] * self.accumulation <= start:
             shift += known[order.pop(0)] * self.accumulation
-        pool = start_workers(self.dataset.encoder) if self.dataset.rows >= 8 * 512 else None
-        try:
-            with ThreadPoolExecutor(1) as ahead:
-                ready = ahead.submit(self.dataset.window, order[0], pool) if order else None
-                for place, number in enumerate(order):
-                    window = ready.result()
-                    if place + 1 < len(order):
-                        ready = ahead.submit(self.dataset.window, order[place + 1], pool)
-                    plan = self._make_plan(window, epoch, number + 1)
-                    if self.rank == 0:
-                        self.dataset.note_steps(self._key, number, plan.steps)
-                    count = plan.steps * self.accumulation
-                    for batch in self._batches(window, plan, max(0, start - shift), shift):
-                        batch["sample_ids"] = [[window.where(sample) for sample in row] for row in batch["sample_ids"]]
-                        yield batch
-                    shift += count
-        finally:
-            if pool is not None:
-                pool.close()
+        _ = self.dataset.pool  # started by this thread
+        with ThreadPoolExecutor(1) as ahead:
+            ready = ahead.submit(self.dataset.window, order[0]) if order else None
+            for place, number in enumerate(order):
+                window = ready.result()
+                if place + 1 < len(order):
+                    ready = ahead.submit(self.dataset.window, order[place + 1])
+                plan = self._make_plan(window, epoch, number + 1)
+                if self.rank == 0:
+                    self.dataset.note_steps(self._key, number, plan.steps)
+                count = plan.steps * self.accumulation
+                for batch in self._batches(window, plan, max(0, start - shift), shift):
+                    batch["sample_ids"] = [[window.where(sample) for sample in row] for row in batch["sample_ids"]]
+                    yield batch
+                shift += count
 
     def where(self, batch: Batch) -> list[str]:
         return [sample for row in batch["sample_ids"] for sample in row]

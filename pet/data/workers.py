@@ -30,7 +30,8 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
         function: importable by name, or otherwise able to be pickled; it gets one chunk.
 
     Raises:
-        pickle.PicklingError, AttributeError, TypeError: the function cannot be sent to a process.
+        pickle.PicklingError, AttributeError, TypeError: the function cannot be sent to a process, or a process cannot
+            load it: a class of the user's script is in no module that another process could import.
     """
 
     def __init__(self, function: Callable[[Any], Any], count: int) -> None:
@@ -50,19 +51,35 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
                 env=environment,
             )
             self._processes.append(process)
-        for process in self._processes:  # after all have been started: a large tokenizer waits to be read
-            process.stdin.write(first)
+        try:
+            for process in self._processes:  # after all have been started: a large tokenizer waits to be read
+                self._send(process, first)
+                self._free.put(process)
+            for process in self._processes:
+                if (error := self._answer(process)[0]) is not None:
+                    raise pickle.PicklingError(str(error))
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def _send(process: subprocess.Popen, pickled: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it ended, as its answer will tell
+            process.stdin.write(pickled)
             process.stdin.flush()
-            self._free.put(process)
+
+    @staticmethod
+    def _answer(process: subprocess.Popen) -> tuple[Exception | None, Any]:
+        try:
+            return pickle.load(process.stdout)
+        except (EOFError, pickle.UnpicklingError) as broken:
+            raise RuntimeError(f"a data worker ended with exit code {process.wait()}") from broken
 
     def _ask(self, chunk: Any) -> Any:
         process = self._free.get()
         try:
-            pickle.dump(chunk, process.stdin, pickle.HIGHEST_PROTOCOL)
-            process.stdin.flush()
-            error, result = pickle.load(process.stdout)
-        except (EOFError, BrokenPipeError, pickle.UnpicklingError) as broken:
-            raise RuntimeError(f"a data worker ended with exit code {process.wait()}") from broken
+            self._send(process, pickle.dumps(chunk, pickle.HIGHEST_PROTOCOL))
+            error, result = self._answer(process)
         finally:
             self._free.put(process)
         if error is not None:
@@ -94,19 +111,29 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
 
 
 def main() -> None:
-    """A worker: the function first, then chunk after chunk until the pipe closes."""
+    """A worker: the function first, then chunk after chunk until the pipe closes. Each is answered: (error, result)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the function prints must not land among the results
-    function = pickle.load(sys.stdin.buffer)
+
+    def answer(error: Exception | None, result: Any) -> None:
+        pickle.dump((error, result), results, pickle.HIGHEST_PROTOCOL)
+        results.flush()
+
+    try:
+        function = pickle.load(sys.stdin.buffer)
+    except Exception as error:
+        answer(RuntimeError(f"{type(error).__name__}: {error}"), None)
+        return
+    answer(None, None)
     while True:
         try:
             chunk = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
         try:
-            answer = (None, function(chunk))
+            result = function(chunk)
         except Exception as error:
-            answer = (error, None)
-        pickle.dump(answer, results, pickle.HIGHEST_PROTOCOL)
-        results.flush()
+            answer(error, None)
+        else:
+            answer(None, result)

@@ -12,6 +12,7 @@ import numpy as np
 from model_zoo import progress
 from model_zoo.errors import InputError, nearest
 
+from .columns import names_of
 from .dataset import IGNORED, TokenDataset, with_labels
 from .loader import Batch, check_division
 from .packing import LayoutFunction, causal_layout, placed
@@ -59,6 +60,9 @@ def from_mindspore(
     names = list(data.get_col_names())
     if "input_ids" not in names:
         raise InputError(f"dataset: no column 'input_ids'{nearest('input_ids', names)}")
+    own = ("input_ids", "labels", "attention_mask")
+    there = {column: [name for name in names_of(column) if name in names] for column in own}
+    read = {column: found[0] for column, found in there.items() if found}
     samples = []
     rows = iter(data.create_dict_iterator(output_numpy=True, num_epochs=1))
     while True:
@@ -66,9 +70,7 @@ def from_mindspore(
             columns = next(rows, None)
         if columns is None:
             break
-        parts = {
-            name: np.atleast_2d(columns[name]) for name in ("input_ids", "labels", "attention_mask") if name in columns
-        }
+        parts = {role: np.atleast_2d(columns[name]) for role, name in read.items()}
         shapes = {name: part.shape for name, part in parts.items()}
         if len(set(shapes.values())) != 1:
             raise InputError(f"dataset: columns must have one shape, found {shapes}")

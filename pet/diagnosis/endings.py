@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -77,9 +78,11 @@ class Job:
         limit = time.monotonic() + JOB_LIMIT
         while self.steps() < step and self.process.poll() is None and time.monotonic() < limit:
             time.sleep(0.01)
-        for child in psutil.Process(self.process.pid).children():
-            if _rank(child) == self.processes - 1:
-                os.kill(child.pid, number)
+        with contextlib.suppress(psutil.NoSuchProcess):  # the job has ended by itself
+            for child in psutil.Process(self.process.pid).children():
+                with contextlib.suppress(psutil.Error):
+                    if child.environ().get("RANK_ID") == str(self.processes - 1):
+                        os.kill(child.pid, number)
         return time.monotonic()
 
     def wait(self) -> tuple[int, str]:
@@ -99,10 +102,3 @@ class Job:
         """{step: loss}"""
         lines = read_metrics(self.output / "metrics.jsonl")
         return {line["step"]: line["loss"] for line in lines if "loss" in line}
-
-
-def _rank(process: psutil.Process) -> int | None:
-    try:
-        return int(process.environ().get("RANK_ID", -1))
-    except psutil.Error:
-        return None

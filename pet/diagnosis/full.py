@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -83,14 +83,16 @@ def run(device: str, processes: int, chosen: Sequence[str], output: Path) -> int
             raise InputError(f"--only: there is no section {name!r}{nearest(name, ALL)}; they are {', '.join(ALL)}")
     if processes < 2:
         raise InputError(f"--processes is {processes}; at least 2 were expected, since most sections are of messages")
-    begin, rows = time.monotonic(), []
+    begin, rows, waiting = time.monotonic(), [], together(chosen or ALL, device)
     with tempfile.TemporaryDirectory(prefix="pet_doctor_") as directory:
-        for names in together(chosen or ALL, device):
+        while waiting:
+            names, left = waiting.pop(0), []
             if time.monotonic() - begin > LAST_BEGIN:
                 found = [Row(name, name, NOTE, f"left out: {LAST_BEGIN / 60:.0f} minutes are over") for name in names]
             else:
                 print(f"{time.monotonic() - begin:4.0f} s  {', '.join(names)}", flush=True)
-                found = list(look(names, device, processes, Path(directory), begin + TOTAL_LIMIT))
+                found, left = look(names, device, processes, Path(directory), begin + TOTAL_LIMIT)
+            waiting[:0] = [left] if left else []
             rows += found
             for row in found:
                 if row.verdict == BAD:
@@ -115,8 +117,11 @@ def together(names: Sequence[str], device: str) -> list[list[str]]:
     return found
 
 
-def look(names: Sequence[str], device: str, processes: int, directory: Path, until: float) -> Iterator[Row]:
-    """The rows of sections that share their processes, which are ended at the time `until`."""
+def look(
+    names: Sequence[str], device: str, processes: int, directory: Path, until: float
+) -> tuple[list[Row], Sequence[str]]:
+    """The rows of sections that share their processes, which are ended at the time `until`; and the sections that the
+    end of another one has kept from beginning."""
     if names[0] not in SECTIONS:
         section = Section(names[0])
         with section.checking(names[0]):
@@ -124,20 +129,19 @@ def look(names: Sequence[str], device: str, processes: int, directory: Path, unt
                 machine.look(section)
             else:
                 endings.look(section, directory, processes)
-        yield from section.rows
-        return
+        return section.rows, []
     limit = min(sum(SECTIONS[name].limit for name in names), until - time.monotonic())
     try:
         code, seconds, text = start(SECTIONS[names[0]].launcher, limit, [device, *names], processes, directory)
     except OSError as error:  # there is no msrun
-        yield from (Row(name, "section", SECTIONS[name].verdict, explain(error)) for name in names)
-        return
-    for name in names:
-        found = read_rows(directory / f"{name}.json")
-        yield from found
-        if code and (not found or name == names[-1]):
-            what = f"not done after {limit:.0f} s" if code is TIMED_OUT else f"exit code {code}"
-            yield Row(name, "section", SECTIONS[name].verdict, what, {"seconds": seconds, "log": text[-4000:]})
+        return [Row(name, "section", SECTIONS[name].verdict, explain(error)) for name in names], []
+    begun = [name for name in names if (directory / f"{name}.json").is_file()] or list(names[:1])
+    rows = [row for name in begun for row in read_rows(directory / f"{name}.json")]
+    if code:
+        what = f"not done after {limit:.0f} s" if code is TIMED_OUT else f"exit code {code}"
+        verdict, told = SECTIONS[begun[-1]].verdict, {"seconds": seconds, "log": text[-4000:]}
+        rows.append(Row(begun[-1], "section", verdict, what, told))
+    return rows, names[len(begun) :]
 
 
 TIMED_OUT = -1
@@ -173,16 +177,8 @@ def start(launcher: str, limit: float, arguments: list[str], processes: int, dir
     return code, time.monotonic() - begin, log.read_text(errors="replace")
 
 
-OTHERS = (
-    "RANK_ID",
-    "RANK_SIZE",
-    "RANK_TABLE_FILE",
-    "MS_ROLE",
-    "MS_WORKER_NUM",
-    "MS_NODE_ID",
-    "PET_LAUNCH",
-    "DEVICE_ID",
-)
+OTHERS = ("RANK_ID", "RANK_SIZE", "RANK_TABLE_FILE", "MS_ROLE", "MS_WORKER_NUM", "MS_NODE_ID", "PET_LAUNCH")
+OTHERS += ("DEVICE_ID", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
 """Of a job that this process may be part of itself."""
 
 

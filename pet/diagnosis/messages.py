@@ -137,14 +137,10 @@ def _in_graph(section: Section, dtypes: dict) -> None:
 def cross(section: Section, small: bool) -> None:
     """Messages that cross between neighbouring ranks, in pairs as a pipeline sends them."""
     job = join()
-    if job.rank >= job.size // 2 * 2:  # the last of an odd number has no partner
-        return
-    for nbytes in CROSSING:
+    half = job.size // 2
+    for nbytes in CROSSING if job.rank < 2 * half else ():  # the last of an odd number has no partner
         with section.checking(f"crossing messages, paired, {nbytes:,} bytes"):
-            mesh = Mesh(data=job.size // 2, pipeline=2, rank=job.rank) if job.size % 2 == 0 else None
-            if mesh is None:
-                return
-            width = nbytes // 4
+            mesh, width = Mesh(data=half, pipeline=2, rank=job.rank), nbytes // 4
             other = Neighbour(mesh, 1 - mesh.stage, width, ms.float32)
             begin = time.perf_counter()
             received = other.exchange(Tensor(np.full((1, width), job.rank, np.float32)), 1)

@@ -44,6 +44,8 @@ class Section:
     def __init__(self, name: str, path: Path | None = None):
         self.name, self.path = name, path
         self.rows: list[Row] = []
+        if path is not None:  # it has begun
+            write_rows(path, self.rows)
 
     def add(self, check: str, verdict: str | bool, measured: str = "", **numbers: Any) -> None:
         """A row; True and False are right and wrong."""

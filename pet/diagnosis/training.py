@@ -20,7 +20,6 @@ from pet.meta_model import MetaModel
 from pet.parallel import collectives
 from pet.parallel.context import ParallelContext
 from pet.parallel.join import join
-from pet.parallel.mesh import Mesh
 from pet.parallel.shares import shares
 from pet.planning.process_memory import PARTS, memory
 from pet.planning.search import Work
@@ -173,8 +172,7 @@ def planned_memory(config: dict, length: int, dtype: str, recompute: bool) -> di
     work = Work(meta_model, adapter, ROWS, length, dtype, recompute=recompute)
     divided = shares(meta_model, adapter, 1, 1)
     steps = Steps(1, 1, 1, 1, ROWS * length, work.width, False, recompute)
-    stage = Mesh().stage
-    found = memory(work, divided, steps, stage)
+    found = memory(work, divided, steps, 0)
     return {part: float(found[part]) for part in PARTS}
 
 

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from model_zoo.checkpoint.reading import Checkpoint, assignment, read_config
+from model_zoo.checkpoint.reading import Checkpoint, assignment, check_tied, read_config
 from model_zoo.configs import Config
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError, nearest
+from model_zoo.generation_settings import FIELDS, is_asked
 from model_zoo.rope_config import rotary_scale
 from model_zoo.tokenizers import AutoTokenizer
+from model_zoo.tokenizers.files import TokenizerFiles
 from model_zoo.tokenizers.style_templates import template_of
 from pet.files import atomic_file
 from pet.gguf.architectures import Names, architecture_of
@@ -58,8 +60,14 @@ def write_model(directory: str | Path, output: str | Path, dtype: str = "float16
     config = config_of(values)
     architecture = architecture_of(config)
     tokenizer = AutoTokenizer.from_pretrained(directory)
+    own = TokenizerFiles(directory).generation_config
+    asked = [name for name in FIELDS if name != "do_sample" and is_asked(name, own.get(name))]
+    if asked := [*asked, *(["stop_strings"] if own.get("stop_strings") else [])]:
+        log.warning("%s: has no place for generation_config.json's %s; say them to llama.cpp", output, ", ".join(asked))
     with Checkpoint(directory) as checkpoint:
-        sources, _ = assignment(checkpoint, config.shapes(), dict([tied] if (tied := config.tied_head()) else []))
+        family = config.family
+        sources, copies = assignment(checkpoint, config.shapes(), family.tied, family.ignored_tensors)
+        check_tied(checkpoint, sources, copies)
         count = 0
 
         def write(path: str) -> None:

@@ -10,6 +10,7 @@ from model_zoo.tokenizers.base import Tokenizer
 from model_zoo.tokenizers.fast import BYTE_PIECE, SPACE, FastTokenizer, steps
 from model_zoo.tokenizers.glm4 import WORDS, GLM4Tokenizer
 from model_zoo.tokenizers.llama import LlamaTokenizer
+from model_zoo.tokenizers.sentencepiece_model import kinds_of, unlike_llama
 
 log = logging.getLogger("pet")
 
@@ -65,21 +66,21 @@ def add_vocabulary(writer, tokenizer: Tokenizer, size: int) -> None:
 
 def _sentencepiece(writer, tokenizer: LlamaTokenizer, kinds) -> dict[int, tuple[str, float, int]]:
     processor = tokenizer.processor
+    if why := unlike_llama(processor):
+        raise no_sentencepiece(tokenizer, why)
     _add_kind(writer, tokenizer, processor.piece_to_id("a"))
     found = {}
-    for number in range(processor.get_piece_size()):
-        kind = kinds.NORMAL
-        for is_one, name in (
-            (processor.is_unknown, kinds.UNKNOWN),
-            (processor.is_control, kinds.CONTROL),
-            (processor.is_unused, kinds.UNUSED),
-            (processor.is_byte, kinds.BYTE),
-        ):
-            kind = name if is_one(number) else kind
-        found[number] = (processor.id_to_piece(number), processor.get_score(number), kind)
+    for number, kind in enumerate(kinds_of(processor)):
+        text = processor.id_to_piece(number)
+        text = tokenizer.written(text) if kind == kinds.USER_DEFINED else text
+        found[number] = (text, processor.get_score(number), kinds(kind))
     for text, number in tokenizer.special_tokens.items():
-        if number >= processor.get_piece_size():
-            found[number] = (text, CONTROL_SCORE, kinds.CONTROL)
+        kind = kinds.UNKNOWN if number == tokenizer.unk_token_id else kinds.CONTROL
+        found[number] = (text, found[number][1] if number in found else CONTROL_SCORE, kind)
+    whole = [text for text, _, kind in found.values() if kind == kinds.USER_DEFINED]
+    if whole and tokenizer.adds_space:
+        log.warning("%s: in texts llama.cpp puts a space behind %s", tokenizer.source, ", ".join(whole))
+    found.update((number, (text, CONTROL_SCORE, kinds.USER_DEFINED)) for text, number in tokenizer.plain.items())
     return found
 
 
@@ -152,9 +153,10 @@ def _scores(tokenizer: FastTokenizer, merges: list[tuple[str, ...]]) -> dict[str
     return scores
 
 
-def no_sentencepiece(tokenizer: FastTokenizer, why: str) -> InputError:
-    """For a tokenizer.json that is refused."""
-    return InputError(f"{tokenizer.source}: is no sentencepiece model; llama.cpp would cut texts otherwise: {why}")
+def no_sentencepiece(tokenizer: Tokenizer, why: str) -> InputError:
+    """For a tokenizer that is refused."""
+    what = "is no sentencepiece model of LLaMA's kind"
+    return InputError(f"{tokenizer.source}: {what}; llama.cpp would cut texts otherwise: {why}")
 
 
 def _marks_spaces(step: dict, pieces: set[str]) -> bool:

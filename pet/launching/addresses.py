@@ -16,8 +16,9 @@ PATIENCE = 5.0
 WHY = {
     errno.EADDRNOTAVAIL: "it is no address of this machine; {setting} is that of {first}",
     errno.EADDRINUSE: "another program has this port; give another one",
+    errno.ENETUNREACH: "no network interface leads there; this machine's own may be down (ip link set lo up)",
 }
-"""What the system says of an address where nobody can listen."""
+"""What the system says of an address where nobody can listen, or where none leads."""
 
 
 class Notice:
@@ -79,11 +80,16 @@ def only_here(place: str) -> str:
 
 def reserve(host: str = "127.0.0.1") -> socket.socket:
     """Holds a free port of this machine until the socket is closed: nobody gets it by chance, but who is told its
-    number may listen there, as MindSpore's store does."""
+    number may listen there, as MindSpore's store does. Raises InputError where the address is none of this machine's.
+    """
     six = ":" in host
     held = socket.socket(socket.AF_INET6 if six else socket.AF_INET)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind((host if six else resolve(host), 0))
+    try:
+        held.bind((host if six else resolve(host), 0))
+    except OSError as error:
+        held.close()
+        raise InputError(f"workers cannot meet at {host}: {error.strerror} (ip addr shows what there is)") from None
     return held
 
 
@@ -130,6 +136,16 @@ def refusal(host: str, port: int, setting: str, first: str) -> str:
         _server(host, port).close()
     except OSError as error:
         return _refusal(error, setting, first)
+    return ""
+
+
+def unreachable(address: str) -> str:
+    """Why nothing can be sent to an IPv4 address, by the system's routes; empty where it can."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # which sends nothing
+    except OSError as error:
+        return _refusal(error, "", "")
     return ""
 
 

@@ -24,7 +24,8 @@ def exit_code(process: subprocess.Popen) -> int | None:
 def describe_end(rank: int | str, code: int) -> tuple[int, str]:
     """The exit code of a job of which this worker ended so, and what is said of it."""
     if code < 0:
-        return 128 - code, f"rank {rank} was killed by {signal.Signals(-code).name}"
+        why = " (as the system does where memory runs out, the machine's or the container's)"
+        return 128 - code, f"rank {rank} was killed by {signal.Signals(-code).name}{why if code == -9 else ''}"
     return code, f"rank {rank} ended with exit code {code}"
 
 

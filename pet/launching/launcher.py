@@ -18,13 +18,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
-from model_zoo.cores import accelerators_present, available_cores
 from model_zoo.errors import InputError
 from model_zoo.posix import resource
+from model_zoo.resources import accelerators_present, available_cores
 from pet import interrupts
 from pet.launching.addresses import resolve
 from pet.launching.control import JOIN_LIMIT, SECRET, Alone, Control, job_secret
@@ -48,6 +47,8 @@ NOTICE = 60.0
 # Reads one group id per line; when the launcher is gone, however it went, the pipe ends and the groups are killed.
 GUARD = """
 import os, signal, sys
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
 groups = []
 for line in sys.stdin:
     if line.strip() == "done":
@@ -152,6 +153,8 @@ def launch(
         InputError: no command or no such program, no workers, more workers than devices, a machine number outside the
             job, several machines without a secret, or a log directory that cannot be written.
     """
+    job = read_job()
+    there = f"the environment says a job of {job.size} (RANK_SIZE or MS_WORKER_NUM)"
     for wrong, text in (
         (not hasattr(os, "waitid"), "several processes are started and watched on Linux alone; here one process runs"),
         (not command, "no command; write it after --, for example: pet launch -n 2 -- python train.py"),
@@ -160,6 +163,7 @@ def launch(
         (not 0 <= node < nodes, f"--node-rank must be 0 … {nodes - 1}, not {node}"),
         (nodes > 1 and not master, "--nnodes needs --master host:port, the address of machine 0"),
         (not idle_limit >= 0, f"--hang-timeout must be 0 or more seconds, not {idle_limit}"),
+        (workers > job.size and job.launcher != "none", f"-n {workers}, but {there}; unset it to start processes here"),
         (not join_limit > 0, f"--join-timeout must be more than 0 seconds, not {join_limit}"),
     ):
         if wrong:
@@ -169,7 +173,7 @@ def launch(
         raise InputError(f"pet launch: there is no program {command[0]!r} that can be executed{hint}")
     # the launcher has handlers of its own, and what it starts must not inherit blocked signals
     with interrupts.unlistened():
-        if read_job().launcher != "none":
+        if job.launcher != "none":
             os.execvp(command[0], command)
         if nodes > 1:
             host, port = split_address(master)
@@ -189,15 +193,12 @@ class _Workers:
         self.control, self.count, self.log_directory, self.log_name = control, count, log_directory, log_name
         self.idle_limit = idle_limit
         self.failure: tuple[int, str, int] | None = None  # exit code, message, rank
-        self.grace = GRACE
+        self.grace, self.interrupted = GRACE, 0.0
         self.processes: list[subprocess.Popen] = []
         self.watches: list[Watch] = []
         self.outputs: list[Output] = []
-        self.handlers = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in interrupts.SIGNALS:
-                if signal.getsignal(number) != signal.SIG_IGN:  # stays ignored (nohup)
-                    self.handlers[number] = signal.signal(number, self._interrupted)
+        self.signals = contextlib.ExitStack()
+        self.signals.enter_context(interrupts.handled_by(self._interrupted))
         # a hung worker is ended with SIGABRT, for which Python prints every thread's stack; nobody wants the core file
         self.core_limit = resource.getrlimit(resource.RLIMIT_CORE)
         resource.setrlimit(resource.RLIMIT_CORE, (0, self.core_limit[1]))
@@ -270,16 +271,18 @@ class _Workers:
         if self.failure is None:
             return 0
         code, message, rank = self.failure
-        if message:
-            print(f"pet launch: {message}", file=sys.stderr)
-            if rank >= 0:
-                self._show_log(rank)
+        with contextlib.suppress(OSError):  # the terminal was closed, say, for which the job ends
+            if message:
+                print(f"pet launch: {message}", file=sys.stderr)
+                if rank >= 0:
+                    self._show_log(rank)
         return code
 
-    def _interrupted(self, number, frame) -> None:
+    def _interrupted(self, number: int) -> None:
         if self.failure is None:
             self.failure, self.grace = (128 + number, f"ended by {signal.Signals(number).name}", -1), NOTICE
-        else:
+            self.interrupted = time.monotonic()
+        elif interrupts.pressed_again(number, self.interrupted):
             self.grace = 0.0
 
     def _poll(self) -> None:
@@ -346,8 +349,7 @@ class _Workers:
             for file in (self._beat_file(local), file_of(self._beat_file(local))):
                 file.unlink(missing_ok=True)
         resource.setrlimit(resource.RLIMIT_CORE, self.core_limit)
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
+        self.signals.close()
 
     def _may_go_on(self, seconds: float, grace: float) -> bool:
         """Whether a worker still runs, so many seconds after SIGTERM. Those that only wait for others to join do so in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import subprocess
@@ -34,6 +35,7 @@ class Output(threading.Thread):
     def __init__(self, rank: int, process: subprocess.Popen, log: FileIO, show: bool):
         super().__init__(name=f"output of rank {rank}", daemon=True)
         self.rank, self.process, self.log, self.end = rank, process, log, b""
+        self.decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self.takers = [self._to_log, self._to_terminal] if show else [self._to_log]
         self.start()
 
@@ -53,9 +55,8 @@ class Output(threading.Thread):
         while chunk:
             chunk = chunk[self.log.write(chunk) :]
 
-    @staticmethod
-    def _to_terminal(chunk: bytes) -> None:
-        sys.stdout.write(chunk.decode(errors="replace"))
+    def _to_terminal(self, chunk: bytes) -> None:
+        sys.stdout.write(self.decode(chunk))  # a character may be cut between two of them
         sys.stdout.flush()
 
     def _say(self, error: Exception) -> None:

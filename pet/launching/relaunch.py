@@ -101,6 +101,6 @@ def check_size(size: int, workers: int) -> None:
     """Raises InputError where a layout of so many processes is not that of the surrounding job."""
     if size != workers:
         raise InputError(
-            f"parallel: data x tensor x pipeline = {size}, but the job has {workers} workers; "
-            "the product must be the number of workers"
+            f"parallel: data x tensor x pipeline = {size}, but the environment says a job of {workers} workers "
+            "(RANK_SIZE or MS_WORKER_NUM); the product must be the number of workers"
         )

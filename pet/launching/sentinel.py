@@ -28,10 +28,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from model_zoo.cores import accelerators_present
 from model_zoo.errors import InputError
 from model_zoo.posix import resource
 from model_zoo.programs import program
+from model_zoo.resources import accelerators_present
 from pet.launching.control import Control
 from pet.launching.ends import describe_end
 from pet.launching.environment import Job

@@ -242,7 +242,7 @@ def sum_numbers(numbers: Sequence[float], group: Group) -> list[float]:
     # as pairs of float32, since MCCL carries no doubles: a number and what it lost
     exact = np.asarray(numbers, np.float64)
     high = exact.astype(np.float32)
-    low = np.where(np.isfinite(high), exact - high.astype(np.float64), 0.0).astype(np.float32)
+    low = np.subtract(exact, high, out=np.zeros_like(exact), where=np.isfinite(high)).astype(np.float32)
     parts = all_gather(Tensor(np.stack([high, low])), group)
     return sum(part.asnumpy().astype(np.float64).sum(0) for part in parts).tolist()
 

@@ -14,6 +14,7 @@ from model_zoo import progress
 from model_zoo.checkpoint.reading import load_into
 from model_zoo.errors import InputError
 from model_zoo.layers import weights_of
+from pet.launching.relaunch import check_size
 from pet.parallel import collectives, gathered, peers
 from pet.parallel.buckets import BucketSums
 from pet.parallel.checks import check_optimizer
@@ -69,7 +70,7 @@ class ParallelContext(DistributedContext):
                 f"parallel.micro_batches: {micro_batches} leave stages idle; expected at least {pipeline}, the stages"
             )
         job = come_together()
-        Mesh(data, tensor, pipeline).check_size(job.size)
+        check_size(data * tensor * pipeline, job.size)
         collectives.check_sums(reduce_dtype)
         self.mesh = mesh = Mesh(data, tensor, pipeline, job.rank)
         self.rank, self.size, self.is_main = job.rank, job.size, job.rank == 0

@@ -20,7 +20,10 @@ def check_fits(recipe) -> None:
     from pet.meta_model import MetaModel
     from pet.parallel.shares import shares
     from pet.recipe.adapter import recipe_method
+    from pet.recipe.classes import JUDGING
 
     loaded = getattr(recipe.adapter, "load", None)
     adapter = None if loaded else recipe_method(recipe.adapter, recipe.train.seed)
-    shares(MetaModel(recipe.model.config_json()), adapter, layout.tensor, layout.pipeline, replicas)
+    divided = shares(MetaModel(recipe.model.config_json()), adapter, layout.tensor, layout.pipeline, replicas)
+    if recipe.train.objective not in JUDGING and not getattr(recipe.adapter, "trainable_tokens", None):
+        divided.trained()  # which knows nothing of these

@@ -15,7 +15,6 @@ import os
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
@@ -90,7 +89,7 @@ def join(limit: int | None = None) -> Job:
         with joining():
             job = _connect(job, limit)
         _print_failures(show)
-        atexit.register(leave)
+        atexit.register(leave, wait=_ready_to_wait())
     _job = job
     return job
 
@@ -212,10 +211,13 @@ def _print_failures(previous: Callable) -> None:
     sys.excepthook = hook
 
 
-def leave(code: int = 0) -> bool:
+def leave(code: int = 0, wait: Callable[[float], None] | None = None) -> bool:
     """Waits for the others, so that nobody's message is lost, and ends the process at once if it failed.
 
     Registered to run at exit; the command line calls it with its exit code.
+
+    Args:
+        wait: waits for the others, where no thread can be started for it any more.
 
     Returns:
         Whether the process may end without the interpreter's normal end. Under msrun it may not: the scheduler takes
@@ -229,14 +231,14 @@ def leave(code: int = 0) -> bool:
     for tell in _told:
         tell(_failed or (f"ended with exit code {code}" if code and not signalled else ""))
     if signalled:  # who is quick to end is no reason to kill those that still write
-        _wait_for_all(LEAVE_LIMIT)
+        _ready_to_wait()(LEAVE_LIMIT)
     if code or _failed:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
         end_scheduler()
         os._exit(code or 1)
-    _wait_for_all(LEAVE_LIMIT)
+    (wait or _ready_to_wait())(LEAVE_LIMIT)
     return _job.launcher != "msrun"
 
 
@@ -246,18 +248,25 @@ def part() -> None:
     if _job is not None and _job.distributed and not _left:
         for tell in _told:
             tell("")
-        _wait_for_all(PART_LIMIT)
+        _ready_to_wait()(PART_LIMIT)
 
 
-def _wait_for_all(seconds: float) -> None:
-    goodbye = threading.Thread(target=_goodbye, daemon=True)
-    goodbye.start()
-    goodbye.join(seconds)
+def _ready_to_wait() -> Callable[[float], None]:
+    """What waits for the others, for so many seconds at most, in a thread that is there from now on: Python 3.12 starts
+    none in what is registered to run at exit."""
+    asked = threading.Event()
 
-
-def _goodbye() -> None:
-    try:
-        with leaving():
+    def goodbye() -> None:
+        asked.wait()
+        # it fails where another one has failed, or this one ends in the middle of a job: its last words are to be why
+        with contextlib.suppress(Exception), leaving():
             _meet_all()
-    except Exception:
-        traceback.print_exc()
+
+    thread = threading.Thread(target=goodbye, daemon=True)
+    thread.start()
+
+    def wait(seconds: float) -> None:
+        asked.set()
+        thread.join(seconds)
+
+    return wait

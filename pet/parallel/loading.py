@@ -12,6 +12,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from adapters.embedding_lora import DoRAEmbedding
 from adapters.lora import DoRALinear
 from adapters.registry import registry
 from model_zoo.checkpoint.dtypes import float_name
@@ -57,15 +58,15 @@ def load_parts(model: nn.Cell, directory: str | Path, group: Group) -> None:
     for adapter in registry(model).adapters.values():
         for path, module in adapter.modules.items():
             cell = adapter.sites[path].cell
-            if isinstance(module, DoRALinear) and id(cell) in cells:
+            if isinstance(module, (DoRALinear, DoRAEmbedding)) and id(cell) in cells:
                 _start_norms(module, cell, not adapter.source, group)
 
 
-def _start_norms(module: DoRALinear, cell: nn.Cell, fresh: bool, group: Group) -> None:
-    """DoRA's norms of the base's rows, over all members where each has some columns."""
+def _start_norms(module: DoRALinear | DoRAEmbedding, cell: nn.Cell, fresh: bool, group: Group) -> None:
+    """DoRA's norms of the base's rows, over all members where each has some columns; of a table's columns."""
     division, packed = division_of(cell.weight), is_quantized(cell)
     weight = cell.dequantized() if packed else cell.weight.astype(ms.float32).asnumpy()
-    rows = module.oriented(weight).astype(np.float64)
+    rows = (weight.T if isinstance(module, DoRAEmbedding) else module.oriented(weight)).astype(np.float64)
     squares = (rows * rows).sum(1)
     if division is not None and division.axis == (0 if module.transposed else 1):
         squares = np.asarray(sum_numbers(squares, group))

@@ -13,7 +13,7 @@ import time
 from datetime import timedelta
 
 from model_zoo.errors import InputError, first_line
-from pet.launching.addresses import Notice, only_here, refusal, resolve
+from pet.launching.addresses import Notice, only_here, refusal, resolve, unreachable
 from pet.launching.environment import Job, split_address
 from pet.launching.heartbeat import repeat
 
@@ -49,6 +49,8 @@ def serve(job: Job):
     host, port = split_address(job.master)
     address = resolve(host)
     try:
+        if why := unreachable(address):  # MindSpore would try for a minute, in thousands of lines
+            raise OSError(why)
         return store_at(address, port, job)
     except (RuntimeError, OSError) as error:
         why = refusal(address, port, "MASTER_ADDR", "the machine of rank 0") or first_line(error)

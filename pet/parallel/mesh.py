@@ -89,11 +89,3 @@ class Mesh:
         a pipeline with more stages, where they share an embedding."""
         axes = sum(1 < size < self.size for size in (self.data, self.tensor, self.pipeline))
         return (self.size > 1) + axes + (self.pipeline > 2)
-
-    def check_size(self, workers: int) -> None:
-        """Raises InputError unless the job has just as many workers as the layout."""
-        if workers != self.size:
-            raise InputError(
-                f"parallel: data {self.data} x tensor {self.tensor} x pipeline {self.pipeline} = {self.size}, "
-                f"but the job has {workers} workers"
-            )

@@ -75,13 +75,13 @@ class Meter:
 @contextlib.contextmanager
 def uncompiled(step: TrainStep) -> Iterator[None]:
     """Within, a step's passes run operator by operator."""
-    parts = [part for part in (step.gradient, getattr(step.gradient, "forward", None)) if part is not None]
-    parts += [part for part in (getattr(step.gradient, "backward", None), *step.last, step.add) if part is not None]
-    compiled = {id(part): (part, part.compiled) for part in parts if isinstance(part, Compiled)}
+    of_stage = (getattr(step.gradient, name, None) for name in ("forward", "backward"))
+    parts = [part for part in (step.gradient, *of_stage, *step.last, step.add) if isinstance(part, Compiled)]
+    compiled = [part.compiled for part in parts]
     try:
-        for part, _ in compiled.values():
+        for part in parts:
             part.compiled = False
         yield
     finally:
-        for part, before in compiled.values():
+        for part, before in zip(parts, compiled, strict=True):
             part.compiled = before

@@ -89,6 +89,16 @@ class Layout:
     def _held(self) -> list[list[Share]]:
         return [[share for share in self.shares if stage in share.stages] for stage in range(len(self.layers))]
 
+    def trained(self) -> Layout:
+        """Itself. Raises InputError where a stage has nothing to train."""
+        for part, held in zip(self.layers, self._held, strict=True):
+            if not any(share.trained for share in held):
+                raise InputError(
+                    f"parallel.pipeline: a stage would have nothing to train; of layers {part.start} to "
+                    f"{part.stop - 1} nothing is; expected an adapter on every stage (adapter.layers), or fewer stages"
+                )
+        return self
+
 
 def shares(
     meta_model: MetaModel, adapter: MethodConfig | None = None, tensor: int = 1, pipeline: int = 1, replicas: int = 1

@@ -17,6 +17,7 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from adapters.registry import registry
+from adapters.tokens import TokenOutputs
 from model_zoo.errors import InputError
 from model_zoo.layers import weights_of
 from pet.parallel.mesh import Mesh
@@ -59,6 +60,10 @@ def cut_stage(model: nn.Cell, mesh: Mesh) -> list[range]:
     embedding, head = attrgetter(family.embedding, family.head)(model)
     if head is not None and head.weight is embedding.weight and (mesh.is_first or mesh.is_last):
         mark(embedding.weight, TIED)
+        for module in (module for adapter in registry(model).adapters.values() for module in adapter.modules.values()):
+            if isinstance(module, TokenOutputs) and module.owner[0] is not module:
+                mark(module.owner[0].trained, TIED)
+                module.insert_child_to_cell("shared", module.owner[0])  # the last stage has no embedding
     for index in range(len(layers)):
         if index not in parts[mesh.stage]:
             layers[index] = PassThrough()

@@ -57,7 +57,7 @@ def shard(model: nn.Cell, group: Group, loaded: bool = True) -> nn.Cell:
         return model
     specs, cells = ShardSpecs(model.config, group.size), dict(model.cells_and_names())
     divided = [
-        (parameter, *specs.of_base(path, attribute), loaded)
+        (parameter, *specs.of_base(path, attribute), loaded or hasattr(parameter, "adapter"))  # whose copies are there
         for path, spec in specs.cells.items()
         for attribute in spec.shapes
         if not (attribute == "weight" and is_quantized(cells[path]))

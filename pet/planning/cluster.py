@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 
 from model_zoo.errors import InputError
@@ -61,11 +62,12 @@ class Cluster:
         for name in ("devices", "per_machine"):
             if getattr(self, name) < 1:
                 raise InputError(f"--{name.replace('_', '-')} is {getattr(self, name)}; at least 1 was expected")
-        for name in ("flops", "utilisation"):
-            if getattr(self, name) <= 0:
-                raise InputError(f"{'--tflops' if name == 'flops' else '--utilisation'}: must be above 0")
-        if self.utilisation > 1:
-            raise InputError(f"--utilisation is {self.utilisation:g}; a share of at most 1 was expected")
+        for option, value, most in (("tflops", self.flops * 1e-12, math.inf), ("utilisation", self.utilisation, 1.0)):
+            if not 0 < value <= most or math.isinf(value):
+                wanted = "a number above 0" + ", at most 1," * (most == 1)
+                raise InputError(f"--{option} is {value:g}; {wanted} was expected")
+        if not 0 <= self.latency < math.inf:
+            raise InputError(f"--latency is {self.latency:g}; 0 or more was expected")
         if self.reserve >= self.memory:
             raise InputError("--reserve: takes all of --memory")
 

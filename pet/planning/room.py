@@ -7,7 +7,7 @@ import math
 
 from adapters.patterns import names_like
 from model_zoo.errors import InputError
-from pet.launching.memory import machine_memory
+from model_zoo.resources import machine_memory
 
 
 def step_memory(recipe, config: dict, adapter, length: int, **types) -> float:
@@ -30,7 +30,7 @@ def step_memory(recipe, config: dict, adapter, length: int, **types) -> float:
     micro = max(1, rows // layout.data // layout.micro_batches)
     settings = {"optimizer": train.optimizer, "recompute": train.recompute, "micro_batch": micro}
     settings |= {"r_drop": r_drop, "restarts": train.restart_every is not None}
-    work = Work(MetaModel(config), adapter, rows, length, **settings, **types)
+    work = Work(MetaModel(config), adapter, rows * train.accumulation, length, **settings, **types)
     replicas = layout.data if layout.shard_base else 1
     divided = shares(work.meta_model, adapter, layout.tensor, layout.pipeline, replicas)
     if patterns := getattr(recipe.adapter, "trained", None):

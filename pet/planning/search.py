@@ -192,7 +192,7 @@ def plan(work: Work, cluster: Cluster) -> Plan:
     whole = functools.cache(functools.partial(uncut, work.meta_model, work.adapter))
 
     def divide(tensor: int, pipeline: int, replicas: int = 1) -> Layout:
-        return cut(work.meta_model, work.adapter, whole(tensor, replicas), pipeline)
+        return cut(work.meta_model, work.adapter, whole(tensor, replicas), pipeline).trained()
 
     def found(work: Work, divided: Layout, zero: bool) -> list[Candidate]:
         return [candidate(work, cluster, divided, data, tensor, pipeline, zero, micro) for micro in rows]

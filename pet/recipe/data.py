@@ -24,6 +24,8 @@ Role = Literal[
     "chosen",
     "rejected",
     "label",
+    "labels",
+    "attention_mask",
     "role",
     "content",
 ]
@@ -195,7 +197,7 @@ class Data(Reading):
         max_length=16,
         description="Row lengths of the buckets, one compilation each. Default: chosen from the data, at most 4.",
     )
-    max_samples: int | None = Field(None, ge=1, description="Use only the first N training samples.")
+    max_samples: int | None = Field(None, ge=1, description="Use only the first N rows to train on.")
     deduplicate: bool = Field(
         False,
         description="Leave out samples whose tokens and labels are those of an earlier one; of eval also those that "

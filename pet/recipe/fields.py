@@ -83,6 +83,11 @@ ModelPath = Annotated[str, PathKind("model"), Field(min_length=1)]
 Names = Annotated[list[str], alone(str), WithJsonSchema(_one_or_many({"type": "string"}))]
 
 
+def _part(value: Any) -> Any:
+    """``80%:`` is a mapping in YAML where no quotes are around it."""
+    return f"{next(iter(value))}:" if isinstance(value, dict) and [*value.values()] == [None] else value
+
+
 def _check_parts(value: list[str]) -> list[str]:
     for entry in value:
         if not re.fullmatch(r"(\d+|\d\d?%|100%)?:(\d+|\d\d?%|100%)?", entry):
@@ -90,10 +95,9 @@ def _check_parts(value: list[str]) -> list[str]:
     return value
 
 
-# ":5%" means [":5%"]
 Parts = Annotated[
-    list[str],
-    alone(str),
+    list[Annotated[str, BeforeValidator(_part)]],
+    alone(str, dict),
     AfterValidator(_check_parts),
     Field(min_length=1),
     WithJsonSchema(_one_or_many({"type": "string"})),

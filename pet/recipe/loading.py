@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from model_zoo.atomic import files_below
 from model_zoo.counting import config_of, unread_fields
 from model_zoo.errors import InputError, nearest, similar
 from pet import names
@@ -64,10 +66,14 @@ def from_dict(
     name: str = "recipe",
     needs: Iterable[str] = (),
     check_files: bool = True,
+    said: Mapping[str, str] | None = None,
 ) -> Recipe:
-    """The same for a recipe that is a dict, as built by a program; its paths are relative to the current directory."""
+    """The same for a recipe that is a dict, as built by a program; its paths are relative to the current directory.
+    ``said`` is what a user has set keys by, for error messages."""
     source = Source(name, value=plain(values))
     apply_overrides(source, overrides, text_keys())
+    own = {tuple(key.split(".")): text for key, text in (said or {}).items()}
+    source.overrides.update({path: text for path, text in own.items() if source.overriding(path) is None})
     return check(source, Path.cwd(), name, needs=needs, check_files=check_files)
 
 
@@ -189,10 +195,11 @@ def _expand(text: str, base: Path, kind: str, path: KeyPath, report: Report, che
 def _absolute(expanded: str, base: Path, path: KeyPath, report: Report) -> str:
     try:
         parts = os.fsencode(expanded).split(b"/")
-    except UnicodeEncodeError:  # half of a surrogate pair
+    except UnicodeEncodeError:  # half of a surrogate pair; anything but English where names are ASCII
         parts = [b"\0"]
     if b"\0" in b"".join(parts) or len(expanded) > 4000 or max(map(len, parts)) > 255:
-        report.add(path, "no file can have this name (too long, or with a NUL character or half of a surrogate pair)")
+        lacks = sys.getfilesystemencoding().replace("ascii", "ascii (without PYTHONUTF8=1)")
+        report.add(path, f"no file can have this name (too long, or with a NUL character or one that {lacks} lacks)")
         return "invalid"
     try:
         return os.path.normpath(base / Path(expanded).expanduser())
@@ -273,7 +280,7 @@ def _check_adapter(text: str | None, at: KeyPath, report: Report, words: Iterabl
 
 def _check_data(path: Path, at: KeyPath, report: Report) -> None:
     if path.is_dir():
-        if not any(entry.is_file() and not entry.name.startswith(".") for entry in path.iterdir()):
+        if not files_below(path):
             report.add(at, f"{path}: the directory holds no files")
     elif not path.exists() and not matching(path):
         report.add(at, f"{path}: {absent(path)}")

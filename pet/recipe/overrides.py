@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from pet.recipe.source import KeyPath, Source, dotted, parse
+from pet.recipe.source import KeyPath, Source, dotted, parse, plain_scalar
 
 # Of these pairs a recipe has one. An override with one of them puts the file's other one aside.
-RIVALS: dict[KeyPath, tuple[KeyPath, ...]] = {
-    ("train", "steps"): (("train", "epochs"),),
-    ("train", "epochs"): (("train", "steps"),),
-    ("data", "eval"): (("data", "eval_fraction"),),
-    ("data", "eval_fraction"): (("data", "eval"),),
-}
+PAIRS = (("train", "steps", "epochs"), ("data", "eval", "eval_fraction"), ("eval", "every_steps", "every_epochs"))
+RIVALS = {(section, one): (section, other) for section, *pair in PAIRS for one, other in (pair, pair[::-1])}
 
 
 def parse_override(text: str, text_keys: Collection[KeyPath] = ()) -> tuple[KeyPath, Any, list[str]]:
@@ -32,10 +28,9 @@ def parse_override(text: str, text_keys: Collection[KeyPath] = ()) -> tuple[KeyP
     if not all(path):
         return (), None, [f"{text!r}: {key!r} is no key; write section.key=value"]
     source = parse(value, "value")
-    if path in text_keys and source.value is not None and not (isinstance(source.value, str) and value[:1] in "'\""):
-        return path, value, []
-    if path in text_keys and source.problems:
-        return path, value, []
+    if path in text_keys:
+        quoted = isinstance(source.value, str) and value[:1] in "'\""
+        return path, source.value if quoted or plain_scalar(value.strip()) is None else value, []
     if source.problems:
         problem = source.problems[0].partition(": ")[2]
         return path, None, [f"{text!r}: the value is no YAML ({problem}); put quotes around a text"]
@@ -43,16 +38,25 @@ def parse_override(text: str, text_keys: Collection[KeyPath] = ()) -> tuple[KeyP
 
 
 def apart(
-    overrides: Iterable[str] | Mapping[str, Any] | None, names: Collection[str]
+    overrides: Iterable[str] | Mapping[str, Any] | None, names: Collection[str], both: Collection[str] = ()
 ) -> tuple[dict[str, Any], list[str] | dict[str, Any]]:
-    """Overrides whose keys have no dot and are none of these names, with their values; and the others as they are."""
+    """Overrides whose keys have no dot and are none of these names, with their values; and the others as they are.
+    Those of ``both`` are among the first unless their values are sections."""
+
+    def is_own(key: str, value: Any) -> bool:
+        return "." not in key and (key not in names or (key in both and not isinstance(value, Mapping)))
+
     if isinstance(overrides, Mapping):
-        own = {key: value for key, value in overrides.items() if "." not in key and key not in names}
+        own = {key: value for key, value in overrides.items() if is_own(key, value)}
         return own, {key: value for key, value in overrides.items() if key not in own}
-    every = {text: parse_override(text) for text in map(str, overrides or ())}
-    own = {text: path[0] for text, (path, _, wrong) in every.items() if len(path) == 1 and not wrong}
-    own = {text: key for text, key in own.items() if key not in names}
-    return {key: every[text][1] for text, key in own.items()}, [text for text in every if text not in own]
+    own, others = {}, []
+    for text in map(str, overrides or ()):
+        path, value, wrong = parse_override(text)
+        if not wrong and is_own(dotted(path), value):
+            own[path[0]] = value
+        else:
+            others.append(text)
+    return own, others
 
 
 def apply_overrides(
@@ -93,10 +97,8 @@ def apply_overrides(
         origins[path] = text
         for inside in [place for place in source.lines if place[: len(path)] == path and place != path]:
             del source.lines[inside]  # what stood there in the file is gone
-        if value is not None:
-            for rival in RIVALS.get(path, ()):
-                if rival not in origins:
-                    remove(source.value, rival)
+        if value and path in RIVALS and RIVALS[path] not in origins:
+            remove(source.value, RIVALS[path])
 
 
 def put(tree: dict[str, Any], path: KeyPath, value: Any) -> KeyPath | None:

@@ -42,6 +42,7 @@ _EXPECTED = {
     "model_attributes_type": "a section (key: value lines, indented)",
     "finite_number": "a finite number",
 }
+_MARKS = ("[key]", "bool", "int", "str", "list[int]")
 _LIMITS = {
     "greater_than": ("gt", "more than"),
     "greater_than_equal": ("ge", "at least"),
@@ -166,7 +167,7 @@ def _message(error: dict[str, Any], path: KeyPath, tree: Any) -> str:
 
 def _clean_path(location: tuple[str | int, ...], kind: str) -> KeyPath:
     """The key path of a pydantic location: without the names of union branches, and without ``[key]`` marks."""
-    path = tuple(part for part in location if part != "[key]")
+    path = tuple(part for part in location if part not in _MARKS)
     if len(path) > 1 and path[0] == "adapter":
         path = ("adapter", *path[2:])  # path[1] is the method, by which pydantic chose the class
     if kind == "union_tag_invalid":

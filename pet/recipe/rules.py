@@ -20,7 +20,7 @@ from pet.launching.environment import read_job
 from pet.meta_model import MetaModel
 from pet.recipe import evaluation_rules
 from pet.recipe.adapter import MANAGEMENT
-from pet.recipe.classes import JUDGING
+from pet.recipe.classes import COMPARED, JUDGING
 from pet.recipe.data import WITHOUT_QUESTIONS, Reading
 from pet.recipe.fields import ADAPTERS_OFF, PRECOMPUTE, is_jinja
 from pet.recipe.schema import Recipe
@@ -106,11 +106,13 @@ def optimizer(recipe: Recipe) -> Iterator[Finding]:
     method, fields = recipe.adapter.method, getattr(named(recipe.adapter.method), "__dataclass_fields__", ())
     if train.lora_plus_ratio is not None and "learning_rate_ratio" not in fields:
         yield "train.lora_plus_ratio", "adapter.method", f"has no effect with adapter.method: {method}"
-    dropout = getattr(recipe.adapter, "dropout", None)
-    if train.r_drop_alpha > 0 and dropout == 0:
-        yield "train.r_drop_alpha", "adapter.dropout", "compares two dropouts of a row, but adapter.dropout is 0"
+    random = getattr(recipe.adapter, "dropout", 0), *train.base_dropout.values(), train.neftune_alpha
+    if train.r_drop_alpha > 0 and not any(random):
+        why = "compares two dropouts of a row, but adapter.dropout is 0 or not there, and train.base_dropout says none"
+        yield "train.r_drop_alpha", "adapter.method adapter.dropout train.base_dropout train.neftune_alpha", why
 
 
+EXCHANGED = "answers of two rows are exchanged; give an even number for each process"
 LESS_THAN_HALF = "robust takes less than half of the pairs to be wrong"
 
 
@@ -123,8 +125,9 @@ def preferences(recipe: Recipe) -> Iterator[Finding]:
     train = recipe.train
     if train.objective == "robust" and train.label_smoothing >= 0.5:
         yield "train.label_smoothing", "train.objective", LESS_THAN_HALF
-    if train.objective == "kto" and train.batch_size // recipe.parallel.data % 2:
-        yield "train.batch_size", "train.objective", "kto exchanges answers of two rows; give an even number"
+    for name in ("train", "eval") if train.objective == "kto" else ():
+        if (getattr(recipe, name).batch_size or 2 * recipe.parallel.data) // recipe.parallel.data % 2:
+            yield f"{name}.batch_size", "train.objective", f"kto: {EXCHANGED}"
     if train.objective in JUDGING:
         if recipe.adapter.method != "none" and not named(recipe.adapter.method).targeted:
             yield "adapter.method", "train.objective", f"{recipe.adapter.method} {NO_HEAD}; expected lora, for one"
@@ -199,6 +202,8 @@ def data(recipe: Recipe) -> Iterator[Finding]:
     for at, reading in {"data": settings, **every}.items():
         for name, other, message in prompts(reading) if isinstance(reading, Reading) else ():
             yield f"{at}.{name}", f"{at}.{other}", message
+        if recipe.train.objective in COMPARED and getattr(reading, "train_on", "") == "all":
+            yield f"{at}.train_on", "train.objective", f"{recipe.train.objective} compares last answers alone"
     asked = settings.eval_format or settings.format
     measured = settings.eval or settings.eval_fraction or settings.test
     if measured and asked in WITHOUT_QUESTIONS and (written := recipe.eval.written):
@@ -219,6 +224,9 @@ def prompts(settings: Reading) -> Iterator[tuple[str, str, str]]:
         yield "enable_thinking", "template", "a text has no such switch; a chat template may have one"
     if written and settings.system is not None and "{system}" not in settings.template:
         yield "system", "template", "the text has no {system}, where the system message goes"
+    for name, told in (("padding", settings.padding is not None), ("labels_ahead", settings.labels_ahead)):
+        if told and settings.format not in ("auto", "mindrecord", "tokens"):
+            yield name, "format", f"is of rows of token ids, which {settings.format} rows are not"
     if settings.format not in WITHOUT_QUESTIONS:
         return
     for name in ("template", "template_without_input", "enable_thinking", "system"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import textwrap
 from typing import Any
 
@@ -23,7 +24,7 @@ def _scalar(value: Any) -> str:
             return ".nan" if value != value else ".inf" if value > 0 else "-.inf"
         return repr(value)
     if isinstance(value, str):
-        return value if _is_plain(value) else json.dumps(value, ensure_ascii=False)
+        return value if _is_plain(value) else _quoted(value)
     if isinstance(value, list):
         return "[" + ", ".join(_flow(item) for item in value) + "]"
     if isinstance(value, dict):
@@ -34,8 +35,14 @@ def _scalar(value: Any) -> str:
 def _flow(value: Any) -> str:
     """A value inside [ ] or { }: texts are quoted unless they are single words."""
     if isinstance(value, str) and not value.replace("_", "").replace("-", "").isalnum():
-        return json.dumps(value, ensure_ascii=False)
+        return _quoted(value)
     return _scalar(value)
+
+
+def _quoted(text: str) -> str:
+    """In quotes, with escapes for what YAML refuses or takes for the end of a line."""
+    text = json.dumps(text, ensure_ascii=False)
+    return re.sub("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _is_plain(text: str) -> bool:

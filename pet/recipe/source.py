@@ -29,9 +29,8 @@ MAX_BYTES = 4 << 20
 # A command looks into its file twice: whose it is, and what it says.
 KEPT, KEPT_LENGTH = 8, 1 << 16
 
-_NULL = re.compile(r"~|null|Null|NULL|")
-_TRUE = re.compile(r"true|True|TRUE")
-_FALSE = re.compile(r"false|False|FALSE")
+_WORDS = {"": None, "~": None, **dict.fromkeys(("null", "Null", "NULL"))}
+_WORDS |= {**dict.fromkeys(("true", "True", "TRUE"), True), **dict.fromkeys(("false", "False", "FALSE"), False)}
 _INT = re.compile(r"[-+]?[0-9]{1,400}|0o[0-7]{1,400}|0x[0-9a-fA-F]{1,400}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _SPECIAL = {".inf": math.inf, "+.inf": math.inf, "-.inf": -math.inf, ".nan": math.nan}
@@ -41,12 +40,8 @@ _KNOWN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "
 
 def plain_scalar(text: str) -> Any:
     """The value of an unquoted scalar by YAML 1.2's core schema."""
-    if _NULL.fullmatch(text):
-        return None
-    if _TRUE.fullmatch(text):
-        return True
-    if _FALSE.fullmatch(text):
-        return False
+    if text in _WORDS:
+        return _WORDS[text]
     if _INT.fullmatch(text):
         return int(text, 0) if text.startswith("0x") or text.startswith("0o") else int(text)
     if _FLOAT.fullmatch(text):

@@ -271,6 +271,10 @@ class Eval(Section):
         """``best_mode``, or the natural one of ``best_metric``."""
         return self.best_mode or ("min" if self.best_metric in SMALLER_IS_BETTER else "max")
 
+    def choice(self) -> str:
+        """By what the best evaluation is chosen."""
+        return f"{self.direction()} {self.best_metric}"
+
 
 EVALUATED_TOKENS = 64  # a model that is not trained yet seldom ends its answers: they would fill the context
 
@@ -286,7 +290,7 @@ class Answering(Section):
         "pet chat take max_new_tokens or max_length of the base's generation_config.json, or go on to the "
         "end-of-sequence token or the end of the context.",
     )
-    stop: list[str] = Field(
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(
         default_factory=list, description="Stop sequences. Left out: stop_strings of the base's generation_config.json."
     )
     seed: int | None = Field(None, ge=0, description="Seed of sampling. Default: train.seed.")

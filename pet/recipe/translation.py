@@ -147,7 +147,7 @@ class Translation:
                 with self.reading(shown, value):
                     rule(self, shown, value)
             put = [key for key, found in self.settings.items() if key not in before or before[key] is not found]
-            self.settings.said.update(dict.fromkeys(put, f"{self.system}: {shown}={value!r}"))
+            self.settings.said.update(dict.fromkeys(put, f"{self.system}: {shown}={repr(value)[:80]}"))
 
     def take(self, other: Translation, prefix: str = "") -> None:
         """Adds what another translation has found: its settings over those that are there, its notes and problems."""
@@ -166,7 +166,7 @@ class Translation:
             self.refuse(name, f"{repr(value)[:80]} is not a value that it takes ({error})")
 
     def finish(self, given: Collection[str] = ()) -> None:
-        """Says once what is ignored, and what falls back: a job file may have been written for another device.
+        """Says once what is ignored, and what falls back.
 
         Args:
             given: keys that the command line has values for.
@@ -175,11 +175,15 @@ class Translation:
             InputError: all problems together.
         """
         InputError.raise_any([*self.problems, *(problem for key, problem in self.missing if key not in given)])
+        self.fall_back()
+        if self.ignored:
+            log.warning("%s: ignored: %s", self.system, "; ".join(self.ignored_lines()))
+
+    def fall_back(self) -> None:
+        """A job file may have been written for another device."""
         if self.get("train.precision") == "bf16" and on_cpu():
             log.warning("%s: train.precision is auto: bf16 where this processor is fast at it, else fp32", self.system)
             self.put("train.precision", "auto")
-        if self.ignored:
-            log.warning("%s: ignored: %s", self.system, "; ".join(self.ignored_lines()))
 
     def ignored_lines(self) -> list[str]:
         """``name, name: why`` of what is ignored, a line for each reason."""

@@ -19,13 +19,16 @@ _values: dict[str, str] = {}
 
 def expand(text: str, missing: Callable[[str], None]) -> str:
     """``text`` with the variables' values; ``missing`` is called with the name of one that is not set."""
+    from pet.recipe.keys import known_keys
+
+    words = {part for key in known_keys() for part in key}  # a directory "data" is no secret, and messages name the key
 
     def value(match: re.Match) -> str:
         name = match[1] if match[1] is not None else match[2]
         if name not in os.environ:
             missing(name)
             return match[0]
-        if len(os.environ[name]) >= _SHORTEST:
+        if len(os.environ[name]) >= _SHORTEST and os.environ[name] not in words:
             _values[os.environ[name]] = f"${{{name}}}"
         return os.environ[name]
 

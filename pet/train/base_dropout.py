@@ -48,25 +48,31 @@ def say_unapplied(model: nn.Cell) -> None:
     warn_once(f"{source}: config.json says {left}, which training does not apply; {way}")
 
 
-def attach_dropout(model: nn.Cell, rates: Mapping[str, float], part: int = 0) -> None:
-    """Lets a model's cells drop a share of what they give while training.
+def attach_dropout(model: nn.Cell, rates: Mapping[str, float], part: int = 0, of_run: bool = False) -> None:
+    """Lets a model's cells drop a share of what they give while training. What is there of an earlier run goes.
 
     Args:
         model: of the GPT family; its cells have an attribute ``drop``.
         rates: by place: ``embedding``, ``hidden`` (what attention and feed-forward add to the stream), ``attention``
             (the attention weights; these layers then run without the attention kernel).
         part: which part of the heads the model has, where they are divided over processes.
+        of_run: it is a setting of the run at hand, and not the model's own.
 
     Raises:
         InputError: a model whose cells have no such places.
     """
     rates = {place: rate for place, rate in rates.items() if rate}
+    for _, cell in list(model.cells_and_names()):
+        drop = getattr(cell, "drop", None)
+        if isinstance(drop, Dropout) and (rates or getattr(drop, "of_run", False)):
+            del cell.drop
+            cell.drop = None
     if not rates:
         return
     if getattr(getattr(model, "family", None), "name", None) != "gpt":
         raise InputError("train.base_dropout: only models of the GPT family have dropout of their own")
     for path, cell in list(model.cells_and_names()):
-        if "drop" not in vars(cell):
+        if "drop" not in vars(cell) or (path == "transformer" and not hasattr(cell.wte, "weight")):  # in another stage
             continue
         if isinstance(cell, AttentionCore):
             place, more = "attention", (model.config.dims.heads // cell.heads, part)
@@ -74,6 +80,6 @@ def attach_dropout(model: nn.Cell, rates: Mapping[str, float], part: int = 0) ->
             place, more = "embedding" if path == "transformer" else "hidden", ()
         if place in rates:
             drop = (HeadDropout if more else Dropout)(rates[place], path, *more)
-            drop.key.name = f"{path}.{KEY_NAME}"
+            drop.key.name, drop.of_run = f"{path}.{KEY_NAME}", of_run
             del cell.drop
             cell.insert_child_to_cell("drop", drop)

@@ -3,7 +3,7 @@
     checkpoints/step-000020/
         weights.safetensors     every trainable parameter, by name; ``earlier.…`` what ReLoRA has merged
         optimizer.safetensors   ``<slot>.<parameter name>``
-        state.json              step, position in the data, loss scale, history; and the digest of every other file
+        state.json              step, position in the data, loss scale, the best; and the digest of every other file
         *-00001-of-00004.safetensors    of several processes each writes what it has; state.json says where parts of
                                 divided tensors belong, so that they open on any layout
         adapter/                the adapter in PEFT's format, for use without this trainer

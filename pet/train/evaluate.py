@@ -15,7 +15,7 @@ from model_zoo.generation_settings import own_limit
 from model_zoo.graph import evaluating
 from model_zoo.turns import in_turn
 from pet.recipe.training import METRICS
-from pet.text_generation import ends_of, until, warn_of_full_context
+from pet.text_generation import before, ends_of, stops_of, until, warn_of_full_context
 from pet.train.compiled import Compiled
 from pet.train.distributed import DistributedContext
 from pet.train.feed import checked
@@ -116,7 +116,7 @@ class Answers:
         self.seed = seed if generation.seed is None else generation.seed
         self.ends = ends_of(model, tokenizer)
         self.own = getattr(model, "generation_config", {})
-        self.stops = np.ravel(generation.stop or self.own.get("stop_strings") or []).tolist()
+        self.stops = stops_of(generation, self.own)
         self.told = False
 
     def __call__(self, limit: int | None = None) -> list[Answer]:
@@ -139,9 +139,8 @@ class Answers:
         pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
         longest = max(len(prompt) for prompt in prompts)
         new_tokens = self.new_tokens(longest)
-        length = max(
-            longest, min(-(-longest // PROMPT_MULTIPLE) * PROMPT_MULTIPLE, context_of(self.model) - new_tokens)
-        )
+        room = context_of(self.model) - new_tokens
+        length = max(longest, min(-(-longest // PROMPT_MULTIPLE) * PROMPT_MULTIPLE, room))
         # the last batch is filled up, so that it needs no compilation of its own
         rows = [*prompts, *[prompts[-1]] * (min(self.batch_size, len(self.questions)) - len(prompts))]
         ids = np.full((len(rows), length), pad, np.int32)
@@ -149,19 +148,10 @@ class Answers:
         for row, prompt in enumerate(rows):
             ids[row, length - len(prompt) :] = prompt
             mask[row, length - len(prompt) :] = 1
-        settings = self.generation
-        written = self.model.generate(
-            ids,
-            attention_mask=mask,
-            max_new_tokens=new_tokens,
-            eos_token_id=self.ends,
-            seed=self.seed,
-            tokenizer=self.tokenizer,
-            **settings.choosing(),
-        )
+        how = {"attention_mask": mask, "max_new_tokens": new_tokens, "eos_token_id": self.ends, "seed": self.seed}
+        written = self.model.generate(ids, tokenizer=self.tokenizer, **how, **self.generation.choosing())
         answers = np.asarray(written)[: len(prompts), length:].tolist()
-        full = longest + new_tokens == context_of(self.model)
-        if full and settings.max_new_tokens is None and self.ends and not self.stops:
+        if longest == room and self.generation.max_new_tokens is None and self.ends and not self.stops:
             warn_of_full_context(answers, self.ends, context_of(self.model))
         return [self.text(answer) for answer in answers]
 
@@ -180,22 +170,13 @@ class Answers:
         wanted = self.generation.max_new_tokens or own_limit(self.own, longest, room) or room
         if longest + wanted > context and not self.told:
             self.told = True
-            log.warning(
-                "the model's context of %d tokens has room for %d after a question of %d: answers end there, before "
-                "generation.max_new_tokens (%d)",
-                context,
-                room,
-                longest,
-                wanted,
-            )
+            said = f"the model's context of {context} tokens has room for {room} after a question of {longest}"
+            log.warning("%s: answers end there, before generation.max_new_tokens (%d)", said, wanted)
         return min(wanted, room)
 
     def text(self, ids: list[int]) -> str:
         """What was written, up to the first end token or stop text."""
-        text = self.tokenizer.decode(until(ids, self.ends), skip_special_tokens=True)
-        for stop in self.stops:
-            text = text.split(stop, 1)[0]
-        return text.strip()
+        return before(self.tokenizer.decode(until(ids, self.ends), skip_special_tokens=True), self.stops).strip()
 
 
 class Evaluation:

@@ -33,43 +33,34 @@ def evaluate(
     from adapters.stored import check_loadable
     from pet.auto import AutoTokenizer
     from pet.data.load import load_dataset
-    from pet.train import report
+    from pet.train import prepare as parts, report
     from pet.train.agreement import check_alike
     from pet.train.metrics import check_available
     from pet.train.objectives import make_objective
-    from pet.train.prepare import (
-        Prepared,
-        build,
-        held_out_settings,
-        load_asked,
-        load_data,
-        make_distributed_context,
-        make_feeds,
-        on_checkpoint,
-    )
 
     check_available(recipe.eval.metrics)
-    distributed = make_distributed_context(recipe)
-    check_alike(recipe if model is None else on_checkpoint(recipe, model), distributed, adapter=adapter)
+    recipe = parts.with_reference(recipe, adapter)
+    distributed = parts.make_distributed_context(recipe)
+    check_alike(recipe if model is None else parts.on_checkpoint(recipe, model), distributed, adapter=adapter)
     tokenizer = AutoTokenizer.from_pretrained(recipe.model.tokenizer or model or recipe.model.path)
     if recipe.data.test:
-        settings = held_out_settings(recipe, deduplicate=False)
+        settings = parts.held_out_settings(recipe, deduplicate=False)
         held_out = load_dataset(recipe.data.test, tokenizer, settings=settings)
     else:
-        _, held_out = load_data(recipe, tokenizer)
+        _, held_out = parts.load_data(recipe, tokenizer)
     if held_out is None:
         raise InputError("data.eval: missing; there is nothing to measure on (data.test, data.eval or eval_fraction)")
 
-    def prepare(model, adapter) -> Prepared:
+    def prepare(model, adapter) -> parts.Prepared:
         def attach(whole) -> None:
             if adapter is not None:
                 load_adapter(whole, adapter, strict=strict)
 
         if adapter is not None:
             check_loadable(adapter)  # before the model is loaded
-        measured = build(recipe if model is None else on_checkpoint(recipe, model), distributed, attach)
-        found = Prepared(measured, tokenizer, str(model or recipe.model.path), None, held_out)
-        make_feeds(recipe, found, distributed)
+        measured = parts.build(recipe if model is None else parts.on_checkpoint(recipe, model), distributed, attach)
+        found = parts.Prepared(measured, tokenizer, str(model or recipe.model.path), None, held_out)
+        parts.make_feeds(recipe, found, distributed)
         return found
 
     objective = make_objective(recipe.train)
@@ -78,7 +69,7 @@ def evaluate(
         objective.begin(base.model, base.eval_feed, False, distributed)
         del base
     prepared = prepare(model, adapter)
-    prepared.questions = load_asked(recipe, prepared, required=False)
+    prepared.questions = parts.load_asked(recipe, prepared, required=False)
     found = measure(recipe, prepared, distributed, objective)
     if distributed.is_main:
         titles = report.titles_of(found)

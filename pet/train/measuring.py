@@ -39,7 +39,8 @@ class Measuring:
 
     def measure_before(self) -> None:
         """Measures the model before its first step, to have a before and after."""
-        if self.before is None and self.evaluation is not None and self.eval_settings.before:
+        fresh = self.before is None and self.position.step == 0
+        if fresh and self.evaluation is not None and self.eval_settings.before:
             self.before = self.measured()
             self.best_value(self.before)  # that there is none shows now rather than after the first steps
             self.before_samples = list(getattr(self.evaluation, "samples", []))
@@ -81,8 +82,12 @@ class Measuring:
         self.note_best(measured)
         self.notify("evaluation", {"step": self.position.step, **measured})
 
-    def evaluate(self) -> dict[str, float] | None:
-        """The measures of the model as it is; those of the last full evaluation where no step came after it.
+    def evaluate(self, anew: bool = True) -> dict[str, float] | None:
+        """The measures of the model as it is.
+
+        Args:
+            anew: False takes those of the last full evaluation where no step came after it, as a run does at its end.
+                A program may have changed the weights since.
 
         Returns:
             The metrics by name, or None where there is nothing to measure on.
@@ -90,7 +95,7 @@ class Measuring:
         if self.evaluation is None:
             return None
         now = self.measured_state()
-        if self.last_measured is None or self.last_measured[0] != now:
+        if anew or self.last_measured is None or self.last_measured[0] != now:
             with self.fast():
                 self.last_measured = (now, self.measured())
         return self.last_measured[1]
@@ -129,18 +134,24 @@ class Measuring:
 
     def note_best(self, measured: dict[str, float]) -> None:
         """Remembers the best evaluation; ends the run where ``patience`` is at its end."""
-        settings, value = self.eval_settings, self.best_value(measured)
-        if value is None or math.isnan(value):
+        settings, best, value = self.eval_settings, self.best.value, self.best_value(measured)
+        if value is None:
             return
         sign = -1.0 if settings.direction() == "min" else 1.0
-        if self.best.value is None or sign * (value - self.best.value) > settings.min_delta:
-            self.best = Best(self.position.step, value, 0)
+        if not math.isnan(value) and (best is None or sign * (value - best) > settings.min_delta):
+            self.best = Best(self.position.step, value, 0, settings.choice())
             return
         self.best.since += 1
-        if settings.patience is not None and self.best.since >= settings.patience:
-            self.stop(
-                f"{settings.best_metric} was not better than {self.best.value:g} for {self.best.since} evaluations"
-            )
+        if (reason := self.out_of_patience()) is not None:
+            self.stop(reason)
+
+    def out_of_patience(self) -> str | None:
+        """Why the run ends for want of a better evaluation; None where it goes on."""
+        settings, best = self.eval_settings, self.best
+        if settings.patience is None or best.since < settings.patience:
+            return None
+        value = math.nan if best.value is None else best.value
+        return f"{settings.best_metric} was not better than {value:g} for {best.since} evaluations"
 
     def outcome(self) -> dict[str, Any]:
         """The run's results so far."""

@@ -1,5 +1,5 @@
 """What memory was taken, measured: of this process and, where there is one, of the accelerator. Systems count it in
-different units and places. (`pet.launching.memory` is what may be taken.)"""
+different units and places. (`model_zoo.resources` is what may be taken.)"""
 
 from __future__ import annotations
 

@@ -70,10 +70,10 @@ def bleu(answers: Sequence[str], references: Sequence[str]) -> float:
     """Corpus BLEU-4 over words and single CJK characters, smoothed as sacrebleu does by default."""
     if not answers:
         return 0.0
-    # the text is cut here, so that sacrebleu has only to split at spaces
-    scorer = need("sacrebleu.metrics", "bleu").BLEU(tokenize="none", effective_order=False)
+    # the text is cut here, so that sacrebleu has only to split at spaces, and not to warn of such a text
+    scorer = need("sacrebleu.metrics", "bleu").BLEU(tokenize="none", effective_order=False, force=True)
     score = scorer.corpus_score([spaced(a) for a in answers], [[spaced(r) for r in references]])
-    return score.score / 100.0
+    return min(1.0, score.score / 100.0)
 
 
 def spaced(text: str) -> str:

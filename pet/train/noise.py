@@ -90,6 +90,9 @@ def key_setter(model: nn.Cell, neftune_alpha: float = 0.0) -> Callable[..., None
     """
     from adapters.dropout import dropouts, set_dropout_key
 
+    for _, cell in model.cells_and_names():
+        if isinstance(cell, Noise):
+            cell.alpha = 0.0  # an earlier run's
     noise = attach_noise(model, neftune_alpha) if neftune_alpha > 0 else None
     drops = bool(dropouts(model))
     if noise is None and not drops:

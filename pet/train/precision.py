@@ -103,7 +103,7 @@ def prepare_model(model: nn.Cell, settings, distributed) -> Precision:
         set_recompute(model, int(settings.recompute))
     if not settings.base_dropout:
         say_unapplied(model)
-    attach_dropout(model, settings.base_dropout, distributed.tensor_rank)
+    attach_dropout(model, settings.base_dropout, distributed.tensor_rank, of_run=True)
     return precision
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,8 @@ from model_zoo.errors import InputError
 from model_zoo.tokenizers.files import TokenizerFiles
 from pet.names import own_tokenizer
 from pet.recipe.adapter import MANAGEMENT, recipe_method
-from pet.recipe.classes import JUDGING, find_objective
+from pet.recipe.classes import JUDGING, OPTIONS, find_objective
+from pet.recipe.fields import PRECOMPUTE
 
 log = logging.getLogger("pet")
 
@@ -64,6 +67,17 @@ def on_checkpoint(recipe, path: str | os.PathLike):
     section.path, section.config, section.from_scratch = str(path), {}, False
     section.quantization = type(section.quantization)()
     return chosen
+
+
+def with_reference(recipe, measured: str | os.PathLike | None = None):
+    """The recipe with the adapter that its run starts from as the reference, where it leaves that out; unless it is the
+    one that is `measured`, whose reference is the base."""
+    recipe = recipe.model_copy(deep=True)
+    train, start = recipe.train, getattr(recipe.adapter, "load", None)
+    unsaid = train.objective in OPTIONS["reference"] and train.reference in (None, PRECOMPUTE)
+    if unsaid and start is not None and (measured is None or Path(measured).resolve() != Path(start).resolve()):
+        train.reference = start
+    return recipe
 
 
 def load_model(recipe):
@@ -202,6 +216,7 @@ def load_data(recipe, tokenizer) -> tuple[Any, Any]:
     from pet.data.load import load_dataset, mix_dataset, split_dataset
 
     settings = data_settings(recipe)
+    tell_unused(recipe, settings)
     train = load_dataset(recipe.data.train, tokenizer, settings=settings) if recipe.data.train else None
     evaluation = None
     if recipe.data.eval:
@@ -211,6 +226,24 @@ def load_data(recipe, tokenizer) -> tuple[Any, Any]:
     if evaluation is None and train is not None and recipe.data.eval_fraction > 0:
         train, evaluation = split_dataset(train, recipe.data.eval_fraction, settings.seed)
     return train, evaluation
+
+
+def tell_unused(recipe, settings) -> None:
+    """Warns of what is said of the data and reaches nothing: a path once more, a format beside an objective's own."""
+    data = recipe.data
+    own_format = data.eval_format or data.format
+    for name, apart, form in (("train", data.mix or data.rows, data.format), ("eval", data.eval_rows, own_format)):
+        paths = getattr(data, name) or []
+        for path, count in Counter(map(os.fspath, paths)).items():
+            if count > 1 and not apart:
+                more = "; a weight of 2 in data.mix has its rows twice" if name == "train" else ""
+                log.warning("%s: %s is named %d times and read once%s", recipe.where(f"data.{name}"), path, count, more)
+        formats = {form, *(getattr(path, "own", {}).get("format", "auto") for path in paths)}
+        if paths and settings.conversations and (unused := formats - {"auto", "mindrecord"}):
+            said = f"format {', '.join(sorted(unused))} is not used"
+            log.warning(
+                "%s: %s: %s reads rows of its own form", recipe.where(f"data.{name}"), said, recipe.train.objective
+            )
 
 
 def held_out_settings(recipe, **changes):
@@ -272,18 +305,12 @@ def load_asked(recipe, prepared: Prepared, required: bool = True) -> list:
     context = context_of(prepared.model)
     asked = [question for question in found if len(question.prompt_ids) < context]
     if len(asked) < len(found):
-        log.warning(
-            "%d of %d questions are not asked: they fill the model's context of %d tokens, such as %s",
-            len(found) - len(asked),
-            len(found),
-            context,
-            next(question.where for question in found if len(question.prompt_ids) >= context),
-        )
+        where = next(question.where for question in found if len(question.prompt_ids) >= context)
+        said = f"{len(found) - len(asked)} of {len(found)} questions are not asked"
+        log.warning("%s: they fill the model's context of %d tokens, such as %s", said, context, where)
     if written and not asked:
-        text = (
-            f"{recipe.where('eval.metrics')}: {', '.join(written)} compare answers to questions, and the evaluation "
-            "data holds none that could be asked"
-        )
+        said = "compare answers to questions, and the evaluation data holds none that could be asked"
+        text = f"{recipe.where('eval.metrics')}: {', '.join(written)} {said}"
         if required:
             raise InputError(text)
         log.warning("%s", text)

@@ -74,16 +74,12 @@ def start(
     """
     from pet import run_directory
     from pet.planning.room import check_room
-    from pet.recipe.classes import OPTIONS
-    from pet.recipe.fields import PRECOMPUTE
     from pet.train.agreement import check_alike
-    from pet.train.prepare import make_distributed_context, prepare
+    from pet.train.prepare import make_distributed_context, prepare, with_reference
 
     if recipe.output.only_save_strategy:
         return save_strategies(recipe, show)
-    recipe = recipe.model_copy(deep=True)
-    if recipe.train.objective in OPTIONS["reference"] and recipe.train.reference in (None, PRECOMPUTE):
-        recipe.train.reference = getattr(recipe.adapter, "load", None) or recipe.train.reference
+    recipe = with_reference(recipe)
     recipe.train.resume, recipe.output.force = recipe.train.resume or resume, recipe.output.force or force
     distributed = distributed or make_distributed_context(recipe)
     check_alike(recipe, distributed)
@@ -160,6 +156,9 @@ def execute(
         rates: those of `pet.train.trainer.Trainer`.
         measures: further numbers for every evaluation.
     """
+    # what a run answers and writes with is not imported after hours: another version may have taken its place
+    from model_zoo.generation import generate  # noqa: F401
+    from pet import export  # noqa: F401
     from pet.run_directory import RECIPE, open_for
     from pet.train import report
     from pet.train.objectives import make_objective
@@ -180,7 +179,7 @@ def execute(
 
     def finish(outcome: dict[str, Any]) -> dict[str, Any]:
         """All files of the run, before the callbacks are told of its end: one that uploads finds everything."""
-        after = trainer.evaluate()
+        after = trainer.evaluate(anew=False)
         summary = summarise(recipe, trainer, outcome, after, counted, time.perf_counter() - begin)
         weights = whole_weights(trainer)
         if distributed.is_main:

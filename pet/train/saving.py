@@ -9,6 +9,7 @@ from pathlib import Path
 
 from model_zoo.arguments import checked
 from model_zoo.errors import InputError
+from model_zoo.unwritable import explained
 from pet.train import checkpoint as files, state
 from pet.train.callbacks.records import read_metrics
 from pet.train.origins import origins_of_objects
@@ -25,6 +26,7 @@ class Saving:
         whole_weights: all weights that files hold, at the checkpoint in hand, for ``save_extra``.
         origins: see `pet.train.trainer.Trainer`.
         weights_step: the step that the model's weights are of, where the best ones were loaded at the end.
+        begun: whether the run directory was there already: one that is moved away meanwhile is not made anew.
     """
 
     def begin_saving(
@@ -36,6 +38,7 @@ class Saving:
         self.directory = Path(directory) if directory is not None else None
         self.save_extra, self.whole_weights = save_extra, {}
         self.weights_step: int | None = None
+        self.begun = False
 
     def __reduce_ex__(self, protocol):
         raise InputError("a trainer cannot be copied or pickled, as its model cannot; make another one")
@@ -45,6 +48,11 @@ class Saving:
         """Where the run's checkpoints are."""
         return self.directory / "checkpoints"
 
+    @property
+    def recorded(self) -> int:
+        """Up to which step callbacks have the records: that of an evaluation that was left comes once it is made."""
+        return self.position.step - (self.unfinished is not None)
+
     def last_checkpoint(self) -> str | None:
         """The newest checkpoint's path, as a word for messages."""
         if self.directory is None:
@@ -53,7 +61,15 @@ class Saving:
         return str(found[-1]) if found else None
 
     def save(self) -> None:
-        """Writes a checkpoint of the present step, and deletes those that are not kept."""
+        """Writes a checkpoint of the present step, and deletes those that are not kept.
+
+        Raises:
+            CannotWrite: among other things where the run directory is gone.
+        """
+        if self.distributed.is_main:
+            with explained(self.checkpoint_directory):
+                self.checkpoint_directory.mkdir(parents=not self.begun, exist_ok=True)
+            self.begun = True
         path = files.save(
             self.checkpoint_directory,
             self.position.step,
@@ -90,11 +106,10 @@ class Saving:
             except files.Damaged as error:
                 raise InputError(files.no_checkpoint(source) or f"checkpoint {source}: {error.word}{error}") from error
         state.restore(self, found)
-        if last:
-            lines = read_metrics(self.directory / "metrics.jsonl")
-            self.history = [line for line in lines if line["step"] <= self.position.step]
-            if self.distributed.is_main:
-                files.discard_after(self.checkpoint_directory, self.position.step)
+        lines = (last and read_metrics(self.directory / "metrics.jsonl")) or self.history
+        self.history = [line for line in lines if line["step"] <= self.recorded]
+        if last and self.distributed.is_main:
+            files.discard_after(self.checkpoint_directory, self.position.step)
         log.info("resuming from %s", found.path)
 
     def check_later(self) -> None:

@@ -34,19 +34,14 @@ def with_settings(train, settings: dict[str, Any]):
     from pet.recipe.training_rules import length, restarts, without_effect
     from pet.recipe.trl_names import hint
 
-    unknown = [name for name in settings if name not in Train.model_fields]
-    if unknown:
-        other = "; MindFormers' arguments go with train_dataset, not with batches (train_data)"
-        loader = " (pet.data.make_loader(data, batch_size, settings) takes what a recipe's data section has)"
-        raise InputError.collect(
-            f"Trainer has no setting {name!r}"
-            + (
-                hint(name)
-                or (loader if name in ("data", *Data.model_fields) else "")
-                or (elsewhere(name, ("train",)) or nearest(name, Train.model_fields)) + other
-            )
-            for name in unknown
-        )
+    other = "; MindFormers' arguments go with train_dataset, not with batches (train_data)"
+    loader = " (pet.data.make_loader(data, batch_size, settings) takes what a recipe's data section has)"
+    wrong = []
+    for name in (name for name in settings if name not in Train.model_fields):
+        near = elsewhere(name, ("train",)) or nearest(name, Train.model_fields)
+        of_data = loader if name in ("data", *Data.model_fields) else ""
+        wrong.append(f"Trainer has no setting {name!r}{hint(name) or of_data or near + other}")
+    InputError.raise_any(wrong)
     given = train.model_dump(exclude_unset=True) if isinstance(train, Train) else section("train", train)
     found = checked(Train, "train", {**given, **settings})
     if not isinstance(train, Train):

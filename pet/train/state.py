@@ -48,11 +48,13 @@ class Position:
 
 @dataclasses.dataclass
 class Best:
-    """The best evaluation so far, and how many came after it without being better."""
+    """The best evaluation so far, how many came after it without being better, and by what it is the best
+    (`pet.recipe.training.Eval.choice`)."""
 
     step: int | None = None
     value: float | None = None
     since: int = 0
+    choice: str | None = None
 
 
 def trained(trainer) -> dict[str, Any]:
@@ -137,16 +139,14 @@ def restore(trainer, found: Checkpoint) -> None:
     check_origins(trainer, found)
     for key, mine in fixed(trainer).items():
         if state.get(key, mine) != mine:
-            log.warning(
-                "%s was written with %s %s, this run has %s: it continues, but not bit for bit as it would have",
-                found.path,
-                key,
-                state[key],
-                mine,
-            )
+            said = f"{found.path} was written with {key} {state[key]}, this run has {mine}"
+            log.warning("%s: it continues, but not bit for bit as it would have", said)
     restore_weights(trainer, found)
     trainer.optimizer.load_state(trainer.distributed.scatter(found.optimizer))
     trainer.position, trainer.best = Position(**state["position"]), Best(**state["best"])
+    if trainer.best.choice not in (None, trainer.eval_settings.choice()):
+        trainer.best = Best()  # the settings ask for another one now
+    trainer.weights_step = trainer.last_measured = None
     trainer.loss_scale.load(state["loss_scale"])
     trainer.watch.load(state["watch"])
     trainer.before, trainer.unfinished = state["before"], state.get("unfinished")

@@ -32,6 +32,7 @@ from pet.train.feed import count_useful
 from pet.train.objectives.base import MODEL_ARRAYS, Objective, check_head
 from pet.train.optimizers.base import Optimizer, scalar
 from pet.train.segments import vectors_of
+from pet.train.stop import HARD
 
 
 @dataclasses.dataclass
@@ -200,7 +201,7 @@ class TrainStep:
             step: optimizer steps done before this one.
             scale: the loss scale; 1 where there is none.
             updates: updates made before, where steps were skipped; the optimizer counts these.
-            limit: above this loss no update is made.
+            limit: above this loss, and what a single hard token or text may add to it, no update is made.
         """
         compiled_before = self.compile_seconds
         useful, tokens = sum(map(count_useful, batches)), sum(np.size(batch["input_ids"]) for batch in batches)
@@ -214,7 +215,7 @@ class TrainStep:
         norm = math.sqrt(square) / scale if math.isfinite(square) else math.nan
         loss = sums[0] / max(count, 1)
         finite = math.isfinite(norm) and math.isfinite(loss)
-        applied = finite and loss <= limit
+        applied = finite and loss <= limit + HARD / max(count, 1)
         if applied:
             clip = 1.0 if self.clip_norm is None else min(1.0, self.clip_norm / (norm + 1e-6))
             self.optimizer.apply(vectors, clip / scale, learning_rate, (step if updates is None else updates) + 1)

@@ -14,6 +14,7 @@ import math
 import signal
 import statistics
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
@@ -24,6 +25,9 @@ from pet import interrupts
 # Steps whose median counts as the recent loss, and how many there must be before it means anything.
 RECENT = 32
 ENOUGH = 8
+
+HARD = 20.0
+"""What one that is counted may add to a step's summed loss: that of a probability of 2e-9."""
 
 # What a run is doing, for the progress line, and what it answers to a signal then.
 LOADING, MEASURING_BASE, STEPS, MEASURING, WRITING = "compiling", "evaluating the base", "", "evaluating", "writing"
@@ -55,7 +59,7 @@ class Signals:
     """Notes SIGTERM, SIGHUP and SIGINT while a run lasts, so that it can end where everything can be saved.
 
     Attributes:
-        received: the signal's number, or None.
+        received, since: the signal's number, or None; and when it came.
         announce: what the user is told when a signal comes.
         can_leave_evaluations: an evaluation is left between two batches. Where several processes measure together it
             is finished, since all must make the same calls.
@@ -70,6 +74,7 @@ class Signals:
         last_checkpoint: Callable[[], str | None] = lambda: None,
     ) -> None:
         self.received: int | None = None
+        self.since = 0.0
         self.announce, self.last_checkpoint = announce, last_checkpoint
         self.can_leave_evaluations = can_leave_evaluations
         self.renew: Callable[[], None] = lambda: None
@@ -77,10 +82,10 @@ class Signals:
     def receive(self, number: int) -> None:
         """Called with each signal, on the command line in another thread."""
         if self.received is not None:
-            if number == signal.SIGINT:
+            if interrupts.pressed_again(number, self.since):
                 interrupts.end_at_once(number)
             return
-        self.received = number
+        self.received, self.since = number, time.monotonic()
         interrupts.say(f"{signal.Signals(number).name}: {self.announce()}; Ctrl-C again ends at once")
 
     def share(self, objects: Callable[[object], list]) -> bool:
@@ -145,7 +150,8 @@ class LossWatch:
     """Tells a loss that explodes from one that wiggles.
 
     A loss is too high when it is ``ratio`` times the median of the recent ones *and* above every loss of the first
-    steps: near zero, a hard batch can be many times the median without anything being wrong.
+    steps: near zero, a hard batch can be many times the median without anything being wrong. Nor is one token, pair or
+    text of the step that is learnt by heart and wrong (`HARD`): where few are counted it alone makes the mean so high.
 
     Args:
         ratio: None looks for nothing.
@@ -181,14 +187,14 @@ class LossWatch:
         self.first, self.seen = state["first"], state["seen"]
 
 
-def failure(step: int, what: str, samples: Iterable[str], last_good: str | None) -> RunFailed:
-    """The error of a step that cannot be used."""
+def failure(step: int, what: str, samples: Iterable[str], last_good: str | None, way: str = "") -> RunFailed:
+    """The error of a step that cannot be used; `way` is one more that may help."""
     samples = list(samples)
     shown = ", ".join(samples[:16]) + (f" and {len(samples) - 16} more" if len(samples) > 16 else "")
     kept = f"the last good checkpoint is {last_good}" if last_good else "no checkpoint had been written yet"
     return RunFailed(
         f"step {step}: {what}; samples of this step: {shown}. The weights were not updated; {kept}. "
-        "A lower learning rate, a longer warm-up or clipping usually helps"
+        f"A lower learning rate, a longer warm-up or clipping usually helps{way}"
     )
 
 

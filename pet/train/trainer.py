@@ -16,7 +16,7 @@ from model_zoo.arguments import checked
 from model_zoo.errors import InputError
 from model_zoo.limits import out_of_memory, reserve_buffer
 from pet.launching.heartbeat import watched
-from pet.train import restarts
+from pet.train import restarts, stop
 from pet.train.callbacks import Callback, make_callbacks
 from pet.train.compiled import gradients_freed
 from pet.train.distributed import DistributedContext
@@ -36,19 +36,6 @@ from pet.train.segments import check_unchanged, to_train
 from pet.train.settings import eval_settings, in_rows, total_steps, with_settings
 from pet.train.state import Position
 from pet.train.step import StepResult, TrainStep
-from pet.train.stop import (
-    ANNOUNCED,
-    LOADING,
-    MEASURING,
-    MEASURING_BASE,
-    STEPS,
-    WRITING,
-    EvaluationLeft,
-    LossWatch,
-    Signals,
-    failure,
-    no_memory,
-)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -130,10 +117,11 @@ class Trainer(Measuring, Saving):
         self.feed = as_feed(train_data, self.settings.accumulation, model, self.settings, self.distributed)
         self.total_steps = total_steps(self.feed, self.settings)
         self.schedule = given(rates) if rates else Schedule.from_settings(self.settings, self.total_steps)
-        self.loss_scale, self.watch = LossScale.from_settings(self.settings), LossWatch(self.settings.max_loss_ratio)
+        self.loss_scale = LossScale.from_settings(self.settings)
+        self.watch = stop.LossWatch(self.settings.max_loss_ratio)
         self.history: list[dict[str, Any]] = []
         self.unfinished: dict[str, Any] | None = None  # the record of a step whose evaluation was left
-        self.phase, self.position, self.finish, self.stop_reason = LOADING, Position(), finish, None
+        self.phase, self.position, self.finish, self.stop_reason = stop.LOADING, Position(), finish, None
         self.callbacks = make_callbacks(callbacks, self.directory is not None)
         self.compiled = compiled and getattr(model, "compiles", True)  # the update is compiled all the same
         self.objective.extend(model, self.feed, self.settings.seed)
@@ -185,27 +173,28 @@ class Trainer(Measuring, Saving):
             RunFailed: the loss is not finite or explodes, or every update overflows.
             Interrupted: a signal came; everything is saved. Ctrl-C is a KeyboardInterrupt, too.
         """
-        if resume:
-            self.resume(resume)
-        if self.position.step >= self.total_steps and self.unfinished is None:
-            log.warning("all %d steps are done: nothing is trained (steps or epochs ask for more)", self.total_steps)
+        if resume or self.weights_step is not None:  # it goes on from the last step's weights, not from the best ones
+            self.resume(resume or True)
+        begin, self.stop_reason = time.perf_counter(), self.out_of_patience()  # all else ends one call alone
+        done = self.stop_reason if self.position.step < self.total_steps else f"all {self.total_steps} steps are done"
+        if done and self.unfinished is None:
+            log.warning("%s: nothing is trained (steps, epochs or eval.patience ask for more)", done)
         check_unchanged(self.model, self.trained)
         self.check_later()
         reserve_buffer()
-        begin, self.stop_reason = time.perf_counter(), None  # what ended an earlier call does not end this one
         outcome: dict[str, Any] = {}
-        signals = Signals(self.announce, self.distributed.size == 1, self.last_checkpoint)
+        signals = stop.Signals(self.announce, self.distributed.size == 1, self.last_checkpoint)
         with self.fast(), signals.watch(), gradients_freed():
             try:
                 self.notify("start")
+                self.begun = self.directory is not None and self.directory.is_dir()
                 try:
                     outcome = self.run(begin, signals)
-                except EvaluationLeft:  # everything else is saved
+                except stop.EvaluationLeft:  # everything else is saved
                     outcome = self.outcome()
                 interrupted = signals.share(self.distributed.objects)
             except BaseException as error:
-                self.model.set_train(False)
-                error = no_memory(self, error) if out_of_memory(error) else error
+                error = stop.no_memory(self, error) if out_of_memory(error) else error
                 self.end({**self.outcome(), "error": str(error) or type(error).__name__}, failed=True)
                 raise error
             self.end(outcome)
@@ -220,19 +209,21 @@ class Trainer(Measuring, Saving):
         """Always an InputError: batches are of tokens, and there is no tokenizer."""
         raise InputError("Trainer.predict: a trainer over batches has no tokenizer; use model.generate or pipeline")
 
-    def run(self, begin: float, signals: Signals) -> dict[str, Any]:
+    def run(self, begin: float, signals: stop.Signals) -> dict[str, Any]:
         """Measures, trains, and writes the results; a signal leaves out what has not begun."""
-        self.phase = MEASURING_BASE
+        self.phase = stop.MEASURING_BASE
         self.measure_before()
         signals.renew()
         if not self.distributed.any(signals.received is not None):  # otherwise there is nothing yet that could be saved
             self.model.set_train(True)
             for name in registry(self.model).running:
                 registry(self.model).get(name).learnt = True
-            self.run_steps(begin, signals)
-            self.model.set_train(False)
+            try:
+                self.run_steps(begin, signals)
+            finally:
+                self.model.set_train(False)
         interrupted = self.distributed.any(signals.received is not None)
-        self.phase = WRITING
+        self.phase = stop.WRITING
         if not interrupted and self.eval_settings.load_best_model_at_end:
             self.load_best()
         outcome = self.outcome()
@@ -243,28 +234,27 @@ class Trainer(Measuring, Saving):
     def announce(self) -> str:
         """What happens when a signal comes now."""
         saved = ", with everything saved" if self.directory else ""
-        if self.distributed.size == 1 and self.directory and self.phase in ANNOUNCED:
-            return ANNOUNCED[self.phase]
+        if self.distributed.size == 1 and self.directory and self.phase in stop.ANNOUNCED:
+            return stop.ANNOUNCED[self.phase]
         return f"ending after this step{saved}"
 
-    def run_steps(self, begin: float, signals: Signals) -> None:
+    def run_steps(self, begin: float, signals: stop.Signals) -> None:
         """The steps that are left."""
         position = self.position
         if self.unfinished is not None and self.step_done(self.unfinished, begin, signals):
             return
-        self.phase = LOADING
+        self.phase = stop.LOADING
         while position.step < self.total_steps and self.stop_reason is None:
             done_before, whole_epoch = position.step, position.step_in_epoch == 0
-            for batches in steps(
-                self.feed, self.settings.accumulation, position.epoch, position.step_in_epoch, self.model
-            ):
+            place = position.epoch, position.step_in_epoch
+            for batches in steps(self.feed, self.settings.accumulation, *place, self.model):
                 if self.step_done(self.one_step(batches), begin, signals):
                     return
             position.epoch, position.step_in_epoch = position.epoch + 1, 0
             if whole_epoch and position.step == done_before:  # a resumed one may have been at its end already
                 raise InputError(f"epoch {position.epoch} of the training data holds no step")
 
-    def step_done(self, record: dict[str, Any], begin: float, signals: Signals) -> bool:
+    def step_done(self, record: dict[str, Any], begin: float, signals: stop.Signals) -> bool:
         """What follows a step: its evaluation, its line, its checkpoint. Whether the loop ends here.
 
         Raises:
@@ -274,10 +264,10 @@ class Trainer(Measuring, Saving):
         position = self.position
         last = position.step >= self.total_steps
         try:
-            self.phase = MEASURING
+            self.phase = stop.MEASURING
             self.evaluate_if_due(record, last)
-            self.phase = STEPS
-        except EvaluationLeft:
+            self.phase = stop.STEPS
+        except stop.EvaluationLeft:
             self.unfinished = record
             if self.directory:
                 self.save()
@@ -291,8 +281,8 @@ class Trainer(Measuring, Saving):
         if limit is not None and time.perf_counter() - begin >= limit:
             self.stop(f"max_seconds: {limit:g}")
         stopping = self.distributed.any(self.stop_reason is not None)
-        if stopping and self.stop_reason is None:
-            self.stop_reason = "another process stopped"
+        if stopping:
+            self.stop("another process stopped")
         every = self.settings.save_every
         best = self.best.step == position.step
         if self.directory and (last or stopping or best or (every and position.step % every == 0)):
@@ -350,13 +340,13 @@ class Trainer(Measuring, Saving):
         step, samples = self.position.step + 1, where(self.feed, batches)
         last_good = self.last_checkpoint()
         if not math.isfinite(result.loss):
-            raise failure(step, f"the loss is {result.loss}", samples, last_good)
+            raise stop.failure(step, f"the loss is {result.loss}", samples, last_good)
         if not result.finite:
             if self.loss_scale.overflow():
                 return
-            raise failure(step, "the gradients are not finite", samples, last_good)
+            raise stop.failure(step, "the gradients are not finite", samples, last_good)
         what = f"the loss is {result.loss:.4g}, over {self.settings.max_loss_ratio:g} times its recent median"
-        raise failure(step, what, samples, last_good)
+        raise stop.failure(step, what, samples, last_good, "; train.max_loss_ratio: null looks for NaN alone")
 
     def stop(self, reason: str) -> None:
         """Ends the run after the present step, with everything saved. For callbacks."""
@@ -364,10 +354,10 @@ class Trainer(Measuring, Saving):
 
     # Beside the loop -------------------------------------------------------------------------------------------------
 
-    def notify(self, moment: str, *arguments) -> None:
-        """Tells the callbacks of a moment."""
-        if self.distributed.is_main:
-            for callback in self.callbacks:
+    def notify(self, moment: str, *arguments, told: bool = True) -> None:
+        """Tells the callbacks of a moment; False: those alone that are told of every step."""
+        for callback in self.callbacks if self.distributed.is_main else ():
+            if told or getattr(callback, "every_step", False):
                 with progress.pausing():
                     getattr(callback, moment)(self, *arguments)
 
@@ -393,6 +383,7 @@ class Trainer(Measuring, Saving):
 
     def log(self, record: dict[str, Any], last: bool) -> None:
         """Hands a step's record on, every ``log_every`` steps and where something was measured."""
-        if record["step"] % self.settings.log_every == 0 or last or "eval_loss" in record:
+        measured = any(name.startswith("eval_") for name in record)
+        if told := measured or last or record["step"] % self.settings.log_every == 0:
             self.history.append(record)
-            self.notify("step", record)
+        self.notify("step", record, told=told)

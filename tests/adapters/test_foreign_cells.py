@@ -83,6 +83,42 @@ class Reader(nn.Cell):
         return self.called(ops.matmul(x, self.read.weight) + self.read.bias).astype(self.called.weight.dtype)
 
 
+class Through(nn.Cell):
+    """Reads a weight in a method that its forward calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.read, self.called = nn.Dense(4, 4), nn.Dense(4, 4)
+
+    def construct(self, x):
+        return self.called(self.product(x))
+
+    def product(self, x):
+        return ops.matmul(x, self.read.weight)
+
+
+class Straight(nn.Cell):
+    """Has a gradient of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Dense(4, 4)
+
+    def construct(self, x):
+        return self.inner(x)
+
+    def bprop(self, x, out, dout):
+        return (dout,)
+
+
+class Replaced(nn.Dense):
+    """Its forward is set on it, not on its class."""
+
+    def __init__(self):
+        super().__init__(4, 4)
+        self.construct = ms.jit(self.construct)
+
+
 class Odd(nn.Cell):
     def __init__(self):
         super().__init__()
@@ -94,6 +130,7 @@ class Odd(nn.Cell):
         self.scaled = Scaled(4, 4)
         self.zero = nn.Dense(4, 4, weight_init="zeros")
         self.pair = nn.SequentialCell(nn.Dense(4, 4), nn.ReLU())
+        self.through, self.straight, self.replaced = Through(), Straight(), Replaced()
 
 
 @pytest.mark.parametrize(
@@ -105,6 +142,9 @@ class Odd(nn.Cell):
             "out_proj is not called by MultiheadAttention, which reads its weight",
         ),
         (pet.apply_lora, ["reader.read"], "reader.read is not called by Reader, which reads its weight"),
+        (pet.apply_lora, ["through.read"], "through.read is not called by Through, which reads its weight"),
+        (pet.apply_lora, ["inner"], "straight.inner gets its gradient by Straight.bprop, which knows of no adapter"),
+        (pet.apply_lora, ["replaced"], "replaced has had its construct replaced, so an adapter would not act"),
         (pet.apply_lora, ["recurrent"], "recurrent is a LSTM, which no adapter fits"),
         (pet.apply_lora, ["channels"], "channels is a convolution in 4 groups; one group was expected"),
         (pet.apply_lora, ["scaled"], "scaled is a Scaled, whose output is not x·Wᵀ"),
@@ -137,7 +177,16 @@ def test_a_foreign_network_has_no_config_json(tmp_path):
 
 def test_patterns_pass_over_what_does_not_fit():
     network = pet.apply_lora(Odd(), targets=["re:.*"])
-    assert set(registry(network).get("default").sites) == {"reader.called", "plane", "zero", "pair.0"}
+    assert set(registry(network).get("default").sites) == {"reader.called", "plane", "zero", "pair.0", "through.called"}
+
+
+@pytest.mark.parametrize("make", (Reader, Through, Straight))
+def test_the_network_itself_may_be_such_a_cell(make):
+    name = "inner" if make is Straight else "read"
+    with pytest.raises(
+        pet.InputError, match=rf"targets: {name} (is not called by|gets its gradient by) {make.__name__}"
+    ):
+        pet.apply_lora(make(), targets=[name])
 
 
 @pytest.mark.parametrize("apply", (pet.apply_prefix, pet.apply_ptuning, pet.apply_prompt, pet.apply_p_tuning))

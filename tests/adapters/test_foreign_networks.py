@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 
 import mindspore as ms
 import numpy as np
@@ -283,6 +284,49 @@ def test_statistics_of_the_base_stay():
     assert not any("moving" in one.name for one in pet.trainable_parameters(network))
     with pet.disable_adapters(network):
         np.testing.assert_array_equal(norm.moving_mean.asnumpy(), base)
+
+
+@pytest.mark.parametrize(
+    "config", (pet.BitFitConfig(), pet.LoRAConfig(targets=["head"], bias="all")), ids=("bitfit", "bias")
+)
+def test_a_norm_whose_bias_alone_is_trained_keeps_the_bases_statistics(config):
+    network, x = Convolutional(), Convolutional.example()
+    before = weights(network)
+    pet.apply(network, config)
+    network.set_train(True)
+    network(x).asnumpy()
+    for name in ("stem.1.moving_mean", "stem.1.moving_variance"):
+        np.testing.assert_array_equal(weights(network)[name], before[name], err_msg=name)
+
+
+@pytest.mark.parametrize("settings", ({}, {"use_reentrant": False}), ids=("reentrant", "hooks"))
+@pytest.mark.parametrize("whole", (False, True), ids=("cell", "network"))
+def test_recomputation_that_was_asked_for_before_adapters_came(whole, settings):
+    network, x = Small(), Small.example()
+    if settings and "use_reentrant" not in str(inspect.signature(nn.Cell.recompute)) + nn.Cell.recompute.__doc__:
+        pytest.skip("this MindSpore has one way of recomputing")
+    (network if whole else network.first).recompute(**settings)
+    pet.apply_lora(network, rank=2, targets=list(Small.targets))
+    randomise(network)
+    network.set_train()
+    found, expected = (
+        ms.grad(Squared(one), None, ms.ParameterTuple(pet.trainable_parameters(one)))(x)
+        for one in (network, like(network))
+    )
+    for gradient, right in zip(found, expected, strict=True):
+        assert np.abs(right.asnumpy()).max() > 1e-6
+        np.testing.assert_allclose(gradient.asnumpy(), right.asnumpy(), rtol=1e-6, atol=1e-8)
+    pet.delete_adapter(network, "default")
+    gradients = ms.grad(Squared(network), None, ms.ParameterTuple(network.trainable_params()))(x)
+    assert len(gradients) == 3 and all(np.abs(gradient.asnumpy()).max() > 1e-6 for gradient in gradients)
+
+
+def like(network):
+    """A Small with the same weights and adapter, of which nothing is recomputed."""
+    again = pet.apply_lora(Small(), rank=2, targets=list(Small.targets))
+    for mine, theirs in zip(again.get_parameters(), network.get_parameters(), strict=True):
+        mine.set_data(Tensor(theirs.asnumpy()))
+    return again
 
 
 def test_a_cell_that_is_trained_whole_reads_its_copies():

@@ -108,10 +108,10 @@ def test_checkpoints_hold_what_is_trained(tmp_path):
     rows = [(np.ones(6, np.float32), np.zeros(4, np.float32))] * 4
     data = GeneratorDataset(rows, ["x", "y"], shuffle=False).batch(2)
     optimizer = nn.Adam(pet.trainable_parameters(own), 1e-2)
-    model = Model(own, nn.MSELoss(), optimizer)
+    model = Model(own, nn.MSELoss(), optimizer, metrics={"loss"})
     config = CheckpointConfig(save_checkpoint_steps=2, keep_checkpoint_max=2)
     callback = pet.TrainableParamsCheckPoint(str(tmp_path), "mine", config)
-    model.train(3, data, callbacks=[callback], dataset_sink_mode=False)
+    model.fit(3, data, data, callbacks=[callback], dataset_sink_mode=False)
     files = sorted(path.name for path in tmp_path.iterdir())
     assert files == ["mine-2_4.safetensors", "mine-3_6.safetensors"]
     found = load_file(tmp_path / "mine-3_6.safetensors")

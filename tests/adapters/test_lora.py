@@ -215,6 +215,9 @@ def test_dora_of_a_row_of_zeros_is_finite():
     gradients = ms.grad(loss, None, ms.ParameterTuple(pet.trainable_parameters(net)))(x)
     assert np.isfinite(net(x).asnumpy()).all()
     assert all(np.isfinite(gradient.asnumpy()).all() for gradient in gradients)
+    before = net(x).asnumpy()
+    pet.merge(net, safe=True)
+    np.testing.assert_allclose(net(x).asnumpy(), before, atol=1e-6)
 
 
 def test_two_adapters_add_up_whatever_comes_first():

@@ -464,6 +464,26 @@ def test_what_a_wrapper_puts_in_front_of_names(llama, directory, tmp_path, caplo
     assert line.startswith(f"{wrapped / NAMES[1]}: {around or 'base_model.model.model.layers.1._orig_mod.'}")
 
 
+def test_magnitudes_under_the_name_that_they_have_within_peft_s_model(llama, fixtures, tmp_path):
+    """PEFT opens both; merging on disk and loading do."""
+    pet.apply_lora(llama, rank=2, use_dora=True)
+    randomise(llama)
+    expected = llama(IDS).asnumpy()
+    pet.save_adapter(llama, tmp_path)
+    pet.delete_adapter(llama, "default")
+
+    def change(tensors):
+        for name in [name for name in tensors if name.endswith("_vector")]:
+            tensors[f"{name}.weight"] = tensors.pop(name)
+
+    change_tensors(tmp_path, change)
+    pet.merge_checkpoint(fixtures / "llama_gqa", tmp_path, tmp_path / "merged")
+    pet.load_adapter(llama, tmp_path)
+    np.testing.assert_array_equal(llama(IDS).asnumpy(), expected)
+    merged = pet.AutoModel.from_pretrained(tmp_path / "merged")(IDS).asnumpy()
+    np.testing.assert_allclose(merged, expected, atol=1e-4)
+
+
 def test_names_that_come_to_the_same_without_a_wrapper_are_refused(llama, directory):
     change_tensors(directory, lambda tensors: tensors.update({f"module.{PART}": tensors[PART]}))
     refuse(llama, directory, "module.base_model.* does not begin with")
@@ -525,6 +545,9 @@ def test_a_base_weight_of_the_adapters_own(llama, directory):
     pet.delete_adapter(llama, "default")
     change_tensors(directory, lambda tensors: tensors.update({key: weight + 1}))
     refuse(llama, directory, "base weight of its own")
+    values = json.loads((directory / NAMES[0]).read_text())
+    (directory / NAMES[0]).write_text(json.dumps({**values, "init_lora_weights": "pissa"}))
+    refuse(llama, directory, "pissa took its first factors off it; save it in PEFT as plain LoRA")
 
 
 def test_unknown_settings_of_a_later_version_warn(llama, directory):

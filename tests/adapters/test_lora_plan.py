@@ -41,12 +41,15 @@ def test_a_plan_is_a_table(models):
         ("gpt2", {"trainable_tokens": [3, 4], "init": "pissa"}),
         ("gpt2", {"targets": ["wte", "c_attn"], "init": "pissa", "use_dora": True}),
         ("glm", {"targets": ["attention", "embed_tokens"], "use_dora": True, "layers": None}),
+        ("llama_gqa", pet.IA3Config(targets=["attention", "mlp"], feedforward="mlp")),
     ],
+    ids=str,
 )
 def test_a_plan_counts_what_training_gets(models, family, settings):
     model = models[family]
-    plan = pet.plan(model, pet.LoRAConfig(rank=2, **settings))
-    pet.apply_lora(model, rank=2, **settings)
+    config = pet.LoRAConfig(rank=2, **settings) if isinstance(settings, dict) else settings
+    plan = pet.plan(model, config)
+    pet.apply(model, config)
     try:
         assert plan.parameters == sum(parameter.size for parameter in pet.trainable_parameters(model))
         assert plan.parameters == pet.adapter_status(model)["default"]["parameters"]

@@ -398,6 +398,15 @@ def test_a_head_that_judges_texts_belongs_to_one_adapter(model):
         add_head(nn.Dense(2, 2), labels)
 
 
+def test_a_configuration_is_as_it_was_given_after_a_head_was_added(fixtures):
+    config = pet.LoRAConfig(rank=2)
+    for _ in range(2):
+        model = pet.apply(pet.AutoModel.from_pretrained(fixtures / "llama_gqa"), config)
+        add_head(model, Labels.plain(2))
+        assert config == pet.LoRAConfig(rank=2)
+        assert registry(model).get("default").config.modules_to_save == ["score"]
+
+
 def test_a_classifier_has_no_head_of_a_language_model_to_adapt(tmp_path):
     """An adapter on it would do nothing; a file that names it beside other cells means those, as in PEFT."""
     base = tmp_path / "base"
@@ -415,6 +424,21 @@ def test_a_classifier_has_no_head_of_a_language_model_to_adapt(tmp_path):
     loaded = pet.AutoModel.from_pretrained(base)
     pet.load_adapter(loaded, tmp_path)
     assert len(pet.trainable_parameters(loaded)) == 4
+
+
+def test_cells_whose_names_end_alike_are_combined_at_their_own_ranks():
+    network = nn.CellList([nn.SequentialCell(nn.Dense(4, 4), nn.Dense(4, 4)), nn.Dense(4, 4)])  # 0.0, 0.1 and 1
+    x = ms.Tensor(np.random.default_rng(0).standard_normal((2, 4)), ms.float32)
+    pet.add_adapter(network, pet.LoRAConfig(rank=2, targets=["0.0", "0.1"]), "first")
+    pet.add_adapter(network, pet.LoRAConfig(rank=3, targets=["re:1"]), "second")
+    for name in ("first", "second"):
+        for parameter in registry(network).get(name).parameters():
+            parameter.set_data(parameter + 0.3)
+    pet.set_adapter(network, ["first", "second"])
+    expected = network[1](network[0](x)).asnumpy()
+    pet.combine_adapters(network, ["first", "second"], method="cat")
+    pet.set_adapter(network, "combined")
+    np.testing.assert_allclose(network[1](network[0](x)).asnumpy(), expected, atol=1e-5)
 
 
 # Exchange in place ----------------------------------------------------------------------------------------------------
@@ -477,6 +501,18 @@ def test_hotswap_takes_smaller_ranks_fewer_cells_and_another_scale(model, tmp_pa
     pet.delete_adapter(model, "a")
     pet.load_adapter(model, tmp_path / "again")
     np.testing.assert_allclose(logits(model), expected, rtol=0, atol=1e-4)
+
+
+def test_hotswap_takes_the_names_of_labels_along(fixtures, tmp_path):
+    for names in (("good", "bad"), ("yes", "no")):
+        made = pet.apply_lora(pet.AutoModel.from_pretrained(fixtures / "llama_gqa"), rank=2)
+        add_head(made, Labels(names))
+        pet.save_adapter(made, tmp_path / names[0])
+    model = pet.AutoModel.from_pretrained(fixtures / "llama_gqa")
+    pet.load_adapter(model, tmp_path / "good")
+    assert model.labels.names == ("good", "bad")
+    pet.hotswap_adapter(model, tmp_path / "yes")
+    assert model.labels.names == ("yes", "no")
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,14 @@ import os
 import shutil
 import types
 
+import mindspore as ms
 import numpy as np
 import pytest
 from first_layers import first_layers
 
 import pet
 from adapters.deltas import low_rank_product
+from adapters.dora import row_norms
 from adapters.lora import LoRAConfig
 from adapters.merge import merge, merge_and_unload, unmerge
 from adapters.registry import registry
@@ -311,6 +313,42 @@ def test_a_second_adapter_works_over_the_base_that_the_first_one_left(fixtures):
         pet.add_adapter(model, LoRAConfig(rank=2, targets="all-linear", **settings), name)
         pet.set_adapter(model, name)
         np.testing.assert_allclose(model(ids).asnumpy(), base, atol=1e-4)
+
+
+OTHERS = {
+    "dora": pet.LoRAConfig(rank=2, targets=["down_proj"], use_dora=True),
+    "ia3": pet.IA3Config(targets=["down_proj"], feedforward=[]),
+    "ia3 at the input": pet.IA3Config(targets=["down_proj"], feedforward=["down_proj"]),
+}
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_adapter_beside_it_computes_over_the_whole_weight(fixtures, other, first):
+    """The cell and the adapter then leave out nothing that the other one reads."""
+    model, path = loaded(fixtures), "model.layers.1.mlp.down_proj"
+    if first:
+        pet.add_adapter(model, OTHERS[other], "other")
+    started(model, targets=["down_proj"])
+    if not first:
+        pet.add_adapter(model, OTHERS[other], "other")
+    pet.set_adapter(model, ["other", "default"])
+    generator = np.random.default_rng(0)
+    for parameter in pet.trainable_parameters(model):
+        parameter.set_data(parameter + ms.Tensor(0.1 * generator.standard_normal(parameter.shape), ms.float32))
+    site, x = registry(model).get("default").sites[path], generator.standard_normal((3, 112)).astype(np.float32)
+    weight, own, theirs = weight_array(site), modules(model)[path], modules(model, "other")[path]
+    change = x @ own.delta(weight).T
+    if other == "dora":
+        assert np.array_equal(theirs.magnitude.norm.asnumpy(), row_norms(weight))
+        expected = x @ (weight + theirs.delta(weight)).T + change
+    else:
+        factor = theirs.ia3_l.asnumpy().reshape(-1)
+        expected = ((x * factor) @ weight.T if theirs.changes_input else x @ weight.T * factor) + change
+    np.testing.assert_allclose(site.cell(ms.Tensor(x)).asnumpy(), expected, atol=1e-4)
+    pet.delete_adapter(model, "default")
+    if other == "dora":
+        assert np.array_equal(theirs.magnitude.norm.asnumpy(), row_norms(weight_array(site)))
 
 
 @pytest.mark.parametrize("dora", [False, True])

@@ -555,6 +555,9 @@ def test_alpha_of_a_loaded_adapter_is_changed(model, tmp_path, settings):
     assert model.adapter_state != state
     changed = logits(model)
     assert np.abs(changed - three).max() > 1e-3
+    for fast in (True, False):  # the kernels' cells have the scale in them
+        model.set_fast(fast)
+        np.testing.assert_allclose(logits(model), changed, rtol=0, atol=1e-4)
     pet.save_adapter(model, tmp_path / "twelve")
     pet.load_adapter(model, tmp_path / "twelve", "again")
     np.testing.assert_allclose(logits(model), changed, rtol=0, atol=1e-5)

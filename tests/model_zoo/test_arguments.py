@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from model_zoo.arguments import checked, misfit
-from model_zoo.elsewhere import ELSEWHERE, METHODS, NAMES
+from model_zoo.elsewhere import ELSEWHERE, METHODS, NAMES, OF_TOKENIZERS
 from model_zoo.errors import NEEDLESS, InputError
 from pet.text_classification import TextClassification
 
@@ -122,6 +122,7 @@ def test_arguments_of_other_libraries_are_named_here(tmp_path):
         "from_config: torch_dtype is dtype": (pet.AutoModel.from_config, "llama_7b", "torch_dtype"),
         "generate: generation_config is its settings": (model.generate, [[5]], "generation_config"),
         "generate: penalty_alpha has no counterpart": (model.generate, [[5]], "penalty_alpha"),
+        "generate: token_type_ids has no counterpart: leave it out": (model.generate, [[5]], "token_type_ids"),
         "model: labels has no counterpart: logits are given; pet.Trainer computes": (model, [[5]], "labels"),
         "load_adapter: adapter_name is name": (functools.partial(pet.load_adapter, model), "x", "adapter_name"),
         "load_adapter: device_map has no counterpart": (functools.partial(pet.load_adapter, model), "x", "device_map"),
@@ -165,6 +166,7 @@ def test_names_and_methods_of_other_libraries_are_named_here():
     from pet.compat import mindformers
 
     model = pet.AutoModel.from_pretrained("llama_tiny")
+    assert {"get_peft_model_state_dict", "set_peft_model_state_dict", "prepare_model_for_int8_training"} <= NAMES.keys()
     for name, said in NAMES.items():
         with pytest.raises(ImportError) as caught:
             exec(f"from pet import {name}", {})
@@ -174,6 +176,11 @@ def test_names_and_methods_of_other_libraries_are_named_here():
     for name, said in METHODS.items():
         with pytest.raises(AttributeError, match=re.escape(f"a model has no {name}: it {said}")):
             getattr(model, name)
+    tokenizer = pet.AutoTokenizer.from_pretrained("llama_tiny")
+    for name, said in OF_TOKENIZERS.items():
+        with pytest.raises(AttributeError, match=re.escape(f"no attribute {name!r}: it {said}")):
+            getattr(tokenizer, name)
+        assert all(hasattr(tokenizer, own) for own in re.findall(r"^is (\w+)\(", said))
     for said in [*NAMES.values(), *METHODS.values()]:
         for own in re.findall(r"pet\.(\w+)(?:\.(\w+))?\b(?! merge)", said):
             functools.reduce(getattr, filter(None, own), pet)  # it is there

@@ -6,6 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
+from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 
@@ -705,6 +706,17 @@ def test_named_templates_the_file_of_its_own_and_saving(made, tmp_path):
     again = AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert again.prompt(TALK[:2]) == AutoTokenizer.from_pretrained(source).prompt(TALK[:2])
     assert pickle.loads(pickle.dumps(again)).prompt(TALK[:2]) == again.prompt(TALK[:2])
+
+
+def test_what_no_json_can_hold_is_refused(made):
+    """transformers makes a schema of a function."""
+    tokenizer = AutoTokenizer.from_pretrained(made("{{ messages[0].content }}{{ tools }}"))
+    assert tokenizer.prompt(TALK[:2])
+    process = tokenizer.template.renderer.worker.process
+    for messages, tools in ((TALK[:2], [print]), ([*TALK[:1], {**TALK[1], "at": datetime.now()}], None)):
+        with pytest.raises(InputError, match="messages, tools: JSON was expected, of a tool its schema: Object of"):
+            tokenizer.prompt(messages, tools=tools)
+    assert tokenizer.prompt(TALK[:2]) and tokenizer.template.renderer.worker.process is process
 
 
 def test_styles_have_no_place_for_tools(made):

@@ -210,6 +210,12 @@ def test_generation_config_counts_where_a_call_says_nothing(model, monkeypatch):
     monkeypatch.setattr(model, "generation_config", asked)
     assert np.array_equal(model.generate(prompt, **free), expected)
     assert np.array_equal(model.generate(prompt, suppress_tokens=[], **free), plain)
+    for same in (tuple(asked["suppress_tokens"]), np.array(asked["suppress_tokens"])):
+        assert np.array_equal(model.generate(prompt, suppress_tokens=same, **free), expected)
+    assert model.generate(prompt, forced_eos_token_id=np.int64(3), **free)[0, -1] == 3
+    assert np.array_equal(
+        model.generate(prompt, num_beams=np.int64(2), **free), model.generate(prompt, num_beams=2, **free)
+    )
     assert np.array_equal(model.generate(prompt, do_sample=True, **free), expected)  # of the likeliest one
     assert not np.array_equal(
         model.generate(prompt, do_sample=True, top_k=0, temperature=9.0, seed=1, **free), expected

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 import threading
 
 import numpy as np
@@ -14,6 +15,7 @@ from model_zoo.generation import TextIteratorStreamer, TextStreamer, decoders
 from model_zoo.generation.beams import beam_search
 from model_zoo.generation.choose import Choice
 from model_zoo.generation.decoders import bucket, eager_columns
+from model_zoo.generation.generate import generate
 
 FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "qwen2_5", "mistral", "qwen3", "qwen3_moe"]
 FAMILIES += ["gemma2", "gemma3", "glm", "glm4_0414", "chatglm1", "chatglm2"]
@@ -290,6 +292,8 @@ def test_stop_strings(small):
     free = model.generate(prompt[:1], max_new_tokens=NEW)
     text = Letters().decode(free[0, prompt.shape[1] :])
     stop = text[3:5]
+    with pytest.raises(InputError, match="stop_strings: an empty text stands in every answer"):
+        model.generate(prompt[:1], stop_strings=["x", ""], tokenizer=Letters())
     ids = model.generate(prompt[:1], max_new_tokens=NEW, stop_strings=stop, tokenizer=Letters())
     assert Letters().decode(ids[0, prompt.shape[1] :]) == text[: text.index(stop) + 2]
     beams = {"num_beams": 3, "max_new_tokens": NEW, "eos_token_id": None}
@@ -318,6 +322,8 @@ def test_stop_strings(small):
         ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences is 3"),
         ({"suppress_tokens": [5, 128]}, "suppress_tokens holds 128, which is no id"),
         ({"suppress_tokens": list(range(128))}, "no token is left"),
+        ({"suppress_tokens": (5, 128)}, "suppress_tokens holds 128, which is no id"),
+        ({"bad_words_ids": ((5,), (128, 2))}, "bad_words_ids holds 128, which is no id"),
         ({"bad_words_ids": [5]}, "bad_words_ids is"),
         ({"early_stopping": "soon"}, "early_stopping: 'soon'; true, false or never"),
         ({"exponential_decay_length_penalty": [3]}, "exponential_decay_length_penalty: "),
@@ -343,6 +349,21 @@ def test_wrong_settings_are_named(small, settings, message):
     model, prompt = small
     with pytest.raises(InputError, match=message):
         model.generate(**{"input_ids": prompt, **settings})
+
+
+def test_a_debugger_may_look_on(small):
+    model, ids = small
+
+    def look(frame, event, argument):
+        return look if frame.f_locals is not None else None
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        looked_at = generate(model, ids, max_new_tokens=2, seed=1, do_sample=True)
+    finally:
+        sys.settrace(before)
+    assert np.array_equal(looked_at, model.generate(ids, max_new_tokens=2, seed=1, do_sample=True))
 
 
 def test_buckets_are_few_and_close():

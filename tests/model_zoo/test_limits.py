@@ -73,6 +73,15 @@ def test_a_thread_that_cannot_be_started(error, limit):
     assert "ulimit -u: 12" in shortage(error)[1] and "ulimit -v: 2,500 MB" in shortage(error)[1]
 
 
+def test_a_library_that_is_not_taken_into_memory(limit):
+    """By a limit, or since nothing may be executed where packages are; the system's word is the same."""
+    error = ImportError("libdnnl.so.3: failed to map segment from shared object")
+    assert "noexec" in shortage(error)[1] and not out_of_memory(error)
+    limit("RLIMIT_AS", 500_000_000)
+    assert shortage(error) == (str(error), "raise the limit on address space (ulimit -v: 500 MB)")
+    assert shortage(ImportError("libdnnl.so.3: cannot open shared object file")) is None
+
+
 def test_other_errors_are_not_about_memory():
     for error in (ValueError("cannot allocate memory"), RuntimeError("shapes differ"), OSError(errno.EIO, "I/O error")):
         assert not out_of_memory(error) and shortage(error) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import logging
 import os
@@ -85,6 +86,40 @@ def test_the_smallest_numbers_are_what_the_caller_takes_them_for(path):
     environment = {**os.environ, "PET_NATIVE_THREADS": "2", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
     command = [sys.executable, "-c", STARTED_BY_ANOTHER, path]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+FORKED = """
+import os, signal, sys, time
+import native_checks
+from native_checks import numbers
+kernels = native_checks.Kernels(sys.argv[1])
+assert kernels.library.pet_threads() == 8
+def product():
+    return kernels("product_of_rows", (x, weight), (64, 300))
+x, weight = numbers(64, 200), numbers(300, 200, seed=1)
+expected = product()
+for turn in range(400):
+    product()
+    wait = time.perf_counter() + turn % 100 * 8e-6
+    while time.perf_counter() < wait:
+        pass
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(0 if (product() == expected).all() and kernels.library.pet_threads() == 8 else 3)
+    assert os.waitpid(child, 0)[1] == 0, turn
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes of this system have no copies")
+def test_a_copy_of_the_process_computes_too(path):
+    """Whether threads, which it has not, were busy, about to sleep or asleep: readers of data are such copies."""
+    environment = {**os.environ, "PET_NATIVE_THREADS": "8", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, path], env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -211,6 +246,16 @@ def test_callers_at_once(path):
 
     with ThreadPoolExecutor(6) as pool:
         assert all(pool.map(call, range(6)))
+
+
+def test_threads_that_are_late_take_nothing_of_the_next_work(path, tmp_path):
+    """They read the size of one work and the rest of the next: seldom, on busy machines and those of many cores."""
+    compiled_by(*INSTRUCTIONS)  # a compiler that knows no such flags is left out
+    done = compiler_run("-I", build.SOURCES, HERE / "late.c", "-lpthread", "-o", tmp_path / "late.so")
+    assert done.returncode == 0, done.stderr[-2000:]
+    late = ctypes.CDLL(str(tmp_path / "late.so"))
+    late.pet_use_threads(8)
+    assert late.wrong_works(5000) == 0 and late.pet_threads() == 8
 
 
 def test_scratch_memory_is_bounded_and_goes_with_its_thread(path):
@@ -433,6 +478,13 @@ def test_a_linked_directory_is_passed_over(anew, compiled):
     assert not any((anew / "elsewhere").iterdir())
 
 
+def test_where_the_lock_cannot_be_opened_is_passed_over(anew, compiled):
+    """Another user's, root's say, ended with an error whatever looked for kernels."""
+    (anew / "cache" / "mindspore-pet" / "lock").mkdir(parents=True)
+    (anew / "cache" / "mindspore-pet").chmod(0o700)
+    assert afresh().parent.parent == anew / "temporary" and engine.available()
+
+
 def test_where_nothing_may_be_executed_is_passed_over(anew, compiled, monkeypatch):
     """Home directories mounted with ``noexec``: kernels were compiled there by each process, and used by none."""
     real = build.mmap.mmap
@@ -451,7 +503,7 @@ def test_nothing_is_compiled_where_there_is_no_room(anew, compiled):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (build.ROOM // 2, hard))
     try:
-        with pytest.raises(build.NoCompiler, match="temporary: File too large"):
+        with pytest.raises(build.NoCompiler, match=r"temporary: File too large: name one .* XDG_CACHE_HOME"):
             afresh()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -214,8 +214,9 @@ def test_tensors_that_do_not_lie_row_by_row(tmp_path, form):
             np.testing.assert_array_equal(out, expected[:2])
 
 
+@pytest.mark.parametrize("protocol", [2, 3, 4])
 @pytest.mark.parametrize("key", ["state_dict", "module", "model"])
-def test_the_model_of_a_training_state(fixtures, tmp_path, key):
+def test_the_model_of_a_training_state(fixtures, tmp_path, key, protocol):
     torch = pytest.importorskip("torch")
     tensors = {name: torch.from_numpy(value) for name, value in HELD.items() if name != "brain"}
     state = {
@@ -226,7 +227,7 @@ def test_the_model_of_a_training_state(fixtures, tmp_path, key):
         "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 1e-3, "params": [0]}]},
         "hyper_parameters": argparse.Namespace(path=tmp_path, names={"a"}, dtype=torch.float32),
     }
-    torch.save(state, tmp_path / "last.ckpt")
+    torch.save(state, tmp_path / "last.ckpt", pickle_protocol=protocol)
     with SafetensorsFile(tmp_path / "last.ckpt") as file:
         assert list(file.tensors) == list(tensors)
         for name in tensors:

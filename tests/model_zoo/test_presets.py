@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ import pytest
 from adapters.patterns import named
 from model_zoo.auto import classes_for
 from model_zoo.checkpoint.reading import Checkpoint, read_config
-from model_zoo.counting import config_of, count_parameters, layout_of, parameter_shapes, sizes, tied_head
+from model_zoo.counting import config_of, layout_of, parameter_shapes, sizes, tied_head
 from model_zoo.errors import InputError
 from model_zoo.families import config_class
 from model_zoo.presets import PRESETS, preset
@@ -69,7 +70,7 @@ FIXTURES = ("chatglm1", "chatglm2", "gemma2", "gemma3", "glm", "glm4_0414", "gpt
     ],
 )
 def test_published_parameter_counts(name, parameters):
-    assert count_parameters(preset(name)) == parameters
+    assert sum(map(math.prod, parameter_shapes(preset(name)).values())) == parameters
 
 
 def test_all_names_are_there():
@@ -183,9 +184,9 @@ def test_layouts_of_one_model_type():
 
 def test_counting_needs_no_mindspore():
     code = (
-        "import json, sys; from model_zoo.presets import PRESETS; from model_zoo.counting import count_parameters; "
-        "print(json.dumps([sum(map(count_parameters, PRESETS.values())), 'mindspore' in sys.modules]))"
+        "import json, sys; from model_zoo.presets import PRESETS; from model_zoo.counting import parameter_shapes; "
+        "print(json.dumps([sum(map(len, map(parameter_shapes, PRESETS.values()))), 'mindspore' in sys.modules]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     total, imported = json.loads(done.stdout)
-    assert total > 2e11 and not imported
+    assert total > 10_000 and not imported

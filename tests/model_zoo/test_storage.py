@@ -129,6 +129,23 @@ def test_operator_by_operator(llama, tmp_path):
     same(llama, LoRAConfig(rank=2, targets="all-linear"), tmp_path, compiled=False)
 
 
+@pytest.mark.skipif(not available(), reason="there is no C compiler")
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+def test_ids_of_64_bits_have_their_rows(kind):
+    """A graph of the caller's own hands them on as they are; each was read as two of 32 bits."""
+    table = Tensor(np.random.default_rng(0).standard_normal((9, 20), np.float32)).astype(getattr(ms, kind))
+    ids = np.array([[3, 8, 1], [7, 2, 5]])
+    expected = table.astype(ms.float32).asnumpy()[ids]
+    rows = storage.stored_rows()
+
+    def within(table, ids):
+        return rows(table, ids)
+
+    for compute in (rows, Graph(within)):
+        for width in (ms.int32, ms.int64):
+            assert np.array_equal(compute(table, Tensor(ids, width)).asnumpy(), expected)
+
+
 def test_decoding_evaluation_and_fingerprint(llama):
     kept, wide = (AutoModel.from_pretrained(llama, dtype=dtype) for dtype in ("auto", "float32"))
     assert fingerprint(kept.config.to_dict(), kept) == fingerprint(wide.config.to_dict(), wide)

@@ -46,6 +46,34 @@ def test_padding(llama):
     assert llama(["Hello", "Hello world"])["input_ids"] == [one, two]
 
 
+def test_what_a_script_sets_on_a_tokenizer_counts(fixtures):
+    """As with transformers' own; of these it was passed over."""
+    tokenizer = LlamaTokenizer(fixtures / "tok_llama" / "tokenizer.model")
+    one, two = tokenizer.encode("Hello"), tokenizer.encode("Hello world")
+    tokenizer.pad_token, tokenizer.padding_side = tokenizer.eos_token, "right"
+    end = tokenizer.eos_token_id
+    assert tokenizer(["Hello", "Hello world"], padding=True)["input_ids"] == [[*one, end], two]
+    assert tokenizer(["Hello", "Hello world"], padding=True, padding_side="left")["input_ids"] == [[end, *one], two]
+    tokenizer.add_bos_token, tokenizer.add_eos_token = False, True
+    assert tokenizer("Hello")["input_ids"] == tokenizer.encode("Hello") == [*one[1:], end]
+    tokenizer.padding_side = "middle"
+    with pytest.raises(InputError, match="padding_side: unknown value 'middle'"):
+        tokenizer("Hello", padding=True)
+
+
+def test_a_chat_template_that_is_set_is_used_and_saved(fixtures, tmp_path):
+    tokenizer = LlamaTokenizer(fixtures / "tok_llama" / "tokenizer.model")
+    asked = [{"role": "user", "content": "Hello"}]
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }} world{% endfor %}{{ eos_token }}"
+    wanted = [*tokenizer.encode("Hello world", add_special_tokens=False), tokenizer.eos_token_id]
+    assert tokenizer.prompt(asked) == wanted
+    tokenizer.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path).prompt(asked) == wanted
+    tokenizer.chat_template = None
+    assert not tokenizer.chat_template
+    assert tokenizer.template is None
+
+
 def test_truncation_keeps_control_tokens(llama, fixtures):
     text = "Hello world Hello world"
     assert llama(text, truncation=True, max_length=3)["input_ids"] == llama.encode(text)[:3]

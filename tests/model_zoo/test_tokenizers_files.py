@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from sentencepiece import SentencePieceTrainer
+from tiny_tokenizers import sentencepiece_like_json
 from tokenizers import ByteLevelBPETokenizer
 
 from model_zoo.errors import InputError
@@ -21,7 +22,7 @@ from model_zoo.tokenizers import (
     Qwen2Tokenizer,
 )
 from model_zoo.tokenizers.glm4 import OF_OTHERS, _describe, parse_ranks
-from model_zoo.tokenizers.gpt2 import describe_pair
+from model_zoo.tokenizers.gpt2 import PAIR, describe_pair
 
 TEXT = " Hello 你好\n\n<|user|> 1  2\t👍"
 
@@ -105,13 +106,95 @@ def test_settings_of_a_directory_count(make):
     assert AutoTokenizer.from_pretrained(directory / "tokenizer.model").prompt_style == "llama2"
 
 
+@pytest.mark.parametrize(
+    ("sources", "kind"), [([LLAMA], "Llama"), ([VOCABULARY, MERGES], "GPT2"), ([VOCABULARY, MERGES], "Qwen2")]
+)
+def test_a_space_in_front_is_as_tokenizer_config_has_it(make, sources, kind):
+    found = []
+    for wanted in (None, True, False):
+        settings = {"tokenizer_class": f"{kind}Tokenizer", **({} if wanted is None else {"add_prefix_space": wanted})}
+        directory = make(*sources, tokenizer_config=settings, config={"model_type": kind.lower()})
+        tokenizer = AutoTokenizer.from_pretrained(directory)
+        theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(directory)
+        found.append([tokenizer.encode(text, add_special_tokens=False) for text in ("hello world", "a", "你好")])
+        assert found[-1] == theirs(["hello world", "a", "你好"], add_special_tokens=False)["input_ids"]
+        assert [tokenizer.decode(ids) for ids in found[-1]] == theirs.batch_decode(found[-1])
+        tokenizer.save_pretrained(directory.parent / f"saved{wanted}")
+        again = AutoTokenizer.from_pretrained(directory.parent / f"saved{wanted}")
+        assert again.encode("hello world", add_special_tokens=False) == found[-1][0]
+    assert found[0] == found[1 if kind == "Llama" else 2] and found[1] != found[2]
+
+
 def test_extra_control_tokens_are_known(make):
     added = {"600": {"content": "<|pad|>", "special": True}, "601": {"content": "plain", "special": False}}
     settings = {"added_tokens_decoder": added, "pad_token": "<|pad|>"}
     tokenizer = AutoTokenizer.from_pretrained(make(LLAMA, tokenizer_config=settings))
     assert tokenizer.pad_token_id == 600
-    assert tokenizer.vocab_size == 601
+    assert tokenizer.vocab_size == 602
     assert tokenizer.decode([600, 353, 600]) == "Hello"
+
+
+FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+
+
+def listed(pairs, special):
+    """``added_tokens_decoder`` of tokens behind the vocabulary."""
+    return {str(number): {"content": name, "special": special, **FLAGS} for number, name in pairs}
+
+
+ADDED = "say [SEG] now", "a[SEG]b", "[SEG]", "[SEG][SEG]2 and [SEG", "你[SEG]好 [SEG]2", "a [SEG]  b\n[SEG]\nc"
+
+
+@pytest.mark.parametrize("legacy", [False, True, None])
+@pytest.mark.parametrize(
+    ("sources", "kind"), [([LLAMA], "Llama"), ([VOCABULARY, MERGES], "GPT2"), ([VOCABULARY, MERGES], "Qwen2")]
+)
+def test_added_tokens_that_are_text(make, tmp_path, sources, kind, legacy):
+    """In every text, those of a template among them, they have their ids; control tokens beside them do not."""
+    added = {**listed([(600, "<|im_end|>")], True), **listed([(601, "[SEG]"), (602, "[SEG]2")], False)}
+    settings = {"tokenizer_class": f"{kind}Tokenizer", "added_tokens_decoder": added}
+    settings |= {} if legacy is None else {"legacy": legacy}
+    if kind == "Llama":
+        added |= listed([(0, "<unk>"), (1, "<s>"), (2, "</s>")], True)
+    directory = make(*sources, tokenizer_config=settings, config={"model_type": kind.lower()})
+    ours = AutoTokenizer.from_pretrained(directory)
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(directory)
+    for text in ADDED:
+        found = ours.encode(text, add_special_tokens=False)
+        assert found == theirs.encode(text, add_special_tokens=False), text
+        assert ours.decode(found) == theirs.decode(found)
+    assert 600 not in ours.encode("a<|im_end|>[SEG]") and ours.vocab_size == len(theirs) == 603
+    talk = [{"role": "user", "content": "a [SEG]"}]
+    template = "{{ '<|im_end|>[SEG]' + messages[0].content + ' [SEG]b' }}"
+    expected = theirs.encode("<|im_end|>[SEG]a [SEG] [SEG]b", add_special_tokens=False)
+    assert ours.with_chat_template(template, "own").prompt(talk) == expected
+    ours.save_pretrained(tmp_path / "saved")
+    again = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert again.encode("a[SEG]b") == ours.encode("a[SEG]b") and again.vocab_size == 603
+
+
+@pytest.mark.parametrize("form", ["Llama", "GPT2", "Qwen2", "json", "json with a list"])
+def test_a_token_that_ends_texts_or_fills_rows_is_none_of_them(make, fixtures, form):
+    """Whatever is said of it."""
+    pairs = [(600, "<|im_end|>"), (601, "<pad>")]
+    settings = {"eos_token": "<|im_end|>", "pad_token": "<pad>", "tokenizer_class": f"{form}Tokenizer"}
+    objects = {"tokenizer_config": settings, "config": {"model_type": form.lower()}}
+    if form.startswith("json"):
+        objects |= {"tokenizer": sentencepiece_like_json(fixtures), "config": {"model_type": "llama"}}
+        objects["tokenizer"]["added_tokens"] += [{"id": n, "content": t, "special": False, **FLAGS} for n, t in pairs]
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if form != "json":
+        settings["added_tokens_decoder"] = listed(pairs, False)
+    if form == "Llama":
+        settings["added_tokens_decoder"] |= listed([(0, "<unk>"), (1, "<s>"), (2, "</s>")], True)
+    sources = {"Llama": [LLAMA], "GPT2": [VOCABULARY, MERGES], "Qwen2": [VOCABULARY, MERGES]}.get(form, [])
+    directory = make(*sources, **objects)
+    ours = AutoTokenizer.from_pretrained(directory)
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(directory)
+    assert (ours.eos_token_id, ours.pad_token_id) == (theirs.eos_token_id, theirs.pad_token_id) == (600, 601)
+    ids = [*ours.encode("ab", add_special_tokens=False), 600, 601]
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == "ab"
+    assert not {600, 601} & {*ours.encode("<|im_end|><pad>")}
 
 
 def test_end_tokens_of_the_generation_config_count(make):
@@ -165,56 +248,6 @@ def test_json_and_own_files_give_the_same_ids(make, fixtures):
     assert type(AutoTokenizer.from_pretrained(native)) is GLM4Tokenizer
 
 
-def sentencepiece_like_json(fixtures):
-    """LLaMA-2's tokenizer.json: byte-fallback BPE whose normaliser writes the space sign."""
-    from sentencepiece import SentencePieceProcessor
-
-    processor = SentencePieceProcessor(model_file=str(fixtures / LLAMA))
-    vocabulary = {processor.id_to_piece(number): number for number in range(processor.get_piece_size())}
-    merges = []
-    for piece, number in sorted(vocabulary.items(), key=lambda item: -processor.get_score(item[1])):
-        if processor.is_byte(number) or number < 3:
-            continue
-        splits = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
-        merges += [f"{left} {right}" for left, right in splits if left in vocabulary and right in vocabulary]
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    controls = ("<unk>", "<s>", "</s>")
-    return {
-        "version": "1.0",
-        "added_tokens": [{"id": n, "content": name, "special": True, **flags} for n, name in enumerate(controls)],
-        "normalizer": {
-            "type": "Sequence",
-            "normalizers": [
-                {"type": "Prepend", "prepend": "▁"},
-                {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
-            ],
-        },
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
-            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
-        },
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [
-                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-                {"type": "ByteFallback"},
-                {"type": "Fuse"},
-                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-            ],
-        },
-        "model": {
-            "type": "BPE",
-            "unk_token": "<unk>",
-            "fuse_unk": True,
-            "byte_fallback": True,
-            "vocab": vocabulary,
-            "merges": merges,
-        },
-    }
-
-
 def test_llama_without_its_sentencepiece_file(make, fixtures):
     want = json.loads((fixtures / "tok_llama" / "expected.json").read_text(encoding="utf-8"))
     directory = make(tokenizer=sentencepiece_like_json(fixtures), config={"model_type": "llama", "eos_token_id": 2})
@@ -227,7 +260,43 @@ def test_llama_without_its_sentencepiece_file(make, fixtures):
     assert type(AutoTokenizer.from_pretrained(directory)) is LlamaTokenizer
 
 
-FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+SPACED = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %}{{ ANSWER }}{% endif %}"
+    "{% endfor %}"
+)
+ANSWERS = "m.content + eos_token + ' '", "' ' + m.content + eos_token", "m.content + eos_token"
+
+
+@pytest.mark.parametrize("form", ["both", "json", "model"])
+@pytest.mark.parametrize("model_type", ["llama", "mistral", None])
+@pytest.mark.parametrize("named", ["LlamaTokenizerFast", "CodeLlamaTokenizer", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("legacy", [False, True])
+def test_spaces_behind_control_tokens_are_as_transformers_has_them(make, fixtures, form, model_type, named, legacy):
+    """sentencepiece's model, and the tokenizer.json that transformers 4 made of it, beside it and by itself."""
+    if form != "json" and named == "PreTrainedTokenizerFast":
+        pytest.skip("this class has no tokenizer.model")
+    if (form, model_type) == ("model", "mistral"):
+        pytest.skip("transformers 5 leaves out the first space, which Mistral's own has")
+    if named == "CodeLlamaTokenizer" and legacy:
+        pytest.skip("this class has no legacy files")
+    settings = {"tokenizer_class": named, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    settings["legacy"] = legacy
+    objects = {"tokenizer_config": settings, **({"config": {"model_type": model_type}} if model_type else {})}
+    objects |= {} if form == "model" else {"tokenizer": sentencepiece_like_json(fixtures)}
+    directory = make(*([] if form == "json" else [LLAMA]), **objects)
+    plain = AutoTokenizer.from_pretrained(directory)
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(directory)
+    said = [("user", "hi"), ("assistant", "yes"), ("user", "and"), ("assistant", "no")]
+    talk = [{"role": role, "content": text} for role, text in said]
+    for answer in ANSWERS:
+        theirs.chat_template = SPACED.replace("ANSWER", answer)
+        ours = plain.with_chat_template(theirs.chat_template, "own")
+        assert ours.prompt(talk[:3]) == theirs.apply_chat_template(talk[:3], return_dict=False), answer
+        assert ours.example(talk)[0] == theirs.apply_chat_template(talk, return_dict=False), answer
+    assert plain.encode("a b", add_special_tokens=False) == theirs.encode("a b", add_special_tokens=False)
+    saved = directory / "saved"  # without a config.json, as beside an adapter
+    ours.save_pretrained(saved)
+    assert AutoTokenizer.from_pretrained(saved).prompt(talk[:3]) == ours.prompt(talk[:3])
 
 
 def with_added(description):
@@ -252,8 +321,9 @@ def test_what_transformers_5_changes_is_in_tokenizer_json_alone(make, fixtures, 
     if kind == "llama":
         sources, description = [LLAMA], sentencepiece_like_json(fixtures)
     else:
-        vocabulary, merges, sources = fixtures / VOCABULARY, fixtures / MERGES, [VOCABULARY, MERGES]
-        description = describe_pair(json.loads(vocabulary.read_text()), merges.read_bytes(), vocabulary, merges, {})
+        sources = [VOCABULARY, MERGES]
+        paths = {name: fixtures / source for name, source in zip(PAIR, sources, strict=True)}
+        description = describe_pair({name: path.read_bytes() for name, path in paths.items()}, paths, {})
         description["added_tokens"] = [{**one, **FLAGS} for one in description["added_tokens"]]
     settings = {"backend": "tokenizers", "eos_token": "<|end|>", "extra_special_tokens": ["<|end|>"]}
     more = make(*sources, tokenizer=with_added(description), tokenizer_config=settings, config={"model_type": kind})
@@ -564,7 +634,7 @@ def test_settings_of_another_model(make):
         make(RANKS, tokenizer_config=settings)
     )
     settings = {"added_tokens_decoder": {"64790": {"content": "[gMASK]", "special": True}}}
-    assert "'[gMASK]' would be id 601, but tokenizer_config.json says 64790" in complaint(
+    assert "'[gMASK]' is id 601 here, but tokenizer_config.json says 64790" in complaint(
         make(LLAMA, tokenizer_config=settings, config={"model_type": "chatglm"})
     )
 

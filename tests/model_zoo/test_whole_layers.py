@@ -553,3 +553,19 @@ def test_a_gradient_is_not_added_to_where_it_is_read():
     calls = Backward(tracer.instructions, tracer.trained, result).instructions
     (product,) = (call for call in calls if call.op.startswith("plain_product"))
     assert not any(place.buffer is product.outputs[0].buffer for place in product.inputs)
+
+
+def test_columns_beside_the_whole_are_refused():
+    """z = x + x[:, 4:]·Wᵀ: the gradient of x is at first that of z, over which that of the columns was written."""
+    factors, weight = (ms.Parameter(Tensor(np.ones(shape, np.float32)), name="w") for shape in (8, (8, 4)))
+
+    class Layer(nn.Cell):
+        def construct(self, x, start, end, keep):
+            return x
+
+    tracer = SequenceTracer(8, Layer(), frozenset(), True)
+    x = tracer.emit("scale_columns", tracer.hidden, factors)
+    z = x + tracer.emit("product_of_rows", tracer.columns(x, 4, 4), weight)
+    result = tracer.emit("scale_columns", z, factors)
+    with pytest.raises(NotTraceable, match="columns of what is used otherwise, too"):
+        Backward(tracer.instructions, tracer.trained, result)

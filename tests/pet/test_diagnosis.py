@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from pet.cli.main import main
-from pet.diagnosis import cells, full
+from pet.diagnosis import cells, endings, full, messages
 from pet.diagnosis.answers import FORMS
 from pet.diagnosis.full import ALL, SECTIONS, Part, run
 from pet.diagnosis.report import BAD, NOTE, OK, Section, read_rows, table
 from pet.diagnosis.training import possible
+from pet.launching.environment import Job
 
 
 @pytest.fixture
@@ -108,7 +109,7 @@ def test_a_section_that_fails_costs_no_other_rows(here, monkeypatch, until, code
         def wait(self, timeout=None):
             monkeypatch.setattr(Worker, "wait", subprocess.Popen.wait)
             if "wait" in code:
-                until(Path(self.args[3], "cells.json").exists)
+                until(lambda: read_rows(Path(self.args[3], "cells.json")))
                 assert 0.0 < timeout <= 60.0
                 timeout = 0.0
             return super().wait(timeout)
@@ -126,6 +127,32 @@ def test_a_section_that_fails_costs_no_other_rows(here, monkeypatch, until, code
     assert [row["verdict"] for row in found["cells"]] == [OK, BAD]
     assert told in found["cells"][1]["measured"] and told in capsys.readouterr().out
     assert found["machine"]
+
+
+def test_sections_behind_one_that_ends_their_process_run_in_another(here, monkeypatch, capsys):
+    worker = (
+        "import os, sys; from pathlib import Path; from pet.diagnosis.report import Section\n"
+        "for name in sys.argv[3:]:\n"
+        "    section = Section(name, Path(sys.argv[1], f'{name}.json'))\n"
+        "    if name != 'overflow':\n        section.add('before', True)\n"
+        "    if name in ('products', 'overflow'):\n        os._exit(3)\n"
+    )
+    monkeypatch.setitem(full.COMMANDS, "none", lambda old, *_: [([sys.executable, "-c", worker, *old[3:]], {})])
+    names = ["cells", "products", "guard", "overflow", "decode"]
+    assert run("CPU", 2, names, here / "doctor.json") == 1
+    found = {name: [row["verdict"] for row in rows] for name, rows in rows_of(here / "doctor.json").items()}
+    assert found == {"cells": [OK], "products": [OK, BAD], "guard": [OK], "overflow": [BAD], "decode": [OK]}
+    assert capsys.readouterr().out.count("exit code 3") == 4  # as it is found, and in the table
+
+
+def test_a_job_that_ends_before_its_fault_says_how_it_ended(tmp_path):
+    job = object.__new__(endings.Job)
+    job.output, job.processes, job.log = tmp_path / "run", 2, tmp_path / "log"
+    job.log.write_text("a reason")
+    job.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    job.process.wait()
+    job.fault(9, 1)
+    assert job.wait() == (3, "a reason")
 
 
 def test_a_launcher_that_is_not_there_costs_its_own_row(here, monkeypatch, capsys):
@@ -156,6 +183,19 @@ def test_a_gradient_that_is_not_the_forwards_is_found():
     assert found[0] < 1e-6 and 0.4 < found[1] < 0.6
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_gradient_that_is_no_number_is_found(bad):
+    class Broken(ms.nn.Cell):
+        def construct(self, x):
+            return x * x
+
+        def bprop(self, x, out, dout):
+            return (x * dout * bad,)
+
+    found = cells.differences(cells.Subject(Broken(), lambda x: x * x, [(3, 4)]), ms.float32)
+    assert found[0] < 1e-6 and not found[1] < np.inf
+
+
 def test_differences_that_are_no_numbers_are_bad(tmp_path):
     section = Section("some", tmp_path / "some.json")
     section.difference("a", float("nan"), 1.0)
@@ -163,6 +203,25 @@ def test_differences_that_are_no_numbers_are_bad(tmp_path):
     section.difference("c", np.inf, 1.0)
     assert [row.verdict for row in read_rows(tmp_path / "some.json")] == [BAD, OK, BAD]
     assert table(section.rows).count("\n") == 4
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_of_an_odd_number_of_workers_all_but_the_last_cross(monkeypatch, rank):
+    class Other:
+        def __init__(self, mesh, stage, width, dtype):
+            self.rank = mesh.rank_at(stage=stage)
+
+        def exchange(self, x, rows):
+            return ms.Tensor(np.full((rows, 2), self.rank, np.float32))
+
+        def finish(self):
+            pass
+
+    monkeypatch.setattr(messages, "Neighbour", Other)
+    monkeypatch.setattr(messages, "CROSSING", (16, 64))
+    monkeypatch.setattr(messages, "join", lambda: Job(rank, 3))
+    messages.cross(section := Section("crossing"), True)
+    assert [row.verdict for row in section.rows] == ([OK, OK] if rank < 2 else [])
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])

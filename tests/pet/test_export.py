@@ -216,6 +216,10 @@ def test_several_adapters_with_weights_in_any_order(fixtures, tmp_path):
     merge_checkpoint(fixtures / "llama_mha", [first, second], tmp_path / "ab", weights=[0.5, -2])
     merge_checkpoint(fixtures / "llama_mha", [second, first], tmp_path / "ba", weights=[-2, 0.5])
     assert raw(tmp_path / "ab") == raw(tmp_path / "ba")
+    runs = [shutil.copytree(one, tmp_path / f"run{one.name}" / "adapter") for one in (first, second)]
+    for name, order in (("12", runs), ("21", runs[::-1])):
+        merge_checkpoint(fixtures / "llama_mha", order, tmp_path / name, "float64")
+    assert raw(tmp_path / "12") == raw(tmp_path / "21")
 
     def product(part):
         return (
@@ -618,7 +622,7 @@ def test_absurd_token_indices(indices, fixtures, tmp_path):
 def test_tensors_of_no_floating_point_type(fixtures, tmp_path):
     parts = {key: value.astype(np.int64) for key, value in random_lora(LAYER, 64, 64).items()}
     adapter = lora_directory(tmp_path / "a", ["q_proj"], parts)
-    refused(fixtures / "llama_mha", adapter, tmp_path / "out", "'int64' is not a supported floating-point type")
+    refused(fixtures / "llama_mha", adapter, tmp_path / "out", "lora_A.weight: dtype 'int64' is not a supported")
 
 
 def test_directories_that_are_none(fixtures, tmp_path):

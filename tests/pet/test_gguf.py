@@ -10,6 +10,7 @@ import pytest
 from gguf_models import PROMPT, YARN, adapters_in, bases_in, llama_cpp
 
 from model_zoo.checkpoint.reading import Checkpoint
+from model_zoo.checkpoint.safetensors_io import read_file, write_file
 from model_zoo.errors import InputError
 from pet.names import bundled_models
 
@@ -57,6 +58,26 @@ def test_rows_that_q8_0_cannot_hold_stay_in_float16(tmp_path, caplog):
     assert "4 matrices stay in float16" in caplog.text
 
 
+def test_buffers_of_published_files_are_left_out(tmp_path):
+    """Llama 2's and ChatGLM's have the frequencies of their rotations."""
+    from pet.gguf.model import write_model
+
+    base = tmp_path / "base"
+    shutil.copytree(bundled_models()["llama_tiny"], base)
+    write_model(base, tmp_path / "plain.gguf")
+    tensors = read_file(base / "model.safetensors")
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(8, np.float32)
+    write_file(base / "model.safetensors", tensors)
+    write_model(base, tmp_path / "base.gguf")
+    assert (tmp_path / "base.gguf").read_bytes() == (tmp_path / "plain.gguf").read_bytes()
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+    write_file(base / "model.safetensors", tensors)
+    with pytest.raises(InputError, match=r"lm_head.weight differs from model.embed_tokens.weight"):
+        write_model(base, tmp_path / "tied.gguf")
+
+
 def test_the_file_carries_the_chat_template_and_the_ends(tmp_path):
     from pet.gguf.model import write_model
 
@@ -70,6 +91,19 @@ def test_the_file_carries_the_chat_template_and_the_ends(tmp_path):
         2,
     )
     assert fields["general.name"].contents() == "tiny"
+
+
+def test_settings_of_generation_that_a_file_has_no_place_for_are_named(bases, tmp_path, caplog):
+    """A greedy run's generation_config.json has none."""
+    from pet.gguf.model import write_model
+
+    base = tmp_path / "base"
+    shutil.copytree(bases("llama"), base)
+    greedy = {"do_sample": False, "eos_token_id": [2], "max_new_tokens": 96, "top_p": 1.0}
+    for more, named in (({}, None), ({"temperature": 0.6, "stop_strings": ["Q:"]}, "temperature, stop_strings;")):
+        (base / "generation_config.json").write_text(json.dumps({**greedy, **more}))
+        write_model(base, tmp_path / "base.gguf")
+        assert named in caplog.text if named else "no place" not in caplog.text
 
 
 def test_the_context_ends_where_a_window_begins_to_matter(tmp_path):
@@ -143,6 +177,68 @@ def test_a_json_that_is_no_sentencepiece_model_is_refused(bases, tmp_path, kind,
     file.write_text(json.dumps(edited(json.loads(file.read_text()), kind)))
     with pytest.raises(InputError, match=f"is no sentencepiece model.*{words}"):
         write_model(tmp_path / "base", tmp_path / "base.gguf")
+
+
+@pytest.fixture(scope="module")
+def trained(bases, tmp_path_factory):
+    """``(name, settings of sentencepiece's trainer)`` → a base with a tokenizer.model of its own."""
+    import sentencepiece
+
+    place = tmp_path_factory.mktemp("trained")
+    rows = json.loads((bundled_models()["llama_tiny"].parents[1] / "data/alpaca/train.json").read_text())
+    (place / "texts").write_text("\n".join(row["instruction"] for row in rows))
+    llama = {"byte_fallback": True, "normalization_rule_name": "identity", "remove_extra_whitespaces": False}
+
+    def make(name, **settings):
+        shutil.copytree(bases("llama"), place / name)
+        given = {**llama, "model_type": "bpe", "vocab_size": 600, "hard_vocab_limit": False, **settings}
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(place / "texts"), model_prefix=str(place / name / "tokenizer"), minloglevel=2, **given
+        )
+        return place / name
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"model_type": "unigram"}, "it is no BPE model"),
+        ({"normalization_rule_name": "nmt_nfkc"}, "it normalizes texts"),
+        ({"remove_extra_whitespaces": True}, "it normalizes texts"),
+        ({"byte_fallback": False}, "it has no piece for each byte"),
+        ({"treat_whitespace_as_suffix": True}, "it puts spaces at the end of words"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_sentencepiece_model_of_another_kind_is_refused(trained, tmp_path, settings, words):
+    """llama.cpp 0.3.36's sources read none of these, and cut texts otherwise, or end with an error."""
+    from pet.gguf.model import write_model
+
+    with pytest.raises(InputError, match=f"is no sentencepiece model of LLaMA's kind.*: {words}"):
+        write_model(trained(next(iter(settings)), **settings), tmp_path / "base.gguf")
+    assert not (tmp_path / "base.gguf").exists()
+
+
+def test_pieces_that_are_whole_and_control_tokens_among_them(trained, tmp_path, caplog):
+    """As in Yi's tokenizer.model: what tokenizer_config.json calls special is a piece of texts to sentencepiece."""
+    from pet.gguf.model import write_model
+
+    base = trained("whole", user_defined_symbols=["<|turn|>", "<sep>", "\u2581\u2581"])
+    entry = {"content": "<|turn|>", "special": True}
+    (base / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "LlamaTokenizer", "added_tokens_decoder": {"3": entry}})
+    )
+    write_model(base, tmp_path / "base.gguf")
+    found = vocabulary_in(tmp_path / "base.gguf")
+    assert found["tokens"][:6] == ["<unk>", "<s>", "</s>", "<|turn|>", "<sep>", "  "]
+    kinds = gguf.TokenType
+    assert found["token_type"][:6] == [
+        kinds.UNKNOWN,
+        *[kinds.CONTROL] * 3,
+        *[kinds.USER_DEFINED] * 2,
+    ]
+    assert "llama.cpp puts a space behind <sep>" in caplog.text
 
 
 def saved(model, directory, config):

@@ -94,7 +94,12 @@ def test_of_directories_only_that_of_chat_templates_is_fetched():
         return allowed and not ignored
 
     files = ("config.json", "model-00001-of-00002.safetensors", "additional_chat_templates/tool_use.jinja")
-    others = ("original/model.safetensors", "adapter/tokenizer.json", "additional/config.json")
+    others = (
+        "consolidated.safetensors",
+        "original/model.safetensors",
+        "adapter/tokenizer.json",
+        "additional/config.json",
+    )
     assert [name for name in (*files, *others) if fetched(name)] == [*files]
 
 

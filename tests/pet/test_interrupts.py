@@ -13,11 +13,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = re.search(r'^pet = "(.+):(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-COMPILED = """
+LISTENING = """
 import os, signal, sys, time
 from pet import interrupts
 from pet.cli.imports import import_quickly
 interrupts.listen()
+"""
+COMPILED = (
+    LISTENING
+    + """
 import_quickly()
 import mindspore as ms, numpy as np
 
@@ -27,6 +31,7 @@ def double(x):
 
 double(ms.Tensor(np.ones(3, np.float32)))  # from here on, SIGINT has MindSpore's handler
 """
+)
 WAITING = """
 try:
     with interrupts.raising():
@@ -34,6 +39,27 @@ try:
         sys.stdin.read()
 except KeyboardInterrupt:
     sys.exit(interrupts.ending())
+"""
+UNLISTENED = """
+try:
+    with interrupts.raising(), interrupts.unlistened():
+        print("ready", flush=True)
+        sys.stdin.read()
+except KeyboardInterrupt:
+    sys.exit(interrupts.ending())
+"""
+SEVERAL = """
+from pet.train import stop
+received = stop.Signals()
+with received.watch():
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+        os.kill(os.getpid(), number)
+        time.sleep(0.01)
+    print(int(received.received), flush=True)
+    time.sleep(interrupts.TOGETHER)
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("ready", flush=True)
+    sys.stdin.read()
 """
 LOST = """
 with interrupts.raising():
@@ -105,8 +131,8 @@ class Program(subprocess.Popen):
 def start(tmp_path):
     """Starts a program."""
 
-    def run(code: str, **options) -> Program:
-        (tmp_path / "program.py").write_text(COMPILED + code)
+    def run(code: str, before: str = COMPILED, **options) -> Program:
+        (tmp_path / "program.py").write_text(before + code)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         return Program([sys.executable, "program.py"], text=True, cwd=tmp_path, env=environment, **pipes, **options)
@@ -115,12 +141,26 @@ def start(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_wakes_the_main_thread_and_ends_it(start, number):
-    with start(WAITING) as process:
+@pytest.mark.parametrize(
+    "before, waiting", [(COMPILED, WAITING), (LISTENING, UNLISTENED)], ids=["listening", "unlistened"]
+)
+def test_a_signal_wakes_the_main_thread_and_ends_it(start, number, before, waiting):
+    """Only the launcher does not listen, and it computes nothing: threads of MindSpore's set a handler of their own for
+    SIGINT whenever they begin, which may be after ours."""
+    with start(waiting, before) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
         assert process.wait() == 128 + number
         assert process.stderr.read() == ""
+
+
+def test_signals_at_once_are_one_and_ctrl_c_later_is_another(start):
+    """`timeout` sends two, and a batch system one to each process of a job, whose launcher tells its workers, too."""
+    with start(SEVERAL) as process:
+        assert process.stdout.readline() == f"{signal.SIGTERM:d}\n"
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130
 
 
 def test_it_ends_even_where_the_exception_is_lost(start):
@@ -239,3 +279,28 @@ assert not interrupts.listening()
 os.kill(os.getpid(), signal.SIGTERM)
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == -signal.SIGTERM
+
+
+def test_a_full_pipe_keeps_no_signal_waiting():
+    """Nobody reads what is said: the process ends all the same, as Popen(stderr=PIPE).wait() expects."""
+    script = """
+import os, sys
+from pet import interrupts
+interrupts.listen()
+os.set_blocking(2, False)
+try:
+    while True:
+        os.write(2, bytes(1000))
+except BlockingIOError:
+    os.set_blocking(2, True)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, **pipes) as process:
+        try:
+            assert process.stdout.readline() == b"ready\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 128 + signal.SIGTERM
+        finally:
+            process.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
 import subprocess
@@ -16,21 +17,23 @@ import pytest
 
 from adapters.lora import LoRAConfig
 from model_zoo.auto import AutoConfig
+from model_zoo.counting import parameter_shapes
 from model_zoo.engine import available
 from model_zoo.errors import InputError
 from model_zoo.presets import preset
 from pet.cli.main import main
-from pet.launching import memory
 from pet.meta_model import MetaModel
+from pet.names import find_recipe
 from pet.parallel.mesh import Mesh
 from pet.parallel.shares import shares, uncut
-from pet.planning import Cluster, Work, parse_bytes, plan, search
+from pet.planning import Cluster, Work, parse_bytes, plan, room, search
 from pet.planning.activations import activation_bytes
 from pet.planning.layer_memory import layer_memory
 from pet.planning.process_memory import OPTIMIZER_STATES
 from pet.planning.search import flops
 from pet.planning.table import as_text
 from pet.planning.traffic import Steps, step_traffic
+from pet.recipe import load
 from pet.train.optimizers import OPTIMIZERS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -376,6 +379,10 @@ def test_prints_a_table_and_json(capsys, tmp_path, fixtures):
         ("llama_7b --devices 8 --memory 64GB --dtype int4", "not a supported"),
         ("llama_7b --devices 8 --memory 64GB --batch 0", "--batch is 0"),
         ("llama_7b --devices 8 --memory 64GB --utilisation 2", "--utilisation is 2"),
+        ("llama_7b --devices 8 --memory 64GB --utilisation nan", "--utilisation is nan"),
+        ("llama_7b --devices 8 --memory 64GB --tflops inf", "--tflops is inf"),
+        ("llama_7b --devices 8 --memory 64GB --latency nan", "--latency is nan"),
+        ("llama_7b --devices 8 --memory 64GB --latency -1", "--latency is -1e-06"),
         ("llama_7b --memory 64GB", "--devices"),
     ],
 )
@@ -394,23 +401,14 @@ def test_sizes():
             parse_bytes(text, "--memory")
 
 
-@pytest.mark.parametrize(
-    ("groups", "limited"),
-    [
-        ("0::/", "memory.max"),
-        ("0::/system.slice/job_7", "system.slice/memory.max"),
-        ("9:name=systemd:/\n4:cpu,memory:/slurm/job_7\n0::/", "memory/slurm/job_7/memory.limit_in_bytes"),
-    ],
-)
-def test_a_job_has_the_memory_of_its_groups(tmp_path, monkeypatch, groups, limited):
-    places = {"": (str(tmp_path), "memory.max"), "memory": (str(tmp_path / "memory"), "memory.limit_in_bytes")}
-    monkeypatch.setattr(memory, "LIMITS", places)
-    monkeypatch.setattr(memory, "GROUPS", tmp_path / "groups")
-    whole = memory.machine_memory()
-    memory.GROUPS.write_text(groups + "\n")
-    file = tmp_path / limited
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("max\n")
-    assert memory.machine_memory() == whole
-    file.write_text("1000000\n")
-    assert memory.machine_memory() == 1000000
+@pytest.mark.parametrize("layout", [[], ["parallel.pipeline=2", "parallel.micro_batches=2"]])
+def test_a_step_of_several_batches_has_room_for_the_sum_of_their_gradients(layout):
+    """As it is planned: the sum, and the gradients under way."""
+    words = ["adapter={method: none}", "eval.metrics=[loss]", *layout]
+    one, two = (load(find_recipe("llama_lora"), [*words, f"train.accumulation={n}"]) for n in (1, 2))
+    config = one.model.config_json()
+    needed = [room.step_memory(recipe, config, None, 64, dtype="float32") for recipe in (one, two)]
+    if layout:  # of which a step has several in any case
+        assert needed[0] == needed[1]
+    else:
+        assert needed[1] - needed[0] == 4 * sum(map(math.prod, parameter_shapes(config).values()))

@@ -111,6 +111,14 @@ def test_a_file_in_the_way(recipe, tmp_path):
         run_directory.check(recipe(output__dir=str(tmp_path / "run" / "below")))
 
 
+def test_a_link_to_what_is_not_there_is_called_so(recipe, tmp_path):
+    """A disk that is not mounted, say."""
+    (tmp_path / "run").symlink_to(tmp_path / "disk")
+    for directory in ("run", "run/below"):
+        with pytest.raises(InputError, match=r"run is a link to .*/disk, which is not there"):
+            run_directory.check(recipe(output__dir=str(tmp_path / directory)))
+
+
 def test_changes_between_a_run_and_its_resumption(recipe):
     directory = run_directory.open_for(recipe(train__steps=7))
     assert list(run_directory.changes(recipe(train__steps=7, train__resume=True), directory)) == []

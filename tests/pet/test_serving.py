@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,9 @@ from adapters.saving import save_adapter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.errors import InputError
 from pet.cli.main import main
+from pet.model_card import _facts, generation_settings
 from pet.names import bundled_models
+from pet.recipe.loading import load
 from pet.serving import ENGINES, check_served
 
 
@@ -186,3 +190,25 @@ def test_a_card_names_what_is_opened_by_published_code_alone(base, what, made, t
     assert main(["export", str(adapter), "--base", base, "--output", str(tmp_path / "out")]) == 0
     card = (tmp_path / "out/README.md").read_text()
     assert (f"open {what} by the code" in card) == ("trust_remote_code=True" in card) == bool(what)
+
+
+@pytest.mark.parametrize("asked", [["Q:", "\n\n"], []])
+def test_what_ends_the_answers_of_a_run_goes_with_its_export(asked, tmp_path):
+    """In the place of the base's own, for programs that read it, and for readers of the card."""
+    directory = tmp_path / "base"
+    shutil.copytree(bundled_models()["llama_tiny"], directory)
+    (directory / "generation_config.json").write_text('{"eos_token_id": 2, "stop_strings": ["own"]}')
+    given = {"model.path": str(directory), "generation.stop": asked}
+    recipe, tokenizer = load("llama_lora", given), pet.AutoTokenizer.from_pretrained(directory)
+    found = generation_settings(directory, tokenizer, recipe)
+    assert found["stop_strings"] == (asked or ["own"])
+    assert (found["max_new_tokens"], found["do_sample"]) == (96, False)
+    shown = [line for line in _facts(recipe, None) if "answers end at" in line]
+    assert shown == (['| answers end at | `"Q:"`, `"\\n\\n"` |'] if asked else [])
+
+
+def test_no_end_is_no_empty_list(tmp_path):
+    """transformers' `generate` ends with an IndexError where generation_config.json has one."""
+    tokenizer = pet.AutoTokenizer.from_pretrained(bundled_models()["llama_tiny"])
+    tokenizer.eos_token_ids = []
+    assert generation_settings(tmp_path, tokenizer, None)["eos_token_id"] is None

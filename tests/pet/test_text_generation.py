@@ -60,6 +60,17 @@ def test_a_bare_text_is_continued():
         plain("")
 
 
+def test_the_answer_to_a_bare_text_keeps_the_space_that_it_begins_with():
+    """sentencepiece leaves out the one in front of a text that is read by itself."""
+    plain = pet.pipeline(model="llama_tiny", chat=False, max_new_tokens=6)
+    for text in ("Where is", "The shop is"):
+        ids = plain.tokenizer.encode(text)
+        whole = plain.model.generate([ids], max_new_tokens=6, eos_token_id=plain.tokenizer.eos_token_ids)
+        expected = plain.tokenizer.decode(whole[0].tolist())
+        assert expected.startswith(f"{text} ")
+        assert plain(text, temperature=None)[0]["text_generation_text"] == [expected]
+
+
 def test_an_adapter_that_no_model_takes_is_refused_before_one_is_loaded(tmp_path, monkeypatch, capsys):
     pet.save_adapter(pet.apply_lora(pet.AutoModel.from_pretrained("llama_tiny"), rank=2), tmp_path)
     settings = json.loads((tmp_path / "adapter_config.json").read_text())

@@ -129,7 +129,7 @@ class Text(nn.Cell):
         self.out = mint.nn.Linear(8, 20)
 
     def construct(self, ids):
-        x = self.derived(self.mix(self.words(ids), None))
+        x = self.derived(self.mix(self.words(ids), groups=None))
         return self.out(self.layer(x))
 
     @staticmethod

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from pet.cli.main import main
+
+
+def changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A job file's values with others at keys that are divided by two underscores."""
+    values = copy.deepcopy(dict(values))
+    for key, value in changes.items():
+        *sections, last = key.split("__")
+        inner = values
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[last] = value
+    return values
 
 
 class RecipeJobs:

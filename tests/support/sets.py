@@ -19,7 +19,7 @@ TESTS = Path(__file__).parents[1]
 QUICK = (
     *(f"adapters/test_{name}" for name in ("foreign_cells", "freeze", "lora_cells", "lora_files", "lora_plan")),
     "adapters/test_small_methods",
-    *(f"model_zoo/test_{name}" for name in ("arguments", "checkpoint", "configs", "errors", "presets")),
+    *(f"model_zoo/test_{name}" for name in ("arguments", "checkpoint", "configs", "errors", "presets", "resources")),
     *(f"model_zoo/test_{name}" for name in ("safetensors_io", "saving")),
     *(f"model_zoo/test_{name}" for name in ("special_files", "tokenizers_call", "tokenizers_files", "tokenizers_ids")),
     *(f"model_zoo/test_tokenizers_{name}" for name in ("pieces", "prompts")),

@@ -1,4 +1,4 @@
-"""Byte-level tokenizers with control tokens of one's own, over the vocabulary of a bundled base."""
+"""Tokenizers as files, over the vocabularies of a bundled base and of a fixture."""
 
 import json
 
@@ -28,3 +28,53 @@ def write_byte_level(directory, controls, digits=1, texts=()):
     if digits == 1:
         split["Regex"] = split["Regex"].replace(r"\p{N}{1,3}", r"\p{N}")
     (directory / "tokenizer.json").write_text(json.dumps(description))
+
+
+def sentencepiece_like_json(fixtures):
+    """LLaMA-2's tokenizer.json: byte-fallback BPE whose normaliser writes the space sign."""
+    from sentencepiece import SentencePieceProcessor
+
+    processor = SentencePieceProcessor(model_file=str(fixtures / "tok_llama" / "tokenizer.model"))
+    vocabulary = {processor.id_to_piece(number): number for number in range(processor.get_piece_size())}
+    merges = []
+    for piece, number in sorted(vocabulary.items(), key=lambda item: -processor.get_score(item[1])):
+        if processor.is_byte(number) or number < 3:
+            continue
+        splits = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
+        merges += [f"{left} {right}" for left, right in splits if left in vocabulary and right in vocabulary]
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    controls = ("<unk>", "<s>", "</s>")
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": n, "content": name, "special": True, **flags} for n, name in enumerate(controls)],
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [
+                {"type": "Prepend", "prepend": "▁"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+            ],
+        },
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+        },
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+            ],
+        },
+        "model": {
+            "type": "BPE",
+            "unk_token": "<unk>",
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "vocab": vocabulary,
+            "merges": merges,
+        },
+    }

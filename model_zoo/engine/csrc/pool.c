@@ -60,11 +60,11 @@ static int64_t share_begin(int64_t all, int64_t grain, int which) {
 static int take_share(uint32_t number, int which) {
     for (;;) {
         uint64_t seen = atomic_load(&shares[which].next);
-        int64_t all = atomic_load(&total), grain = atomic_load(&grain_size);
+        int64_t grain = atomic_load(&grain_size), first = (int64_t)(uint32_t)seen;
         pet_work work = atomic_load(&current_work);
         void *arguments = atomic_load(&current_arguments);
         uint64_t mode = atomic_load(&current_mode);
-        int64_t first = (int64_t)(uint32_t)seen;
+        int64_t all = atomic_load(&total); /* the last: it is 0 while the others are those of the next work */
         if ((uint32_t)(seen >> 32) != number) return 0;
         if (all == 0) { /* about to begin */
             PAUSE();
@@ -120,8 +120,20 @@ static int wanted_threads(void) {
     return wanted < 1 ? 1 : wanted > MOST_THREADS ? MOST_THREADS : wanted;
 }
 
+/* A child process has none of the threads, but what they held and waited for: it begins anew. */
+static void begin_anew(void) {
+    owner = sleep_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    wake = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+    once = (pthread_once_t)PTHREAD_ONCE_INIT;
+    for (int i = 0; i < MOST_THREADS; i++) atomic_store(&shares[i].next, 0);
+    atomic_store(&sleeping, 0);
+    threads = 1;
+}
+
 static void start_threads(void) {
     int wanted = wanted_threads();
+    static int child_known;
+    if (!child_known) child_known = pthread_atfork(NULL, NULL, begin_anew) == 0;
 #ifdef __linux__
     /* of the process: the calling thread is one of MindSpore's, which may be bound to a core */
     cpu_set_t allowed;

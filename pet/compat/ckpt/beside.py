@@ -17,6 +17,7 @@ from pet.compat.ckpt.names import Form
 from pet.compat.ckpt.view import is_lora, is_weight
 
 MARK = "converted.json"  # in a directory made from a .ckpt file: of which one
+READ = {"joined": "by heads"}  # what was made before files were read so is made again
 
 
 def kinds_in(path: Path) -> tuple[bool, bool]:
@@ -61,7 +62,7 @@ def converted(
         InputError: see `to_directory`; or something else lies in the way.
     """
     path = whole(source)
-    facts = {"config": config_for(path, config), "rearranged": bool(form and form.use_rearrange_rope)}
+    facts = {"config": config_for(path, config), "rearranged": bool(form and form.use_rearrange_rope), **READ}
     return _beside(path, "hf", facts, lambda output: to_directory(path, output, config, form))
 
 
@@ -94,7 +95,7 @@ def bring(
         )
     values = config_for(path, config)
     alpha = alpha(values, path) if callable(alpha) else alpha
-    facts = {"config": values, "alpha": alpha, "rearranged": bool(form and form.use_rearrange_rope)}
+    facts = {"config": values, "alpha": alpha, "rearranged": bool(form and form.use_rearrange_rope), **READ}
     return model, _beside(path, "adapter", facts, lambda output: to_adapter(path, output, alpha, config, form))
 
 

@@ -58,6 +58,12 @@ def is_ckpt(path: str | os.PathLike) -> bool:
     return (path.suffix == ".ckpt" and path.is_file()) or (path.is_dir() and bool(list(path.glob("rank_*/*.ckpt"))))
 
 
+def holds_weights(place: str | os.PathLike) -> bool:
+    """Whether a place holds weights alone, and no run: a ``.ckpt`` file, a model or an adapter."""
+    own = ("config.json", "adapter_config.json")
+    return is_ckpt(place) or any((Path(place).expanduser() / name).is_file() for name in own)
+
+
 def find_ckpt(path: str | os.PathLike) -> Path:
     """The one file of whole tensors that a path stands for: itself, or the last one in ``rank_0`` of a directory.
 

@@ -8,6 +8,7 @@ with a rank that is the sum of theirs and the same scale. It is the same functio
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -182,7 +183,7 @@ def _places(config: Mapping[str, Any], form: Form, names: list[str]) -> dict[str
     """{their name: group}; a file of LoRA matrices alone may adapt the joined matrices or their parts."""
     parts = {name.split(".")[-2] for name in names}
     if layout_of(config) == "chatglm2" and not parts & {"query_key_value"}:
-        form = Form(not parts & {"wq", "wk", "wv"}, form.mlp_concat, form.use_rearrange_rope, form.old_names)
+        form = dataclasses.replace(form, qkv_concat=not parts & {"wq", "wk", "wv"})
     return {name: group for group in groups(config, form) for name in group.theirs}
 
 

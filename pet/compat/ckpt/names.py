@@ -13,7 +13,7 @@ from typing import Any
 
 from model_zoo.configs import Dims
 from model_zoo.counting import layout_of, parameter_shapes, sizes, tied_head
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, warn_once
 
 Names = str | tuple[str, ...]
 
@@ -116,23 +116,30 @@ class Form:
         qkv_concat: one matrix for query, key and value (LLaMA: and one for gate and up). Default: as there, which is
             no for LLaMA, yes for ChatGLM2.
         mlp_concat: ChatGLM2: one matrix for gate and up. Default: yes.
-        use_rearrange_rope: ChatGLM2: even outputs of each query and key head first, then the odd ones.
+        use_rearrange_rope: ChatGLM2: even outputs of each query and key head first, then the odd ones. LLaMA: as in
+            release 0.6, in which they alternate.
         old_names: ChatGLM2: the embedding's name before MindFormers 1.2.
+        plain_concat: LLaMA: joined matrices one behind the other, as before MindFormers 1.4. Since then query, key and
+            value take turns by key heads, gate and up by rows.
     """
 
     qkv_concat: bool | None = None
     mlp_concat: bool | None = None
     use_rearrange_rope: bool = False
     old_names: bool = False
+    plain_concat: bool = False
 
 
 def form_of(names: Iterable[str], given: Form | None = None) -> Form:
-    """The form of a checkpoint by its names; of what they do not tell, the order of a head's outputs, `given` does."""
-    last = {part for name in names for part in name.split(".")}
-    return Form(
-        qkv_concat="w_qkv" in last or "query_key_value" in last,
-        mlp_concat="dense_left" not in last,
-        use_rearrange_rope=bool(given and given.use_rearrange_rope),
+    """The form of a checkpoint by its names; of what they do not tell, the order of outputs, `given` does."""
+    given, last = given or Form(), {part for name in names for part in name.split(".")}
+    joined = not last.isdisjoint(("w_qkv", "w_gate_hidden"))
+    if joined and not given.plain_concat:
+        warn_once("w_qkv, w_gate_hidden: read as of MindFormers 1.4; of earlier releases: pet convert --plain-concat")
+    return dataclasses.replace(
+        given,
+        qkv_concat=joined or "query_key_value" in last,
+        mlp_concat=last.isdisjoint(("dense_left", "dense_right")),
         old_names="transformer.embedding.embedding_table" in set(names),
     )
 
@@ -144,13 +151,15 @@ class Group:
     Attributes:
         theirs, ours: names; on one side there is one.
         rows: outputs of each part on the side that has several; of the one where there is no such side.
+        pieces: by how many pieces of each the parts take turns in theirs.
         transposed: ours is stored (in, out), the parts (out, in).
-        rearranged: per part, the width of the heads whose outputs are in MindFormers' order, or 0.
+        rearranged: per part, the width of the heads whose even outputs come first in theirs, or 0; below 0, in ours.
     """
 
     theirs: tuple[str, ...]
     ours: tuple[str, ...]
     rows: tuple[int, ...]
+    pieces: int = 1
     transposed: bool = False
     rearranged: tuple[int, ...] = ()
 
@@ -222,12 +231,16 @@ def _measured(group: Group, shapes: Mapping[str, tuple[int, ...]], n: Dims, layo
     outputs = shape[1] if transposed else shape[0]
     qkv = (n.heads * n.head_dim, n.kv_heads * n.head_dim, n.kv_heads * n.head_dim)
     rearranged: tuple[int, ...] = ()
+    pieces = 1
     if len(group.ours) > 1:
         rows = tuple(shapes[name][0] for name in group.ours)
+        pieces = 1 if form.plain_concat else n.kv_heads if len(rows) == 3 else rows[0]
     elif len(group.theirs) == 1:
         rows = (outputs,)
     else:
         rows = (outputs // 2,) * 2 if len(group.theirs) == 2 else qkv
     if layout == "chatglm2" and form.use_rearrange_rope and "query_key_value" in group.ours[0]:
         rows, rearranged = qkv, (n.head_dim, n.head_dim, 0)
-    return Group(group.theirs, group.ours, rows, transposed, rearranged)
+    elif form.use_rearrange_rope and group.theirs[0].split(".")[-2] in ("wq", "wk"):
+        rearranged = (-n.head_dim,)
+    return Group(group.theirs, group.ours, rows, pieces, transposed, rearranged)

@@ -40,33 +40,37 @@ def is_lora(name: str) -> bool:
 
 def to_ours(group: Group, theirs: list[np.ndarray]) -> list[np.ndarray]:
     """Our tensors, or B matrices of LoRA, out of MindFormers' of a group: by its outputs, the first axis."""
-    parts = _rearranged(group, theirs if len(theirs) > 1 else _cut(group, theirs[0]), back=True)
+    parts = _rearranged(group, theirs if len(theirs) > 1 else _cut(group, theirs[0], group.pieces), back=True)
     return parts if len(group.ours) > 1 else [_joined(parts)]
 
 
 def to_theirs(group: Group, ours: list[np.ndarray]) -> list[np.ndarray]:
     """MindFormers' tensors, or B matrices of LoRA, out of ours of a group: by its outputs, the first axis."""
     parts = _rearranged(group, _cut(group, _joined(ours)))
-    return parts if len(group.theirs) > 1 else [_joined(parts)]
+    return parts if len(group.theirs) > 1 else [_joined(parts, group.pieces)]
 
 
-def _cut(group: Group, whole: np.ndarray) -> list[np.ndarray]:
-    return np.split(whole, np.cumsum(group.rows)[:-1])
+def _cut(group: Group, whole: np.ndarray, pieces: int = 1) -> list[np.ndarray]:
+    turns, ends = whole.reshape(pieces, -1, *whole.shape[1:]), np.cumsum(group.rows)[:-1] // pieces
+    return [part.reshape(-1, *whole.shape[1:]) for part in np.split(turns, ends, axis=1)]
 
 
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+def _joined(parts: list[np.ndarray], pieces: int = 1) -> np.ndarray:
+    if len(parts) == 1:
+        return parts[0]
+    rest = parts[0].shape[1:]
+    return np.concatenate([part.reshape(pieces, -1, *rest) for part in parts], axis=1).reshape(-1, *rest)
 
 
 def _rearranged(group: Group, parts: list[np.ndarray], back: bool = False) -> list[np.ndarray]:
-    """The parts with the outputs of every head in MindFormers' order, even ones first and then the odd ones; or `back`
-    in ours."""
+    """The parts with the outputs of every head in MindFormers' order, or `back` in ours."""
     return [_ordered(*pair, back) for pair in zip(parts, group.rearranged or (0,) * len(parts), strict=True)]
 
 
 def _ordered(part: np.ndarray, width: int, back: bool) -> np.ndarray:
     if not width:
         return part
+    width, back = abs(width), back != (width < 0)
     order = np.concatenate([np.arange(0, width, 2), np.arange(1, width, 2)])
     order = np.argsort(order) if back else order
     return part.reshape(-1, width, *part.shape[1:])[:, order].reshape(part.shape)

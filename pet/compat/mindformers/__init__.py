@@ -10,7 +10,7 @@ _CLASSES, _CONFIG, _CONTEXT, _HIGH_LEVEL, _ARGUMENTS, _PET, _CALLBACKS = (
 _RATES, _OPTIMIZERS = f"{__name__}.learning_rates", f"{__name__}.optimizers"
 _REGISTERING, _METRICS = f"{__name__}.registering", f"{__name__}.metrics"
 _SCRIPT, _SCRIPT_CONFIG = f"{__name__}.script", f"{__name__}.script_config"
-_STREAMERS = {"model_zoo.generation.streamers": ("TextIteratorStreamer", "TextStreamer")}
+_STREAMERS = {"model_zoo.generation.streamers": ("TextIteratorStreamer", "TextStreamer"), _CLASSES: ("BaseStreamer",)}
 _GENERATION = {f"{__name__}.generation_defaults": ("GenerationConfig",)}
 _PIPELINE = {f"{__name__}.asking": ("TextClassificationPipeline", "TextGenerationPipeline", "pipeline")}
 _PARALLEL = {_CONFIG: ("TransformerOpParallelConfig",)}
@@ -137,7 +137,7 @@ __modules__ = modules_of(
         **dict.fromkeys(("models.auto", *(f"models.auto.{kind}_auto" for kind in _OF_AUTO)), _AUTO),
         **dict.fromkeys(("modules", "modules.transformer", "modules.transformer.transformer"), _PARALLEL),
         "models.glm.glm_processor": {_CLASSES: ("GLMProcessor", "process_response")},
-        "models.glm2.glm4_tokenizer": {_CLASSES: ("ChatGLM4Tokenizer",)},
+        **{f"models.glm2.glm{n}_tokenizer": {_CLASSES: (f"ChatGLM{n}Tokenizer",)} for n in (3, 4)},
         "models.glm.chatglm_6b_tokenizer": {_CLASSES: ("ChatGLMTokenizer",)},
         **dict.fromkeys(("common.context", "core.context.build_context"), _BUILD),
         **{f"{room}.parallel_config": {_SCRIPT: ("build_parallel_config",)} for room in ("common", "core")},

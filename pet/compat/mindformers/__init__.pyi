@@ -13,9 +13,12 @@ from pet.compat.mindformers.book import (
     MindFormerBook as MindFormerBook,
 )
 from pet.compat.mindformers.callbacks import (
+    CheckpointMointor as CheckpointMointor,
     CheckpointMonitor as CheckpointMonitor,
+    EvalCallBack as EvalCallBack,
     MFLossMonitor as MFLossMonitor,
     ObsMonitor as ObsMonitor,
+    ProfileMonitor as ProfileMonitor,
     SummaryMonitor as SummaryMonitor,
 )
 from pet.compat.mindformers.classes import (
@@ -27,6 +30,7 @@ from pet.compat.mindformers.classes import (
     BaseConfig as BaseConfig,
     BaseModel as BaseModel,
     BaseProcessor as BaseProcessor,
+    BaseStreamer as BaseStreamer,
     BaseTokenizer as BaseTokenizer,
     ChatGLM2ForConditionalGeneration as ChatGLM2ForConditionalGeneration,
     ChatGLM2Tokenizer as ChatGLM2Tokenizer,
@@ -97,8 +101,11 @@ from pet.compat.mindformers.optimizers import (
 from pet.compat.mindformers.pet_config import (
     LoraAdapter as LoraAdapter,
     LoraConfig as LoraConfig,
+    PetAdapter as PetAdapter,
     PetConfig as PetConfig,
+    PrefixTuningAdapter as PrefixTuningAdapter,
     PrefixTuningConfig as PrefixTuningConfig,
+    Ptuning2Adapter as Ptuning2Adapter,
     Ptuning2Config as Ptuning2Config,
     get_pet_model as get_pet_model,
 )
@@ -124,8 +131,13 @@ from pet.compat.mindformers.script import (
     SFTDataLoader as SFTDataLoader,
     TrainingDataLoader as TrainingDataLoader,
     build_context as build_context,
+    build_parallel_config as build_parallel_config,
+    build_profile_cb as build_profile_cb,
+    cloud_monitor as cloud_monitor,
 )
 from pet.compat.mindformers.script_config import (
+    ActionDict as ActionDict,
+    DictConfig as DictConfig,
     MindFormerConfig as MindFormerConfig,
 )
 from pet.compat.mindformers.training_arguments import (

@@ -40,6 +40,7 @@ class TextGenerationPipeline(Listed, TextGeneration):
         chat: True puts a text into the family's prompt and gives the answer alone, as `pet.pipeline` does.
         batch_size: texts that are continued together, and whose results stand together.
         model_name: of ``glm32k``: texts are put into the family's prompt, and come back with it.
+        keys, add_special_tokens: for every call.
         defaults: settings of ``generate`` for every call.
     """
 
@@ -51,9 +52,12 @@ class TextGenerationPipeline(Listed, TextGeneration):
         chat: bool | None = None,
         batch_size: int | None = None,
         model_name: str | None = None,
+        keys: Mapping[str, str] | None = None,
+        add_special_tokens: bool = True,
         **defaults,
     ):
         super().__init__(*named(model, tokenizer, adapter, defaults, BUILT), adapter, bool(chat), **defaults)
+        self.keys, self.marks = keys, add_special_tokens
         self.together, self.templated = batch_size, str(model_name).startswith("glm32k")
         self.alone, self.bare = self.batch_size, False
 
@@ -62,7 +66,7 @@ class TextGenerationPipeline(Listed, TextGeneration):
         text: str | Sequence[str] | Mapping[str, str],
         batch_size: int | None = None,
         keys: Mapping[str, str] | None = None,
-        add_special_tokens: bool = True,
+        add_special_tokens: bool | None = None,
         **settings,
     ) -> list[dict[str, list[str]]]:
         """The texts with their continuations.
@@ -79,11 +83,12 @@ class TextGenerationPipeline(Listed, TextGeneration):
         """
         take_said("pipeline", settings, BUILT)
         if isinstance(text, Mapping):
-            text = text[(keys or {}).get("src_language", "text")]
+            text = text[(keys or self.keys or {}).get("src_language", "text")]
         given = self.together if batch_size is None else batch_size
         if given is not None and (type(given) is not int or given < 1):
             raise InputError(f"pipeline: batch_size is {given!r}; a whole number from 1 on was expected")
-        self.batch_size, self.bare = given or self.alone, not add_special_tokens
+        self.batch_size = given or self.alone
+        self.bare = not (self.marks if add_special_tokens is None else add_special_tokens)
         try:
             found = iter(super().__call__(text, **settings))
         finally:

@@ -16,18 +16,16 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from model_zoo.causal_lm import CausalLM
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, warn_once
 from model_zoo.inputs import as_int_tensor, as_mask
 from model_zoo.labels import SINGLE
 from model_zoo.layers import int_range
 from model_zoo.turns import in_turn
-from pet.compat.mindformers.padding import AHEAD, row_pad
+from pet.compat.mindformers.padding import AHEAD, EARLIER, row_pad
 from pet.compat.mindformers.saving import place_of
 from pet.data.dataset import IGNORED
 
 UNUSED = ("input_embeds", "input_position")
-EARLIER = {"label": "labels", "label_ids": "labels", "input_mask": "attention_mask"}
-"""Arguments by the names of release 0.6."""
 
 
 def _tensor(name: str, value: Any) -> Any:
@@ -39,9 +37,10 @@ class FamilyCell(CausalLM if TYPE_CHECKING else object):
 
     Attributes:
         shifts: whether rows hold one token more in training, which is only predicted.
+        sliced: whether labels stand where they are predicted all the same (``input_sliced_sig`` of LLaMA's).
     """
 
-    shifts = False
+    shifts = sliced = False
 
     @in_turn
     def __call__(self, input_ids, *columns, **named):
@@ -57,8 +56,11 @@ class FamilyCell(CausalLM if TYPE_CHECKING else object):
         ids = as_int_tensor("input_ids", input_ids, 2)
         self.check_ids(ids, int(self.training and self.shifts))
         for name in UNUSED:
-            if said.get(name) is not None:
+            if said.get(name) is None:
+                continue
+            if not self.training:
                 raise InputError(f"{name} is not supported: a model is called with whole rows of ids")
+            warn_once(f"{name} has no effect in training, in MindFormers either", name)
         if len(columns) >= len(names):
             raise InputError(f"{len(columns) + 1} columns; this family's cell takes {', '.join(names)}")
         if said.get("attention_mask") is not None:
@@ -79,6 +81,20 @@ class FamilyCell(CausalLM if TYPE_CHECKING else object):
         """See `CausalLM.save_pretrained`."""
         CausalLM.save_pretrained(self, place_of(save_directory, save_name), **settings)
 
+    def chat(self, tokenizer, query: str, history: list | None = None, *, instruction: str = "", **settings: Any):
+        """The answer to a question, and the messages of both, which go on a ``history``: ``(text, messages)``. Settings
+        are those of ``generate`` and ``user_role_name`` …; left out, an answer is drawn, and ends at 512 tokens."""
+        roles = {who: settings.pop(f"{who}_role_name", who) for who in ("system", "user", "assistant")}
+        if history is None:
+            history = [{"role": roles["system"], "content": instruction}] if instruction else []
+        history.append({"role": roles["user"], "content": query})
+        ids = tokenizer.apply_chat_template(history, add_generation_prompt=True)
+        drawn = {"do_sample": True, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.0}
+        limits = {} if settings.get("max_new_tokens") else {"max_length": min(512, self.room)}
+        answer = self.generate(ids, **{**limits, **drawn, **settings})[0][len(ids) :]
+        history.append({"role": roles["assistant"], "content": tokenizer.decode(answer, True)})
+        return history[-1]["content"], history
+
     def prepare_inputs_for_predict_layout(self, *inputs, **_) -> tuple:
         """What MindFormers' compilation asks for."""
         return inputs
@@ -89,9 +105,9 @@ class FamilyCell(CausalLM if TYPE_CHECKING else object):
         found = row_pad(self.config.to_dict(), getattr(self, "loaded_from", None))
         return -1 if found is None else found
 
-    def cut(self, column):
-        """A column of the data in training: without what is only predicted."""
-        return column[:, :-1] if self.training and column is not None else column
+    def cut(self, column, shifts):
+        """A column of the data: without what is only predicted."""
+        return column[:, :-1] if shifts and column is not None else column
 
     def of_tokens(self, tokens, keep, position_ids=None):
         """Logits ``(B·S, V)``; positions are counted from the first column, padding or not."""
@@ -119,8 +135,8 @@ class GPT2Cell(FamilyCell):
         """Rows with one token more in training; outside of it logits, ids and mask + 1. Labels are not read there."""
         input_ids = input_ids.astype(ms.int32)
         mask = (input_ids != self.padding if attention_mask is None else attention_mask).astype(ms.float32)
-        tokens = self.cut(input_ids)
-        logits = self.of_tokens(tokens, self.cut(mask), self.cut(position_ids))
+        tokens = self.cut(input_ids, self.training)
+        logits = self.of_tokens(tokens, self.cut(mask, self.training), self.cut(position_ids, self.training))
         if self.training:
             return self.loss_of(logits, input_ids[:, 1:], mask[:, 1:])
         return logits.reshape(tokens.shape[0], tokens.shape[1], -1), tokens, mask + 1
@@ -134,13 +150,14 @@ class LlamaCell(FamilyCell):
     def construct(self, input_ids, labels=None, input_position=None, position_ids=None, attention_mask=None):
         """Rows with one token more in training, of labels too; outside of it logits, ids and mask + 1."""
         input_ids = input_ids.astype(ms.int32)
-        tokens, learnt = self.cut(input_ids), input_ids if labels is None else labels.astype(ms.int32)
-        if self.training:
+        shifts = self.training and (labels is None or not self.sliced)
+        tokens, learnt = self.cut(input_ids, shifts), input_ids if labels is None else labels.astype(ms.int32)
+        if shifts:
             learnt = learnt[:, 1:]
         real = (tokens != self.padding).astype(ms.float32)
         mask = real if labels is None else real * (learnt != IGNORED).astype(ms.float32)
-        keep = real if attention_mask is None else self.cut(attention_mask)
-        logits = self.of_tokens(tokens, keep, self.cut(position_ids))
+        keep = real if attention_mask is None else self.cut(attention_mask, shifts)
+        logits = self.of_tokens(tokens, keep, self.cut(position_ids, shifts))
         if self.training:
             return self.loss_of(logits, learnt, mask)
         return logits.reshape(tokens.shape[0], tokens.shape[1], -1), tokens, mask + 1
@@ -207,6 +224,7 @@ def give_cell(model: CausalLM) -> None:
     if not isinstance(model, FamilyCell):
         cell = ScoreCell if model.scoring else CELLS.get(model.config.family.layout, LlamaCell)
         model.__class__ = _class_of(type(model), cell)
+    model.sliced = bool(getattr(model.config, "input_sliced_sig", False))
 
 
 class LogitsCell(FamilyCell):

@@ -17,6 +17,7 @@ from model_zoo.causal_lm import CausalLM
 from model_zoo.configs import Config
 from model_zoo.elsewhere import OPENED
 from model_zoo.errors import InputError, similar
+from model_zoo.generation.streamers import TextStreamer
 from model_zoo.tokenizers.chatglm import ChatGLMTokenizer as OwnChatGLM
 from model_zoo.tokenizers.chatglm2 import ChatGLM2Tokenizer as OwnChatGLM2, ChatGLM3Tokenizer as OwnChatGLM3
 from model_zoo.tokenizers.glm4 import GLM4Tokenizer
@@ -28,6 +29,7 @@ from pet.compat.mindformers.config import TransformerOpParallelConfig, give_name
 from pet.compat.mindformers.pet_config import PetConfig, get_pet_model, pet_config_of, with_adapter
 from pet.compat.mindformers.presets import LORA, TRUST, Listed, split_name, take_said
 from pet.compat.mindformers.saving import place_of
+from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.mindformers.sizes import file_config, model_section, name_of, read_file
 from pet.compat.mindformers.tokenizing import Spoken, spoken
 from pet.names import find_tokenizer, preset_names
@@ -44,7 +46,9 @@ if TYPE_CHECKING:
 
 
 def _values(name: Any) -> dict[str, Any] | None:
-    """What stands in a MindFormers YAML file, if this is the path of one."""
+    """What stands in a MindFormers YAML file, if this is one that was read, or the path of one."""
+    if isinstance(name, MindFormerConfig):
+        return name
     return read_file(Path(name)) if str(name).endswith((".yaml", ".yml")) else None
 
 
@@ -250,12 +254,6 @@ GPT2TokenizerFast, LlamaTokenizerFast = GPT2Tokenizer, LlamaTokenizer
 class ChatGLMTokenizer(_Named, OwnChatGLM):
     """ChatGLM-6B's tokenizer."""
 
-    def build_inputs_with_special_tokens(self, token_ids_0, token_ids_1=None) -> list[int]:
-        """A question's ids with the mark and ``<sop>`` behind them, and an answer's with ``<eop>``."""
-        mark, start, end = (self.special_tokens[name] for name in ("[gMASK]", "<sop>", "<eop>"))
-        asked = [*token_ids_0, mark, start]
-        return asked if token_ids_1 is None else [*asked, *token_ids_1, end]
-
 
 class ChatGLM2Tokenizer(_Named, OwnChatGLM2):
     """ChatGLM2's tokenizer."""
@@ -329,6 +327,7 @@ GPT2Processor = GLMProcessor = LlamaProcessor = AutoProcessor = BaseProcessor = 
 """The tokenizer says what differs."""
 BaseConfig = PretrainedConfig = Config
 BaseModel = PreTrainedModel = CausalLM
+BaseStreamer = TextStreamer
 BaseTokenizer = PreTrainedTokenizer = PreTrainedTokenizerBase = own.Tokenizer
 """What scripts ask of an object whether it is one."""
 WIDE = dict(zip(",!:;?", "，！：；？", strict=True))

@@ -43,6 +43,7 @@ GPT2_NAMES = {
     "layernorm_epsilon": "layer_norm_epsilon",
     "intermediate_size": "n_inner",
     **same(lambda t, n, v: t.put("activation_function", ACTIVATIONS.get(v, v)), "hidden_act activation_function"),
+    "eos_token": lambda t, n, v: t.put("eos_token_id", v if isinstance(v, int) else None),  # release 0.3's is an id
 }
 LLAMA_NAMES = {
     "num_layers": "num_hidden_layers",
@@ -64,8 +65,11 @@ DROPOUTS = {
     "embedding_dropout_prob": "embedding",
     "hidden_dropout_rate": "hidden",
     "attention_dropout_rate": "attention",
+    "dropout_prob": "embedding",
+    "hidden_dropout_prob": "hidden",
+    "attention_probs_dropout_prob": "attention",
 }
-"""GPT-2's, and the places of a recipe's ``train.base_dropout``."""
+"""GPT-2's, and the places of a recipe's ``train.base_dropout``; the last three are release 0.3's names."""
 DROPOUT_ENDINGS = ("dropout_rate", "_dropout", "dropout_prob")
 """Of the names of all dropouts."""
 TABLE = {
@@ -79,11 +83,11 @@ TABLE = {
         "apply_query_key_layer_scaling attention_softmax_in_fp32 fp32_residual_connection *_dtype *_compute_type "
         "*_init_type mask_type initializer_range compute_in_2d use_past_shard max_position_embedding pet_config "
         "no_recompute_layers pp_interleave_num use_kbk_infer use_kvcache_op ffn_concat pa_block_size pa_num_blocks "
-        "bos_token eos_token pad_token ignore_token_id ignore_index mask_token_id gmask_token_id input_sliced_sig "
+        "bos_token eos_token pad_token ignore_token_id ignore_index mask_token_id gmask_token_id "
         "is_enhanced_encoder auto_map num_block pretrain_seqlen pre_seq_len prefix_projection",
     ),
     **FIXED,
-    **dict.fromkeys(GENERATION, elsewhere),
+    **dict.fromkeys((*GENERATION, "input_sliced_sig"), elsewhere),
     **{name: name for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
 }
 """Of all families; beside it each has the keys of its own config.json."""
@@ -194,7 +198,9 @@ class _Config(Listed):
 
     _own: type[Config]
 
-    def __new__(cls, **given):
+    def __new__(cls, *unnamed, **given):
+        if unnamed:
+            raise InputError(f"{cls.__name__}: settings are given by name: {cls.__name__}(**config.model.model_config)")
         kind, given = kind_of(cls._own), {name: read_number(value) for name, value in given.items()}
         named = {name: value for name, value in given.items() if name not in kind.sources}
         config = cls._own.from_dict(kind.translate({**named, **cls._made(given)}))

@@ -18,6 +18,12 @@ class Encoding(dict):
         return self[name]
 
 
+def cuts(truncation: bool | str | None, padding: bool | str, max_length: int | None) -> bool:
+    """Whether ``truncation`` cuts. None does where ``max_length`` is said and no padding, as there."""
+    check_one_of("truncation", truncation, (None, False, True, "do_not_truncate", "longest_first"))
+    return truncation in (True, "longest_first") or (truncation is None and not padding and max_length is not None)
+
+
 def rows_of(value: Any) -> list:
     """Arrays as lists."""
     value = value.asnumpy() if hasattr(value, "asnumpy") else value

@@ -57,14 +57,10 @@ class GenerationConfig(SimpleNamespace):
 
     def __init__(self, **settings):
         known = {**dict.fromkeys(NAMES), **UNSAID, **FIXED}
-        InputError.raise_any(
-            f"GenerationConfig: {name}: is not known{similar(name, known)}" for name in settings if name not in known
-        )
-        InputError.raise_any(
-            f"GenerationConfig: {name}: {settings[name]!r}: only {value} is supported"
-            for name, value in FIXED.items()
-            if settings.get(name, value) != value
-        )
+        wrong = [f"{name}: is not known{similar(name, known)}" for name in settings if name not in known]
+        other = {name: value for name, value in FIXED.items() if settings.get(name, value) != value}
+        wrong += [f"{name}: {settings[name]!r}: only {value} is supported" for name, value in other.items()]
+        InputError.raise_any(f"GenerationConfig: {problem}" for problem in wrong)
         said = {{"max_decode_length": "max_length"}.get(name, name): value for name, value in settings.items()}
         super().__init__(**{**UNSAID, **said})
 
@@ -136,11 +132,15 @@ def give_defaults(model, given: Mapping[str, Any], checkpoint: Any = None) -> No
 
 
 def _drawn(called: Mapping[str, Any]) -> dict[str, Any]:
-    """``do_sample`` by its truth, as there; where it is false, what counts in a draw alone may be anything."""
+    """``do_sample`` by its truth, as there, and off with several beams; without it, what counts in a draw alone may be
+    anything."""
     found = dict(called)
     if "do_sample" not in found or not isinstance(found["do_sample"], (int, float)):
         return found
     found["do_sample"] = bool(found["do_sample"])
+    if found["do_sample"] and isinstance(found.get("num_beams"), int) and found["num_beams"] > 1:
+        found["do_sample"] = False
+        warn_once("num_beams: nothing is drawn, as in MindFormers: do_sample is off")
     for name in () if found["do_sample"] else DRAWN:
         if found.get(name) is not None and [*faults(name, HINTS[name], FIELDS[name].metadata, found[name])]:
             warn_once(f"{name}={found.pop(name)!r} has no effect without do_sample=True", name)

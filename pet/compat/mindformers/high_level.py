@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model_zoo.errors import InputError, similar
-from pet.compat.ckpt.doors import is_ckpt
+from pet.compat.ckpt.doors import holds_weights, is_ckpt
 from pet.compat.mindformers.generation_defaults import give_defaults
 from pet.compat.mindformers.logs import logger, report
 from pet.compat.mindformers.request import Request, in_a_list, is_path
 from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.mindformers.training_arguments import TrainingArguments
-from pet.compat.mindformers.watching import Watched
+from pet.compat.mindformers.watching import Watched, way_of
 from pet.compat.results import bring_checkpoint, find_weights
 from pet.compat.translation import ANY_LAYOUT, same
 from pet.names import bundled_models
@@ -39,6 +39,8 @@ log = logging.getLogger("pet")
 ARGUMENTS = list(inspect.signature(Request).parameters)
 OF_FILES = ("auto_trans_ckpt", "transform_process_num", "src_strategy")
 """Arguments of every call of MindFormers' trainer that say how a checkpoint's files are divided."""
+UNLESS_OFF = (*OF_FILES, "ignore_data_skip", "data_skip_steps")
+"""Those that count as not given where they are off."""
 
 
 def _refused(why: str) -> Rule:
@@ -55,8 +57,7 @@ def _is_checkpoint(value: Any) -> bool:
     """Whether an argument is a checkpoint, an adapter or a run, or a switch for this trainer's own, and no data."""
     if not isinstance(value, (str, os.PathLike)):
         return isinstance(value, bool)
-    own = ("config.json", "adapter_config.json", "summary.json")
-    return str(value) in bundled_models() or is_ckpt(value) or any((Path(value) / name).is_file() for name in own)
+    return str(value) in bundled_models() or holds_weights(value) or (Path(value) / "summary.json").is_file()
 
 
 THEIRS = {
@@ -74,10 +75,6 @@ THEIRS = {
 def _is_file(value: Any) -> bool:
     """Whether settings are those of a job file."""
     return isinstance(value, MindFormerConfig) or (is_path(value) and os.fspath(value).endswith((".yaml", ".yml")))
-
-
-def _is_args(value: Any) -> bool:
-    return _is_file(value) or isinstance(value, (TrainingArguments, Mapping))
 
 
 def _placed(arguments, model: Any, args: Any, task: Any = None, third: Any = None, *more: Any) -> Any:
@@ -129,7 +126,7 @@ class Trainer(Watched, Request):
 
     def __init__(self, first=None, *more, model=None, **arguments: Unpack[RequestSettings]):
         """``first`` is the model; or, as in MindFormers, the args, behind which the task and the model follow."""
-        if more or _is_args(first):
+        if more or _is_file(first) or isinstance(first, (TrainingArguments, Mapping)):
             model = _placed(arguments, model, first, *more)
         elif first is not None:
             model = _once("model", model, first)
@@ -274,14 +271,15 @@ class Trainer(Watched, Request):
                 raise InputError(f"Trainer: {name!r} is no argument of this call")
             if not name.startswith("resume"):
                 setattr(self, name, value)
-            elif isinstance(self.base_recipe, MindFormerConfig):
-                self.options["resume_training"] = value
+            elif not isinstance(self.base_recipe, MindFormerConfig):
+                self.arguments[name] = value
             else:
-                self.arguments["resume_from_checkpoint"] = value
+                place = name == "resume_from_checkpoint" and isinstance(value, str)
+                self.options["load_checkpoint" if place else "resume_training"] = value
 
     def _change_by_call(self, given: dict[str, Any]) -> dict[str, Any]:
         """Takes what every call may say of a checkpoint's layout; returns the others, as far as somebody gave them."""
-        left = {name: value for name, value in given.items() if not (value is None or (name in OF_FILES and not value))}
+        left = {name: one for name, one in given.items() if not (one is None or (name in UNLESS_OFF and not one))}
         if strategy := left.pop("src_strategy", None):
             self.options["src_strategy_path_or_dir"] = strategy
         for name in OF_FILES:
@@ -297,7 +295,7 @@ class Trainer(Watched, Request):
             raise InputError("Trainer: do_eval needs an eval_dataset")
         if self.train_dataset is None and self.base_recipe is None:
             raise InputError(f"Trainer.{mode}: train_dataset is missing")
-        resume = resume if resume is not None else self.arguments.get("resume_from_checkpoint")
+        checkpoint, resume = way_of(self.arguments, checkpoint, resume)
         resume = self.load_checkpoint if resume is True and self.load_checkpoint else resume
         model, adapter = self._weights(checkpoint, resumed=bool(resume))
         recipe = self.recipe(mode, model)
@@ -316,6 +314,8 @@ class Trainer(Watched, Request):
         if not recipe.train.resume and self.arguments.get("overwrite_output_dir") is not False:
             recipe.output.force = True
         self._loaded = None
+        from pet.compat.mindformers.callbacks import told  # which imports MindSpore
+
         if recipe.output.only_save_strategy and self.in_memory() and hasattr(self.model, "config"):
             from pet.train.run import save_strategies
 
@@ -328,13 +328,13 @@ class Trainer(Watched, Request):
                 )
             from pet.compat.objects import run
 
-            summary = run(recipe, self.objects(), callbacks=self.callbacks, eval_schedule=self.eval_schedule())
+            summary = run(recipe, self.objects(), callbacks=told(self.callbacks))
         else:
             from pet.train.objectives import make_objective
             from pet.train.run import start
 
             objective = make_objective(recipe.train, self.forward_step)
-            summary = start(recipe, callbacks=self.callbacks, objective=objective)
+            summary = start(recipe, callbacks=told(self.callbacks), objective=objective)
         self.result = Path(recipe.output.dir)
         return summary
 

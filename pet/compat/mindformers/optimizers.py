@@ -23,8 +23,7 @@ class FusedAdamWeightDecay(nn.AdamWeightDecay):
     """MindSpore's, which does not correct the moments."""
 
 
-class FP32StateAdamWeightDecay(nn.AdamWeightDecay):
-    """The same."""
+FP32StateAdamWeightDecay = FusedAdamWeightDecay
 
 
 def get_optimizer_grouped_parameters(model: nn.Cell, weight_decay: float = 0.0) -> list[dict]:

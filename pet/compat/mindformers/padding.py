@@ -9,11 +9,14 @@ from typing import Any
 from model_zoo.counting import layout_of
 from model_zoo.errors import InputError
 from model_zoo.tokenizers import AutoTokenizer
+from pet.data import columns
 from pet.names import find_tokenizer
 from pet.recipe.translation import Translation
 
 PADS = {"gpt2": "eos_token_id", "llama": 0, "chatglm2": 0}
 """What MindFormers' configurations pad with where nothing says it."""
+EARLIER = {"label": "labels", **columns.EARLIER}
+"""Columns by the names of release 0.6."""
 AHEAD = ("chatglm", "chatglm2", "glm", "glm4")
 """Layouts of models whose labels stand where they are predicted."""
 
@@ -39,20 +42,20 @@ def pad_of(config: Mapping[str, Any], checkpoint: Any, of_rows: bool = False) ->
 
 
 def row_pad(config: Mapping[str, Any], checkpoint: Any = None) -> int | None:
-    """What rows of nothing but token ids are padded with in MindFormers: GPT-2's with its end token."""
-    pad = config.get("eos_token_id") if layout_of(config) == "gpt2" else pad_of(config, checkpoint, of_rows=True)
+    """What rows of nothing but token ids are padded with in MindFormers: GPT-2's with its end token, or 50256."""
+    pad = config.get("eos_token_id", 50256) if layout_of(config) == "gpt2" else pad_of(config, checkpoint, of_rows=True)
     return pad if isinstance(pad, int) and pad >= 0 else None
 
 
 def put_padding(t: Translation, config: Mapping[str, Any], checkpoint: Any = None) -> None:
     """Lets rows of token ids be learnt as MindFormers' models learn them: without labels, LLaMA's beside those whose
     question is padding, GPT-2's beside those that are its end token themselves; GLM's by labels where they are
-    predicted.
+    predicted, and LLaMA's with ``input_sliced_sig``.
 
     Args:
         config, checkpoint: see `pad_of`.
     """
-    if layout_of(config) in AHEAD:
+    if layout_of(config) in AHEAD or config.get("input_sliced_sig"):
         t.put("data.labels_ahead", True)
     if (pad := row_pad(config, checkpoint)) is not None:
         t.put("data.padding", pad)

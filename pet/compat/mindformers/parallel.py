@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pet.compat.translation import same
@@ -20,7 +21,7 @@ TABLE = {
     "expert_parallel": Refused("there are no expert layers", harmless=(0, 1)),
     "vocab_emb_dp": Ignored("the vocabulary is divided where its size allows it"),
     "gradient_aggregation_group": Ignored("gradients travel as one vector"),
-    "micro_batch_interleave_num": Ignored("it changes the order of the work, not its result"),
+    "micro_batch_interleave_num": Ignored("a batch has the rows of all, which are not computed in turns"),
 }
 
 defaults: dict[str, Any] = {}
@@ -36,6 +37,26 @@ def translate_parallel(given: dict[str, Any], system: str = "parallel_config") -
     return translation
 
 
-def rows_of(layout: Translation) -> int:
-    """By what a batch size of MindFormers is multiplied to be that of a recipe: it counts one copy's micro-batch."""
-    return layout.get("parallel.data", 1) * layout.get("parallel.micro_batches", 1)
+def layout_in(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The layout in a file's values, by the names above: one of them stands at the top."""
+    name = "micro_batch_interleave_num"
+    beside = {} if values.get(name) in (None, 1) else {name: values[name]}
+    return {**beside, **(values.get("parallel_config") or {})}
+
+
+def rows_of(layout: Translation, given: Mapping[str, Any]) -> int:
+    """By what a batch size of MindFormers is multiplied to be that of a recipe: it counts one copy's micro-batch.
+
+    Args:
+        layout: of processes, translated.
+        given: the same by MindFormers' names.
+    """
+    interleaved = int(given.get("micro_batch_interleave_num") or 1)
+    return layout.get("parallel.data", 1) * layout.get("parallel.micro_batches", 1) * interleaved
+
+
+def put_pipeline(t: Translation) -> None:
+    """Leaves accumulation to a pipeline's micro-batches, as MindFormers does."""
+    if t.get("parallel.pipeline", 1) > 1 and t.get("train.accumulation", 1) > 1:
+        t.drop("train.accumulation")
+        t.ignore("gradient_accumulation_steps", "a pipeline accumulates over its micro-batches alone in MindFormers")

@@ -12,8 +12,19 @@ from pet.compat.translation import elsewhere, method_of, number, same
 from pet.recipe.translation import Ignored, Refused, Translation
 
 Model = TypeVar("Model")
-LORA_DEFAULTS = {"lora_dropout": 0.01}
-"""What MindFormers does where nothing is said."""
+DEFAULTS = {
+    "lora": {"lora_dropout": 0.01},
+    "prefix": {"prefix_token_num": 128, "mid_dim": 512},
+    "ptuning2": {"projection_dim": 128},
+}
+"""What MindFormers does where nothing is said, as far as a method has something else."""
+
+
+def _mid_dim(t: Translation, name: str, value: Any) -> None:
+    t.settings.setdefault("adapter.projection", True)
+    t.put("adapter.projection_hidden", value if t.get("adapter.projection") else None)
+
+
 PET = {
     "lora_rank": "adapter.rank",
     "lora_alpha": number("adapter.alpha"),
@@ -21,9 +32,9 @@ PET = {
     "exclude_layers": "adapter.exclude",
     "lora_a_init": Ignored("A starts Kaiming-uniform, adapter.init chooses otherwise"),
     "lora_b_init": Ignored("B starts at zero"),
-    "mid_dim": lambda t, n, v: (t.put("adapter.projection", True), t.put("adapter.projection_hidden", v)),
-    **same("adapter.length", "prefix_seq_len pre_seq_len prefix_token_num num_virtual_tokens"),
+    **same("adapter.length", "prefix_token_num prefix_seq_len pre_seq_len num_virtual_tokens"),
     **same("adapter.projection", "projection prefix_projection"),
+    "mid_dim": _mid_dim,
     "projection_dim": lambda t, n, v: t.put("adapter.projection_hidden", v if t.get("adapter.projection") else None),
     **same(elsewhere, "pet_type target_modules"),  # targets depend on the model
     **same(Ignored("the matrices' own widths are taken"), "in_channels out_channels"),
@@ -41,7 +52,7 @@ def put_method(t: Translation, pet: Mapping[str, Any], kind: str | None, base: M
     """
     method = method_of(pet.get("pet_type"))
     t.put("adapter.method", method)
-    t.apply({**(LORA_DEFAULTS if method == "lora" else {}), **pet}, PET, "pet_config.")
+    t.apply({**DEFAULTS.get(method, {}), **pet}, PET, "pet_config.")
     if pet.get("target_modules") and base is not None:
         t.put("adapter.targets", targets_of(t, pet["target_modules"], kind, base))
 

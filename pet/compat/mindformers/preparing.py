@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from pathlib import Path
@@ -58,9 +59,7 @@ class Conversation:
 
     def copy(self) -> Conversation:
         """Another one that says the same."""
-        other = Conversation()
-        other.messages = [[*message] for message in self.messages]
-        return other
+        return copy.deepcopy(self)
 
 
 def get_default_conv_template(model_name: str) -> Conversation:

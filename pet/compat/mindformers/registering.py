@@ -118,8 +118,10 @@ class MindFormerRegister:
         return cls.get_instance(module_type, settings.pop("type"), **settings)
 
 
-def _builder(kind: str, name: str) -> Callable[..., object]:
+def _builder(kind: str, name: str, part: str = "", of_part: str = "") -> Callable[..., object]:
     def build(config=None, default_args=None, module_type: str = kind, class_name=None, **settings) -> object:
+        if isinstance(config, Mapping) and isinstance(config.get(part), Mapping):
+            config = {**config, part: MindFormerRegister.get_instance_from_cfg(config[part], of_part)}
         if config is None and class_name is None:
             return None
         if class_name is not None:
@@ -131,6 +133,7 @@ def _builder(kind: str, name: str) -> Callable[..., object]:
     build.__name__ = build.__qualname__ = name
     build.__doc__ = (
         f"The {kind} of a section with ``type``, of a list of those, or of ``class_name=``; None of nothing."
+        + f" Its ``{part}`` may be a section itself." * bool(part)
     )
     return build
 
@@ -145,25 +148,8 @@ build_tokenizer = _builder("tokenizer", "build_tokenizer")
 build_wrapper = _builder("wrapper", "build_wrapper")
 build_dataset = _builder("dataset", "build_dataset")
 build_dataset_loader = _builder("dataset_loader", "build_dataset_loader")
-_optimizer, _processor = _builder("optimizer", ""), _builder("processor", "")
-
-
-def build_optim(config=None, default_args=None, module_type: str = "optimizer", class_name=None, **settings) -> object:
-    """The optimizer of a section, whose ``learning_rate`` may be a section itself."""
-    rate = (config or {}).get("learning_rate")
-    if isinstance(rate, Mapping):
-        config = {**config, "learning_rate": MindFormerRegister.get_instance_from_cfg(rate, "lr")}
-    return _optimizer(config, default_args, module_type, class_name, **settings)
-
-
-def build_processor(
-    config=None, default_args=None, module_type: str = "processor", class_name=None, **settings
-) -> object:
-    """The processor of a section, whose ``tokenizer`` may be a section itself."""
-    tokenizer = (config or {}).get("tokenizer")
-    if isinstance(tokenizer, Mapping):
-        config = {**config, "tokenizer": MindFormerRegister.get_instance_from_cfg(tokenizer, "tokenizer")}
-    return _processor(config, default_args, module_type, class_name, **settings)
+build_optim = _builder("optimizer", "build_optim", "learning_rate", "lr")
+build_processor = _builder("processor", "build_processor", "tokenizer", "tokenizer")
 
 
 def build_model(config=None, default_args=None, module_type: str = "models", class_name=None, **settings) -> object:

@@ -15,10 +15,11 @@ from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import is_ckpt
 from pet.compat.mindformers.context import asks_parallel
 from pet.compat.mindformers.padding import put_padding
-from pet.compat.mindformers.parallel import TABLE as LAYOUT, rows_of, translate_parallel
+from pet.compat.mindformers.parallel import TABLE as LAYOUT, layout_in, put_pipeline, rows_of, translate_parallel
 from pet.compat.mindformers.presets import split_name, usual_alpha
 from pet.compat.mindformers.script_config import MindFormerConfig
-from pet.compat.mindformers.training_arguments import TrainingArguments, translate_arguments
+from pet.compat.mindformers.sizes import model_section
+from pet.compat.mindformers.training_arguments import TrainingArguments, put_of_schedule, translate_arguments
 from pet.compat.mindformers.watching import in_columns
 from pet.compat.modelarts import output_directory
 from pet.compat.translation import EVALUATIONS, method_of
@@ -178,12 +179,15 @@ class Request:
         given = self._layout()
         layout = translate_parallel(given or {}, "set_parallel_config")
         whole = self.by_class and self.base_recipe is None
-        translation = translate_arguments(self.arguments, copies=rows_of(layout), whole=whole)
+        translation = translate_arguments(self.arguments, copies=rows_of(layout, given or {}), whole=whole)
         translation.settings.update(layout.settings)
         if self.layout:  # what a file says, its own translation reports
             translation.ignored.update(layout.ignored)
         translation.problems += layout.problems
         self._put_config(translation)
+        put_of_schedule(translation)
+        if self.base_recipe is None or self.job_file()[0] == "mindformers":
+            put_pipeline(translation)
         if self.optimizer is not None:
             from pet.compat.optimizers import put_optimizer
 
@@ -207,8 +211,9 @@ class Request:
         unmeasured = mode != "evaluate" and self.do_eval is False
         if unmeasured:
             translation.settings["data.eval"] = None
-        if unmeasured or (self.in_memory() and not is_path(self.eval_dataset)):
-            # of data in memory the trainer is told when to measure beside the recipe, whose rules look for files
+        elif not (self.eval_dataset is None or is_path(self.eval_dataset)):
+            translation.put("data.eval", ".")  # rows in memory, of which the recipe says when they are measured
+        if unmeasured or (self.in_memory() and self.eval_dataset is None):
             translation.drop(*EVALUATIONS)
         translate_callbacks(translation, self.named_callbacks, {})
         translation.finish()
@@ -253,12 +258,19 @@ class Request:
             translation.put("model.path", ".")  # a cell: its weights are in memory
         if is_path(self.tokenizer):
             translation.put("model.tokenizer", os.fspath(self.tokenizer))
-        if self.pet_method or self.base_recipe is None:
+        if self.base_recipe is None or (self.pet_method and self.pet_method != self._method_there()):
             method = self.pet_method or "none"
             if self.method_settings and method in ("none", self.method_settings["method"]):
                 translation.put("adapter", dict(self.method_settings))
             else:
                 translation.put("adapter", {"method": method})
+
+    def _method_there(self) -> str:
+        """The method of the job file's own adapter, whose settings hold for it."""
+        pet = self.generation_settings().get("pet_config")
+        values = {"adapter": pet} if pet else self.job_file()[2]
+        section = values.get("adapter") if isinstance(values, Mapping) else None
+        return method_of(section.get("pet_type", section.get("method")) if isinstance(section, Mapping) else None)
 
     def _put_padding(self, translation: Translation) -> None:
         """See `put_padding`; a file of the settings says it itself."""
@@ -268,7 +280,8 @@ class Request:
             return
         config, path = getattr(self.model, "config", None), translation.get("model.path")
         if config is not None:
-            put_padding(translation, config.to_dict(), getattr(self.model, "loaded_from", None))
+            sliced = {"input_sliced_sig": getattr(config, "input_sliced_sig", None)}
+            put_padding(translation, {**config.to_dict(), **sliced}, getattr(self.model, "loaded_from", None))
         elif is_path(self.model):
             with contextlib.suppress(InputError):  # loading the recipe says it better
                 put_padding(translation, model_config(path), path)
@@ -310,7 +323,7 @@ class Request:
         kind, _, values = self.job_file()
         if kind == "mindformers":
             use = use or asks_parallel(values.get("use_parallel"), "use_parallel")
-            section = dict(values.get("parallel_config") or {}) if use else {}
+            section = layout_in(values) if use else {}
         else:  # what else a recipe says of its processes is taken with it
             there = (values.get("parallel") if isinstance(values, Mapping) else None) or {}
             keys = {name: key.partition(".")[2] for name, key in LAYOUT.items() if isinstance(key, str)}
@@ -355,17 +368,10 @@ class Request:
 
     def generation_settings(self) -> dict[str, Any]:
         """The model_config of a MindFormers file, which has settings of generation in it; empty without one."""
-        from pet.compat.mindformers.sizes import model_section
-
         kind, _, values = self.job_file()
         return model_section(values) if kind == "mindformers" else {}
 
     # Objects ----------------------------------------------------------------------------------------------------------
-
-    def eval_schedule(self) -> dict[str, Any]:
-        """When to evaluate on data that is no file."""
-        settings = translate_arguments(self.arguments).settings
-        return {key.partition(".")[2]: settings[key] for key in EVALUATIONS if key in settings}
 
     def in_memory(self) -> bool:
         """Whether anything is given as an object."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from model_zoo.errors import InputError
 from pet.compat.command_line import place_or_switch
@@ -17,6 +17,7 @@ from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.mindformers.training_arguments import TrainingArguments
 from pet.compat.modelarts import ON_MODELARTS
 
+Main = TypeVar("Main", bound=Callable[..., Any])
 DEVICE = ("device_target", "device_id")
 """Of the section ``context``; its other settings are MindSpore's compiler's."""
 
@@ -45,8 +46,7 @@ def build_parallel_config(config: Mapping[str, Any]) -> None:
     """Leaves the section as it is: the trainer reads it."""
 
 
-def build_profile_cb(config: Mapping[str, Any]) -> None:
-    """None: the trainer reads ``profile`` itself."""
+build_profile_cb = build_parallel_config  # the same of ``profile``
 
 
 class TaskTrainer:
@@ -110,7 +110,7 @@ def get_load_path_after_hf_convert(config: MindFormerConfig, network) -> str:
     return config.load_checkpoint
 
 
-def cloud_monitor(*arguments, **settings) -> Callable[[Callable], Callable]:
+def cloud_monitor(*arguments: Any, **settings: Any) -> Callable[[Main], Main]:
     """A decorator that leaves a script's ``main`` as it is: ``remote_save_url`` uploads, also after a failure."""
     return lambda main: main
 
@@ -146,10 +146,7 @@ def is_publicly_accessible_path(path: str) -> bool:
     return True
 
 
-check_shared_disk = is_publicly_accessible_path
-
-
-str2bool_or_str = place_or_switch
+check_shared_disk, str2bool_or_str = is_publicly_accessible_path, place_or_switch
 
 
 def is_version_ge(current_version: str, base_version: str) -> bool:

@@ -22,6 +22,8 @@ CLASSES = {
     "GLMConfig": (("chatglm",), "glm_6b"),
     "ChatGLM2Config": (("chatglm2", "glm4"), "glm2_6b"),
 }
+ARCHITECTURES = ("GPT2", "Llama", "ParallelLlama", "GLM", "ChatGLM")
+"""How their models' ``arch.type`` begin: others with the same configurations (Baichuan's) compute something else."""
 SIZES = {
     "num_layers": "layers",
     "hidden_size": "hidden",
@@ -77,9 +79,15 @@ def config_of(values: Mapping[str, Any]) -> dict[str, Any]:
     kind, sizes = section.get("type"), {key: value for key, value in section.items() if key not in BESIDE}
     if kind is not None and kind not in CLASSES:
         raise InputError(f"model_config.type: {kind!r} is not supported; {', '.join(CLASSES)}{nearest(kind, CLASSES)}")
+    arch = ((values.get("model") or {}).get("arch") or {}).get("type")
+    if kind is not None and arch is not None and not str(arch).startswith(ARCHITECTURES):
+        raise InputError(f"model.arch.type: {arch!r} is not supported; models of {', '.join(ARCHITECTURES)}")
     if kind is not None and says_sizes(values):
         sizes = {key: value for key, value in sizes.items() if key not in dropouts(values)}
-        return getattr(configurations, kind)(**sizes).to_dict()
+        config, pet = getattr(configurations, kind)(**sizes).to_dict(), section.get("pet_config") or {}
+        if kind == "LlamaConfig" and "prefix" in str(pet.get("pet_type")) and not config.get("rope_scaling"):
+            config["max_position_embeddings"] += pet.get("prefix_token_num") or 128  # which take no place there
+        return config
     if name in preset_names() or name in bundled_models():
         return model_config(name)
     raise InputError("model.model_config: says neither the sizes of the model (hidden_size, num_layers …) nor its name")
@@ -116,8 +124,10 @@ def contradictions(values: Mapping[str, Any], config: Mapping[str, Any]) -> list
     """What a file says otherwise than the config.json of the checkpoint that it names."""
     section, layout = model_section(values), layout_of(config)
     kind = section.get("type")
-    if kind in CLASSES and layout not in CLASSES[kind][0]:
-        return [f"type: {kind}, but the checkpoint's model_type is {config.get('model_type')!r}"]
+    arch = ((values.get("model") or {}).get("arch") or {}).get("type")
+    other = f" of {arch}" if arch and not str(arch).startswith(ARCHITECTURES) else ""
+    if kind in CLASSES and (other or layout not in CLASSES[kind][0]):
+        return [f"type: {kind}{other}, but the checkpoint's model_type is {config.get('model_type')!r}"]
     there = sizes_of(config)
     pairs = {name: getattr(there, size) for name, size in SIZES.items()}
     if layout == "chatglm2":

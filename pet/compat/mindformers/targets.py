@@ -49,7 +49,7 @@ def targets_of(t: Translation, expression: Any, kind: str | None, config: Mappin
     theirs = THEIRS.get(kind, {}) or {name: work for names in THEIRS.values() for name, work in names.items()}
     wanted = {work for name, works in theirs.items() if any(re.match(part, name) for part in parts) for work in works}
     if not wanted:
-        words = [word for part in parts for word in part.split("|")]
+        words = [word for part in parts for word in ([part] if "(" in part else part.split("|"))]
         bare = [re.sub(r"^\^?(\.\*)?(\\?\.)?|(\.?\*)?\$?$", "", word) for word in words]
         return [name if re.fullmatch(r"[\w.]+", name) else f"re:{word}" for name, word in zip(bare, words, strict=True)]
     modules = [name.rpartition(".")[0] for name in dict(parameter_shapes(config))]

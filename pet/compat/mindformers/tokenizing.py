@@ -14,9 +14,9 @@ from model_zoo.errors import InputError, check_one_of
 from model_zoo.tokenizers import Tokenizer
 from model_zoo.tokenizers.base import padded
 from model_zoo.tokenizers.prompts import STYLES, check_messages, joined
-from pet.compat.mindformers.encodings import Encoding, as_arrays, rows_of
+from model_zoo.tokenizers.settable import Setting
+from pet.compat.mindformers.encodings import Encoding, as_arrays, cuts, rows_of
 from pet.compat.mindformers.saving import place_of
-from pet.compat.mindformers.tokenizer_settings import Around, Setting
 
 Texts = Sequence[str]
 UNLIMITED = int(1e30)
@@ -28,12 +28,10 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
 
     Attributes:
         padding_side: ``right`` or ``left``; right where tokenizer_config.json says nothing, as there.
-        add_bos_token, add_eos_token: whether texts have these tokens around them, but for ChatGLM's and GLM-4's.
         model_max_length: what texts are cut at, or padded to, where a call asks for it without ``max_length``.
     """
 
     padding_side = Setting("right", lambda value: value in ("left", "right"), "'left' or 'right'")
-    add_bos_token, add_eos_token = Around("bos_token_id", "_before"), Around("eos_token_id", "_after")
     model_max_length = Setting(UNLIMITED, lambda value: isinstance(value, (int, float)) and value > 0, "a length")
 
     def __call__(
@@ -43,16 +41,19 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
         padding: bool | str = False,
         padding_side: str | None = None,
         max_length: int | None = None,
-        truncation: bool | None = None,
+        truncation: bool | str | None = None,
         return_tensors: str | None = None,
         add_bos_token: bool | None = None,
         add_eos_token: bool | None = None,
+        return_attention_mask: bool | None = None,
+        return_token_type_ids: bool | None = None,
     ) -> Encoding:
         """See `Tokenizer`; with the tokenizer's own side and length.
 
         Args:
             truncation: None cuts where ``max_length`` is said and no padding, as there.
             add_bos_token, add_eos_token: for this call.
+            return_attention_mask, return_token_type_ids: False leaves them out.
         """
         given = {"add_bos_token": add_bos_token, "add_eos_token": add_eos_token}
         given = {name: value for name, value in given.items() if value is not None}
@@ -61,14 +62,11 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
             setattr(tokenizer, name, value)
         if max_length is None and (truncation or padding == "max_length") and self.model_max_length < UNLIMITED:
             max_length = int(self.model_max_length)
-        side = self.padding_side if padding_side is None else padding_side
-        cuts = max_length is not None and padding is False if truncation is None else truncation
-        how = {"padding_side": side, "max_length": max_length, "truncation": cuts}
-        return Encoding(
-            super(Spoken, tokenizer).__call__(
-                text, add_special_tokens, padding=padding, return_tensors=return_tensors, **how
-            )
-        )
+        how = {"padding": padding, "padding_side": padding_side, "max_length": max_length}
+        how |= {"truncation": cuts(truncation, padding, max_length), "return_tensors": return_tensors}
+        out = {"attention_mask": return_attention_mask, "token_type_ids": return_token_type_ids}
+        found = super(Spoken, tokenizer).__call__(text, add_special_tokens, **how)
+        return Encoding({name: rows for name, rows in found.items() if out.get(name) is not False})
 
     def pad(
         self,
@@ -135,19 +133,31 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
 
         Args:
             ids, pair_ids: one behind the other.
-            add_special_tokens: False, since where control tokens go is only known of texts.
+            add_special_tokens: see `build_inputs_with_special_tokens`.
             padding, max_length: see `pad`.
-            truncation: cuts at ``max_length``; ids that are longer are cut without it, too, as there.
+            truncation: cuts at ``max_length``, of a pair the longer one first; None cuts without padding, as there.
             settings: ``return_attention_mask`` and others of `pad`; MindFormers' others say nothing here.
-
-        Raises:
-            InputError: ``add_special_tokens``.
         """
-        if add_special_tokens:
-            raise InputError("prepare_for_model: add_special_tokens=True: give the text to the tokenizer itself")
-        own = ("pad_to_multiple_of", "return_attention_mask", "return_tensors")
-        row = {"input_ids": [*ids, *(pair_ids or ())][: max_length if padding or truncation else None]}
-        return self.pad(row, padding, max_length, **{name: settings[name] for name in own if name in settings})
+        build = self.build_inputs_with_special_tokens if add_special_tokens else lambda one, two: [*one, *(two or ())]
+        ids, pair = list(ids), None if pair_ids is None else list(pair_ids)
+        room = int(self.model_max_length if max_length is None else max_length)
+        for _ in range(len(build(ids, pair)) - room if cuts(truncation, padding, max_length) else 0):
+            longer = ids if pair is None or len(ids) > len(pair) else pair
+            if not longer:
+                raise InputError(f"max_length: {room} has no room for the control tokens")
+            longer.pop()
+        own = {"pad_to_multiple_of", "return_attention_mask", "return_tensors"}
+        given = {name: settings[name] for name in own & settings.keys()}
+        return self.pad({"input_ids": build(ids, pair)}, padding, max_length, **given)
+
+    def build_inputs_with_special_tokens(self, token_ids_0, token_ids_1=None) -> list[int]:
+        """Ids with a call's control tokens around them; further ones have their own, or of GLM's the end token."""
+        before, after = self.call_tokens()
+        whole = [*before, *token_ids_0, *after]
+        if token_ids_1 is None:
+            return whole
+        ends = "[gMASK]" in self.special_tokens
+        return [*whole, *token_ids_1, self.eos_token_id] if ends else [*whole, *before, *token_ids_1, *after]
 
     def _width(self, padding: bool | str, max_length: int | None, longest: int) -> int:
         if padding is True or padding == "longest":
@@ -161,13 +171,14 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
         """How many tokens were new: none, or an error.
 
         Args:
-            new_tokens: texts of control tokens, or one.
+            new_tokens: texts of tokens, or one.
             special_tokens: says nothing here.
 
         Raises:
-            InputError: one that is none of the tokenizer's control tokens.
+            InputError: one that the tokenizer does not have.
         """
-        lacking = [text for token in _texts(new_tokens) if (text := str(token)) and text not in self.special_tokens]
+        known = {"", *self.special_tokens, *self.plain}
+        lacking = [text for token in _texts(new_tokens) if (text := str(token)) not in known]
         if lacking:
             raise InputError(
                 f"add_tokens: {', '.join(map(repr, lacking))}: the tokenizer and the model's embedding stay as they "
@@ -210,6 +221,8 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
         return self(text if isinstance(text, str) else list(text), **settings)
 
     batch_encode_plus = encode_plus
+    all_special_tokens = property(lambda self: list(self.special_tokens), doc="The texts of all control tokens.")
+    all_special_ids = property(lambda self: list(self.special_tokens.values()), doc="Their ids.")
 
     @functools.cached_property
     def _ids(self) -> dict[str, int]:
@@ -247,6 +260,9 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
         tokenize: bool = True,
         return_tensors: str | None = None,
         chat_template: str | None = None,
+        padding: bool | str = False,
+        truncation: bool = False,
+        max_length: int | None = None,
     ) -> Any:
         """A conversation in the family's prompt.
 
@@ -257,6 +273,7 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
             tokenize: False gives the text.
             return_tensors: ``np`` or ``ms`` for an array ``(1, S)``.
             chat_template: a Jinja text; None for the tokenizer's own.
+            padding, truncation, max_length: of the ids: to a length, or cut there.
 
         Raises:
             InputError: a template that is none, or a question at the end without ``add_generation_prompt``.
@@ -268,7 +285,11 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
             ids = speaking.example(conversation, tools=tools)[0]
         else:
             raise InputError("apply_chat_template: the last message is no answer; give add_generation_prompt=True")
-        return as_arrays(return_tensors, [ids]) if return_tensors else ids if tokenize else self.decode(ids, False)
+        if not (tokenize or return_tensors):
+            return self.decode(ids, False)
+        how = ("max_length" if padding is True else padding, truncation, max_length)
+        ids = self.prepare_for_model(ids, None, False, *how)["input_ids"]
+        return as_arrays(return_tensors, [ids]) if return_tensors else ids
 
     def build_prompt(self, query: str, history: Sequence[tuple[str, str]] | None = None) -> str:
         """A question in the text that ChatGLM2's prompt is, for a call of the tokenizer.

@@ -52,6 +52,13 @@ def _strategy(translation: Translation, name: str, value: Any) -> None:
         translation.ignore(name, "a checkpoint is written at the end; for more of them give save_steps")
 
 
+def _last_rate(t: Translation, name: str, value: Any) -> None:
+    if (schedule := t.get("train.schedule")) in WITHOUT_END:
+        t.ignore(name, f"the schedule {schedule} has none, in MindFormers either")
+    else:
+        final_rate(t, name, value)
+
+
 LOGGED_EVERY = 500
 """``logging_steps`` unless it is given: how often is evaluated where ``eval_steps`` does not say it."""
 ENGINE = {
@@ -106,7 +113,7 @@ TABLE = {
     "bf16": flag("train.precision", "bf16"),
     "max_grad_norm": clip,
     "use_clip_grad": lambda t, n, v: None if switched_on(v) else clip(t, n, 0),
-    **same("train.batch_size", "batch_size per_device_train_batch_size"),
+    **same("train.batch_size", "per_device_train_batch_size batch_size"),
     **same("eval.batch_size", "eval_batch_size per_device_eval_batch_size"),
     **same(flag("train.recompute"), "gradient_checkpointing recompute"),
     # optimizer and schedule
@@ -119,7 +126,7 @@ TABLE = {
     "warmup_ratio": number("train.warmup"),
     "warmup_epochs": Refused("give warmup_steps or warmup_ratio"),
     **same(choice("train.schedule", SCHEDULES), "lr_scheduler_type lr_scheduler"),
-    "lr_end": final_rate,
+    "lr_end": _last_rate,
     **same(optimizer, "optim optimizer"),
     **same(Refused("there are no such schedules"), "layer_scale lr_scale warmup_lr_init"),
     "total_steps": Refused("the schedule ends with the run", harmless=(0, -1)),
@@ -166,6 +173,9 @@ LIKE = "mindformers"
 
 DEFAULTS = {"learning_rate": 5e-5, "warmup_steps": 0, "lr_end": 1e-6}
 """What MindFormers' class has where nothing is said, as far as a recipe has something else."""
+SHOWN = {"output_dir": "./output", "num_train_epochs": 3.0, "weight_decay": 0.0, "max_grad_norm": 1.0, "seed": 42}
+SHOWN |= {**dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), 8), **DEFAULTS}
+"""What scripts read of it."""
 WITHOUT_END = ("constant", "linear", "inverse_sqrt")
 """Schedules without a last learning rate there."""
 OF_SCHEDULES = {"cosine_restarts": {"train.cycles": 1}, "polynomial": {"train.power": 1.0}}
@@ -196,7 +206,7 @@ class TrainingArguments:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name not in TABLE:
             raise AttributeError(f"TrainingArguments has no {name!r}{similar(name, TABLE)}")
-        return self.__dict__.get("given", {}).get(name, DEFAULTS.get(name))
+        return self.__dict__.get("given", {}).get(name, SHOWN.get(name))
 
     def __repr__(self) -> str:
         return f"TrainingArguments({', '.join(f'{name}={value!r}' for name, value in self.given.items())})"
@@ -211,10 +221,12 @@ def translate_arguments(given: Mapping[str, Any], copies: int = 1, whole: bool =
     """
     translation = Translation("TrainingArguments")
     translation.apply(first_of({**(DEFAULTS if whole else {}), **given}, *STEPS_WIN), TABLE)
-    if whole and "lr_end" not in given and translation.get("train.schedule") in WITHOUT_END:
-        translation.drop("train.final_ratio")
+    if given.get("warmup_steps") and given.get("warmup_ratio") is not None:
+        why = "warmup_steps count, as MindFormers' document says; its schedules take the ratio; give one of them"
+        translation.ignore("warmup_ratio", why)
+    if "lr_end" not in given:
+        translation.ignored.pop("lr_end", None)
     put_of_schedule(translation)
-    translation.put("train.warmup_like", LIKE if "train.warmup" in translation.settings else None)
     per_process(translation, copies, "train.batch_size")
     if "per_device_eval_batch_size" in given:  # eval_batch_size is that of all devices there, too
         per_process(translation, copies, "eval.batch_size")
@@ -222,7 +234,10 @@ def translate_arguments(given: Mapping[str, Any], copies: int = 1, whole: bool =
 
 
 def put_of_schedule(t: Translation) -> None:
-    """The numbers of a schedule as MindFormers has them, where nothing is said."""
+    """The numbers of a schedule as MindFormers has them, where nothing is said, and its warm-up."""
+    t.put("train.warmup_like", LIKE if "train.warmup" in t.settings else None)
+    if t.get("train.schedule") in WITHOUT_END:
+        t.drop("train.final_ratio")
     for key, value in OF_SCHEDULES.get(t.get("train.schedule"), {}).items():
         if key not in t.settings:
             t.put(key, value)

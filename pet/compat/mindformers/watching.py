@@ -1,23 +1,28 @@
-"""What scripts ask of MindFormers' trainer beside its runs: its callbacks, the job file of a model's name, and data of
-tuples."""
+"""What scripts ask of MindFormers' trainer beside its runs: its callbacks, the job file of a model's name, data of
+tuples, and which run a call goes on with."""
 
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from pet.compat.ckpt.doors import holds_weights
 from pet.compat.mindformers.book import task_config
+from pet.compat.mindformers.padding import EARLIER
 from pet.compat.mindformers.script_config import MindFormerConfig
+from pet.compat.modelarts import DEFAULT_OUTPUT
+from pet.compat.translation import path_in, switched_on
 from pet.data.wrap import is_mindspore_dataset
 from pet.recipe.callback_names import is_named
 
 log = logging.getLogger("pet")
 
 
-def _name(callback: Any) -> str:
-    return str(
-        callback["type"] if isinstance(callback, dict) else getattr(callback, "__name__", type(callback).__name__)
-    )
+def _name(one: Any) -> str:
+    return str(one["type"] if isinstance(one, dict) else getattr(one, "__name__", type(one).__name__))
 
 
 ROWS = 8
@@ -26,13 +31,16 @@ ROWS = 8
 
 def in_columns(data: Any, names: Any) -> Any:
     """Data of tuples (a function that yields them, an iterable, an indexable) as a MindSpore Dataset, by the names of
-    their columns; all else stays."""
-    rows = callable(data) or hasattr(data, "__iter__") or hasattr(data, "__getitem__")
-    if not names or not rows or isinstance(data, (str, list, tuple)) or is_mindspore_dataset(data):
-        return data
-    from mindspore.dataset import GeneratorDataset
+    their columns, which have those of later releases; all else stays."""
+    if not is_mindspore_dataset(data):
+        rows = callable(data) or hasattr(data, "__iter__") or hasattr(data, "__getitem__")
+        if not names or not rows or isinstance(data, (str, list, tuple)):
+            return data
+        from mindspore.dataset import GeneratorDataset
 
-    return GeneratorDataset(data, list(names), shuffle=False).batch(ROWS)
+        data = GeneratorDataset(data, list(names), shuffle=False).batch(ROWS)
+    found = {name: EARLIER[name] for name in data.get_col_names() if name in EARLIER}
+    return data.rename([*found], [*found.values()]) if found else data
 
 
 class Watched:
@@ -76,6 +84,28 @@ class Watched:
     def callback_list(self) -> str:
         """The names of their classes, one on each line."""
         return "\n".join(map(_name, (*self.named_callbacks, *self.callbacks)))
+
+
+def way_of(arguments: Mapping[str, Any], checkpoint: Any, resume: Any) -> tuple[Any, Any]:
+    """(what a call starts from, what it goes on with).
+
+    Args:
+        arguments: ``resume_training`` says whether a run goes on, or the name of its checkpoint, and
+            ``resume_from_checkpoint`` the place of either. Without the former a run goes on, as with transformers.
+        checkpoint, resume: what the call says itself, which counts before that.
+    """
+    place, said = arguments.get("resume_from_checkpoint"), arguments.get("resume_training")
+    if resume is not None or (place is None and said is None):
+        return checkpoint, resume
+    start, name = checkpoint or place or None, path_in(said)
+    run = isinstance(start, (str, os.PathLike)) and not holds_weights(start)
+    goes_on = (not checkpoint and (run or start is True)) if said is None else name or switched_on(said)
+    if not goes_on:
+        return start, False
+    if name is not None:
+        home = start if run else arguments.get("output_dir") or DEFAULT_OUTPUT
+        return None if run else start, name if Path(name).is_dir() else Path(home) / "checkpoints" / name
+    return (None, start) if run else (None if start is True else start, True)
 
 
 def _makes(callback: Any) -> bool:

@@ -12,12 +12,12 @@ from model_zoo.counting import layout_of
 from model_zoo.errors import InputError
 from pet.compat.mindformers.config import DROPOUTS
 from pet.compat.mindformers.context import asks_parallel
-from pet.compat.mindformers.padding import put_padding
-from pet.compat.mindformers.parallel import rows_of, translate_parallel
+from pet.compat.mindformers.padding import EARLIER, put_padding
+from pet.compat.mindformers.parallel import layout_in, put_pipeline, rows_of, translate_parallel
 from pet.compat.mindformers.pet_config import put_method
 from pet.compat.mindformers.presets import split_name
 from pet.compat.mindformers.sizes import CLASSES, config_of, contradictions, dropouts, model_section, says_sizes
-from pet.compat.mindformers.training_arguments import LIKE, TABLE as ARGUMENTS, put_of_schedule
+from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS, put_of_schedule
 from pet.compat.modelarts import output_directory
 from pet.compat.translation import ANY_LAYOUT, EVALUATIONS, OWN_STEP, SCHEDULES, elsewhere, per_process, picked, same
 from pet.recipe.callback_names import translate_callbacks
@@ -27,6 +27,13 @@ from pet.recipe.translation import NOT_GIVEN, Ignored, Refused, Translation
 LOADERS = Ignored("rows are read and packed by this library")
 PLACEHOLDER = "please input"
 """How the address begins that stands in MindFormers' own files until a user gives one."""
+NOT_HERE = (
+    ("repeat", 1, "give runner_config.epochs"),
+    ("eod_reset", False, "rows are not divided at an end token; give each document as a row of its own"),
+)
+"""Settings of train_dataset with what each has where nobody has changed it."""
+OF_EVAL = ("data.eval_format", "data.eval_columns", "data.eval_rows", *EVALUATIONS)
+"""What is said beside the data to evaluate on."""
 ROWS_OF_IDS = ("MindDataset", "TFRecordDataset")
 """Types of loaders."""
 ACCELERATOR = Ignored("nothing of it changes the results")
@@ -45,9 +52,10 @@ TOP = {
     "processor": lambda t, n, v: _tokenizer(t, n, v),
     "vocab_file": lambda t, n, v: _tokenizer(t, n, {"tokenizer": {n: v}}),  # of research/llama3's scripts
     "moe_config": lambda t, n, v: _experts(t, n, v),
+    "aicc_config": elsewhere,  # release 0.3's
+    "resume_or_finetune_checkpoint": Refused("give it as load_checkpoint"),
     "load_ckpt_format": Ignored("the file itself says it"),
     "metric": Ignored("but for EmF1Metric's answers loss and perplexity are measured; eval.metrics asks for more"),
-    "micro_batch_interleave_num": Ignored("it changes the order of the work, not its result"),
     "lr_scale": Refused("give the learning rate itself"),
     "lr_scale_factor": Ignored("lr_scale is off"),
     "layer_scale": Refused("layers share one learning rate; see train.groups"),
@@ -59,7 +67,7 @@ TOP = {
     **same(elsewhere, "model arch trainer runner_config runner_wrapper optimizer lr_schedule parallel_config"),
     **same(elsewhere, "recompute_config train_dataset train_dataset_task eval_dataset eval_dataset_task callbacks"),
     **same(elsewhere, "eval_callbacks run_mode do_eval use_parallel load_checkpoint remote_save_url"),
-    **same(elsewhere, "pretrained_model_dir input_data predict_batch_size save_file"),  # of the trainer
+    **same(elsewhere, "micro_batch_interleave_num pretrained_model_dir input_data predict_batch_size save_file"),
 }
 TRAINER = {
     "type": lambda t, n, v: _task(t, n, v),
@@ -68,11 +76,14 @@ TRAINER = {
 WRAPPER = {
     **picked(ARGUMENTS, "max_grad_norm use_clip_grad"),
     "scale_sense": Ignored("losses are scaled with train.precision: fp16 only; see train.loss_scale"),
-    "*": elsewhere,
+    "use_skip_data_by_global_norm": Refused("no batch is left out for the norm of its gradients"),
+    "type": elsewhere,
+    "*": OWN_STEP,
 }
 RUNNER = {
     **picked(ARGUMENTS, "epochs=num_train_epochs batch_size gradient_accumulation_steps"),
-    **same(OWN_STEP, "sink_mode sink_size sink_per_epoch"),
+    **same(OWN_STEP, "sink_mode sink_size sink_per_epoch per_epoch_size"),
+    **same(Refused("a resumed run goes on where it was"), "initial_epoch has_trained_epoches has_trained_steps"),
     **same(ACCELERATOR, "num_classes image_size"),
 }
 OPTIMIZER = {
@@ -94,10 +105,10 @@ SECTIONS = {
     "lr_schedule": SCHEDULE,
     "recompute_config": same(_recompute, "recompute *"),
 }
-# what MindFormers does where a section that is there says nothing
+# what MindFormers does in training where a section says nothing, or is not there
 DEFAULTS = {
     "runner_wrapper": {"use_clip_grad": False},
-    "lr_schedule": {"warmup_steps": 0},
+    "lr_schedule": {"type": "constant", "warmup_steps": 0},
 }
 POLYNOMIAL = {"lr_end": 1e-7}
 OF_1E8 = ("AdamW", "PmaAdamW", "Adam")
@@ -122,8 +133,8 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
             section = {key: value for key, value in section.items() if value != -1}
             polynomial = SCHEDULES.get(str(section.get("type")).lower()) == "polynomial"
             section = {**(POLYNOMIAL if polynomial else {}), **section}
-        t.apply({**(DEFAULTS.get(name, {}) if section else {}), **section}, table, f"{name}.")
-    t.put("train.warmup_like", LIKE if "train.warmup" in t.settings else None)
+        trains = section or values.get("optimizer")
+        t.apply({**(DEFAULTS.get(name, {}) if trains else {}), **section}, table, f"{name}.")
     put_of_schedule(t)
     _model(t, values, "load_checkpoint" in changes)
     chosen = t.get("train.optimizer") or "adamw"
@@ -132,13 +143,14 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
         count = _section(t, _section(t, values, "model"), "model_config").get("num_labels", 2)
         t.put("model.config", {**(t.get("model.config") or {}), "num_labels": count})
     _layout(t, values)
+    takes_labels = model_section(values).get("type") != "GPT2Config" or t.get("train.objective") == "classification"
     for name, key in (("train_dataset", "data.train"), ("eval_dataset", "data.eval")):
-        _data(t, _section(t, values, name), key)
+        _data(t, _section(t, values, name), key, takes_labels)
     if values.get("do_eval") is False and values.get("run_mode") != "eval":  # it is about training
-        t.drop("data.eval", "data.eval_format", "data.eval_columns", *EVALUATIONS)
+        t.drop("data.eval", *OF_EVAL)
     if "run_mode" in changes:
         _leave_unread(t, values.get("run_mode"))
-    url = values.get("remote_save_url")
+    url = values.get("remote_save_url") or _section(t, values, "aicc_config").get("obs_path")
     if str(url).lower().startswith(PLACEHOLDER):
         t.ignore("remote_save_url", "is still the placeholder, so nothing is uploaded")
         url = None
@@ -163,7 +175,7 @@ def _leave_unread(t: Translation, mode: str | None) -> None:
     for key in unread:
         paths = t.get(key) or []
         if not all(Path(path).expanduser().exists() for path in ([paths] if isinstance(paths, str) else paths)):
-            t.drop(key, *(("data.eval_format", "data.eval_columns", *EVALUATIONS) if key == "data.eval" else ()))
+            t.drop(key, *(OF_EVAL if key == "data.eval" else ()))
 
 
 def _section(t: Translation, values: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -211,9 +223,11 @@ def _model(t: Translation, values: dict[str, Any], from_command: bool) -> None:
     elif config and base is not None:
         _compare(t, values, base, from_command)
     _dropout(t, values, t.get("model.config") or base)
-    if _section(t, _section(t, values, "train_dataset"), "data_loader").get("type") in ROWS_OF_IDS:
+    loaders = [_section(t, _section(t, values, f"{one}_dataset"), "data_loader") for one in ("train", "eval")]
+    if any(loader.get("type") in ROWS_OF_IDS for loader in loaders):
         known = t.get("model.config") or base or (model_config(preset) if preset else None)
-        own = {name: config[name] for name in ("pad_token_id", "eos_token_id") if config.get(name) is not None}
+        said = ("pad_token_id", "eos_token_id", "input_sliced_sig")
+        own = {name: config[name] for name in said if config.get(name) is not None}
         if known is not None:
             put_padding(t, {**known, **own}, None if base is None else path)
     if config.get("seq_length"):
@@ -235,7 +249,8 @@ def _dropout(t: Translation, values: dict[str, Any], base: Mapping[str, Any] | N
     kind, given = model_section(values).get("type"), dropouts(values)
     if kind == "GPT2Config":
         section = model_section(values)
-        rates = {place: section.get(name, 0.1) for name, place in DROPOUTS.items() if DROPOUTS.keys() & section.keys()}
+        said = {place: section[name] for name, place in DROPOUTS.items() if name in section}
+        rates = {**dict.fromkeys(DROPOUTS.values(), 0.1), **said} if said else {}
         if base is not None and layout_of(base) != "gpt2":
             t.ignore("model.model_config", f"{', '.join(given) or 'dropout'}: the base has no dropout of its own")
         elif any(rates.values()):
@@ -274,17 +289,18 @@ def _compare(t: Translation, values: dict[str, Any], config: Mapping[str, Any], 
 
 
 def _layout(t: Translation, values: dict[str, Any]) -> None:
-    section = _section(t, values, "parallel_config")
+    section = layout_in({**values, "parallel_config": _section(t, values, "parallel_config")})
     if not asks_parallel(values.get("use_parallel"), f"{t.system}: use_parallel"):
         if any(isinstance(size, int) and size > 1 for size in section.values()):
             t.ignore("parallel_config", "use_parallel is off")
         return
     layout = translate_parallel(section)
     t.take(layout, "parallel_config.")
-    per_process(t, rows_of(layout), "train.batch_size")
+    per_process(t, rows_of(layout, section), "train.batch_size")
+    put_pipeline(t)
 
 
-def _data(t: Translation, section: dict[str, Any], key: str) -> None:
+def _data(t: Translation, section: dict[str, Any], key: str, takes_labels: bool = True) -> None:
     loader = _section(t, section, "data_loader")
     local = loader.get("path") if Path(str(loader.get("path"))).exists() else None  # else a format, or a hub's name
     paths = loader.get("dataset_dir") or loader.get("dataset_files") or loader.get("data_files") or local
@@ -296,6 +312,11 @@ def _data(t: Translation, section: dict[str, Any], key: str) -> None:
         t.put("data.max_samples", loader.get("num_samples") or taken)
         t.put("data.shuffle", False if loader.get("shuffle") is False else None)
         t.put("data.seed", section.get("seed"))
+        for name, usual, why in NOT_HERE:
+            if section.get(name) not in (None, usual):
+                t.refuse(f"train_dataset.{name}", f"{section[name]}: {why}")
+    elif paths and loader.get("num_samples"):
+        t.put("data.eval_rows", [f":{loader['num_samples']}"])
     names = loader.get("origin_columns") or ()
     columns = dict(zip(("prompt", "answer"), names, strict=True)) if len(names) == 2 else None
     others = key == "data.eval" and t.get("data.columns") not in (None, columns)
@@ -303,8 +324,16 @@ def _data(t: Translation, section: dict[str, Any], key: str) -> None:
         own = "eval_" if others else ""
         t.put(f"data.{own}columns", columns)
         t.put(f"data.{own}format", "prompt_completion")
+    if loader.get("type") in ROWS_OF_IDS:
+        read = {EARLIER.get(name, name) for name in section.get("input_columns") or ()}
+        read -= set() if takes_labels else {"labels"}
+        unread = {name: "" for name in ("labels", "attention_mask") if read and name not in read}
+        if key == "data.train":
+            t.put("data.columns", unread or None)
+        elif paths and unread != t.get("data.columns", {}):
+            t.put("data.eval_columns", unread)
     known = {"data_loader", "dataset_dir", "dataset_files", "type", "shuffle", "seed", "origin_columns", "num_samples"}
-    known |= {"data_files"} | ({"path"} if local else set())
+    known |= {"data_files", "input_columns"} | ({"path"} if local else set())
     if unknown := sorted({*section, *loader} - known):
         t.ignore(f"{key.replace('data.', '')}_dataset", f"{', '.join(unknown)}: {LOADERS.why}")
     longest = (section.get("max_source_length") or 0) + (section.get("max_target_length") or 0)

@@ -38,8 +38,8 @@ def needed(why: str) -> Rule:
     return lambda t, name, value: t.refuse(name, f"{value}: {why}") if value != "true" else None
 
 
-UNREAD = ["adam_beta1", "adam_beta2", "epsilon", "loss_scale", "lookahead_alpha", "lookahead_k", "lr_schedule"]
-UNREAD += ["lr_schedule_ends", "max_grad_norm", "opt_type", "scale_steps", "with_lamb", "with_radam"]
+UNREAD = ["accumulative_update", "adam_beta1", "adam_beta2", "epsilon", "loss_scale", "lookahead_alpha", "lookahead_k"]
+UNREAD += ["lr_schedule", "lr_schedule_ends", "max_grad_norm", "opt_type", "scale_steps", "with_lamb", "with_radam"]
 """Flags of MindsporeTrainer's parser that nothing there reads."""
 
 # flag → type, documented default, rule

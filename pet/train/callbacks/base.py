@@ -20,15 +20,17 @@ class Callback:
 
     Attributes:
         needs_directory: it writes into the run directory, so that there has to be one.
+        every_step: `step` is called after every step, whatever ``train.log_every``.
     """
 
-    needs_directory = False
+    needs_directory = every_step = False
 
     def start(self, trainer) -> None:
         """Before the first step of this process; ``trainer.position.step`` is above 0 in a resumed run."""
 
     def step(self, trainer, record: dict[str, Any]) -> None:
-        """After a step. ``record`` is what metrics.jsonl gets: step, loss, learning_rate, gradient_norm, …"""
+        """After each step that ``train.log_every`` has logged, and each with an evaluation. ``record`` is what
+        metrics.jsonl gets: step, loss, learning_rate, gradient_norm, …"""
 
     def evaluation(self, trainer, record: dict[str, Any]) -> None:
         """After an evaluation: step, and the metrics by name."""

@@ -93,16 +93,9 @@ def picture(lines: list[dict[str, Any]], title: str, before: float | None = None
         best = min(range(len(values)), key=values.__getitem__)
         marks = {0, best} if before is not None else {best}
         for index in marks:
-            upper.annotate(
-                f"{values[index]:.3g}",
-                (places[index], values[index]),
-                textcoords="offset points",
-                xytext=(6, 8),
-                color=EVALUATION,
-                fontsize=9,
-                fontweight="bold",
-            )
-    counted = next((one for one in ("pair", "answer") if f"{one}s" in lines[0]), "label token")
+            how = {"textcoords": "offset points", "xytext": (6, 8), "color": EVALUATION, "fontsize": 9}
+            upper.annotate(f"{values[index]:.3g}", (places[index], values[index]), fontweight="bold", **how)
+    counted = next((one for one in ("pair", "answer", "text") if f"{one}s" in lines[0]), "label token")
     upper.set_ylabel(f"loss per {counted}", color=INK)
     top, bottom = max(shown), min(shown)
     if wide:

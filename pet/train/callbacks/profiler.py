@@ -17,7 +17,7 @@ class Profiler(Callback):
         first: the first profiled step, counted from 1; the steps before it compile. Of a shorter run, its last step.
     """
 
-    needs_directory = True
+    needs_directory = every_step = True
 
     def __init__(self, first: int = 3, steps: int = 3):
         self.first, self.steps = first, steps

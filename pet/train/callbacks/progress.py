@@ -6,8 +6,9 @@ import contextlib
 import os
 import sys
 import threading
+import time
 
-from model_zoo.progress import redrawn
+from model_zoo.progress import redrawn, takes_a_line
 from pet.train.callbacks.base import Callback
 
 # What 80 columns must show comes first; tqdm cuts off the rest.
@@ -49,6 +50,8 @@ class Progress(Callback):
             file=sys.stderr if self.live else open(os.devnull, "w"),  # noqa: SIM115 - closed at the end of the run
             bar_format=None if notebook else FORMAT,
         )
+        self.bar._time = time.monotonic  # the clock may be set back
+        self.bar.start_t = self.bar.last_print_t = time.monotonic()
         evaluated = [line["eval_loss"] for line in trainer.history if "eval_loss" in line]
         self.loss, self.evaluated, self.phase = None, evaluated[-1] if evaluated else None, ""
         self.stopped = threading.Event()
@@ -66,7 +69,7 @@ class Progress(Callback):
         self.describe()
         if self.live:
             self.bar.refresh()
-        else:
+        elif takes_a_line(sys.stderr):
             with contextlib.suppress(OSError):  # a full disk, or nobody reads it any more: no reason to end a run
                 print(str(self.bar), file=sys.stderr, flush=True)
 

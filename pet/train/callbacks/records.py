@@ -8,6 +8,7 @@ import dataclasses
 import io
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class MetricsFile(Callback):
 
     def start(self, trainer) -> None:
         self.path = Path(trainer.directory) / self.name
-        kept = [line for line in self.read() if line["step"] <= trainer.position.step]
+        kept = [line for line in self.read() if line["step"] <= trainer.recorded]
         write_text(self.path, self.head + self.text(kept))
 
     def read(self) -> list[dict[str, Any]]:
@@ -74,7 +75,7 @@ class SamplesFile(Callback):
 
     def start(self, trainer) -> None:
         self.path = Path(trainer.directory) / self.name
-        kept = [line for line in read_metrics(self.path) if line["step"] <= trainer.position.step]
+        kept = [line for line in read_metrics(self.path) if line["step"] <= trainer.recorded]
         self.begun = bool(kept)
         if self.path.exists():
             write_text(self.path, "".join(self.line(line) for line in kept))
@@ -111,12 +112,26 @@ class CsvFile(MetricsFile):
             return []
         lines = self.path.read_text(encoding="utf-8", errors="replace").replace("\0", "\ufffd").split("\n")
         rows, found = csv.DictReader(lines, quoting=csv.QUOTE_NONE), []
+        self.widen(rows.fieldnames or ())
         for row in rows:
             if re.fullmatch("[0-9]{1,18}", row.get("step") or ""):
                 found.append({**row, "step": int(row["step"])})
             elif rows.line_num < len(lines):
                 warn_of(self.path, rows.line_num)
         return found
+
+    def widen(self, names: Iterable[str]) -> None:
+        """Adds columns for these: what an objective or a user's evaluation measures."""
+        new = [name for name in names if name not in self.columns and set(name).isdisjoint(',"\r\n')]
+        self.columns = (*self.columns, *new)
+        self.head = ",".join(self.columns) + "\n"
+
+    def step(self, trainer, record) -> None:
+        if not record.keys() <= {*self.columns}:
+            lines = self.read()
+            self.widen(record)
+            write_text(self.path, self.head + self.text(lines))
+        super().step(trainer, record)
 
     def text(self, lines: list[dict[str, Any]]) -> str:
         stream = io.StringIO()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 from pathlib import Path
 from typing import Any
@@ -47,7 +49,7 @@ class Tracker(Callback):
         directory = Path(trainer.directory or ".")
         recipe = directory / "recipe.yaml"
         config = yaml.safe_load(recipe.read_text("utf-8")) if trainer.directory and recipe.is_file() else {}
-        self.open(directory, directory.resolve().name, config, trainer.position.step + 1)
+        self.open(directory, directory.resolve().name, config, trainer.recorded + 1)
         self.is_open = True
 
     def step(self, trainer, record) -> None:
@@ -77,9 +79,11 @@ class WandB(Tracker):
         InputError: wandb is not installed.
     """
 
+    of = "wandb"
+
     def __init__(self, project: str = "mindspore-pet", name: str | None = None, mode: str | None = None, **settings):
-        self.package = needed("wandb", "wandb", "callbacks: wandb")
-        self.settings = {"project": project, "mode": mode, **settings}
+        self.package = needed(self.of, self.of, f"callbacks: {self.of}")
+        self.settings = {"project": project, **({"mode": mode} if mode else {}), **settings}
         self.name = name
 
     def open(self, directory, title, config, step) -> None:
@@ -93,7 +97,7 @@ class WandB(Tracker):
         self.run.finish(exit_code=1 if error else 0)
 
 
-class SwanLab(Tracker):
+class SwanLab(WandB):
     """SwanLab.
 
     Args:
@@ -106,10 +110,7 @@ class SwanLab(Tracker):
         InputError: swanlab is not installed.
     """
 
-    def __init__(self, project: str = "mindspore-pet", name: str | None = None, mode: str | None = None, **settings):
-        self.package = needed("swanlab", "swanlab", "callbacks: swanlab")
-        self.settings = {"project": project, **({"mode": mode} if mode else {}), **settings}
-        self.name = name
+    of = "swanlab"
 
     def open(self, directory, title, config, step) -> None:
         where = {"experiment_name": self.name or title, "logdir": str(directory / "swanlog"), "config": config}
@@ -172,14 +173,11 @@ class TensorBoard(Tracker):
     """
 
     def __init__(self) -> None:
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError as error:
-                raise InputError(TENSORBOARD) from error
-        self.writer_class = SummaryWriter
+        for module in ("tensorboardX", "torch.utils.tensorboard"):
+            with contextlib.suppress(ImportError):
+                self.writer_class = importlib.import_module(module).SummaryWriter
+                return
+        raise InputError(TENSORBOARD)
 
     def open(self, directory, title, config, step) -> None:
         self.writer = self.writer_class(str(directory / "tensorboard"), purge_step=step)

@@ -64,6 +64,8 @@ class Classification(Objective):
         targets = np.zeros((*documents.shape, len(self.labels.names)), np.float32)
         judged = np.zeros(documents.shape, np.float32)
         for row, (labels, where) in enumerate(zip(said, batch["sample_ids"], strict=True)):
+            if not np.isin(documents[row], np.arange(len(labels))).any():  # padding alone, which fills up a batch
+                continue
             last = np.searchsorted(documents[row], np.arange(len(labels)), side="right") - 1
             for place, label, sample in zip(last, labels, where if isinstance(where, list) else [where], strict=True):
                 judged[row, place], targets[row, place] = 1.0, self.targets(label, sample)

@@ -12,6 +12,7 @@ from model_zoo.layers import int_range
 from pet.data.dataset import IGNORED
 from pet.data.loader import Loader
 from pet.data.packing import collate
+from pet.recipe.rules import EXCHANGED
 from pet.train.objectives.base import positive, sums_of
 from pet.train.objectives.causal import learnt_next
 from pet.train.objectives.preference import Preference
@@ -51,9 +52,13 @@ class KTO(Preference):
 
         if not isinstance(feed, Loader):
             raise InputError("kto: the labels are those of a dataset; a pet.data.Loader was expected")
+        if feed.batch_size % 2:
+            raise InputError(f"kto: {feed.batch_size} rows in a batch; {EXCHANGED}")
         super().begin(model, feed, training, distributed, compiled)
         self.distributed, self.layout = distributed, layout_of(model)
-        if not training and not self.held_out:
+        if training:
+            self.held_out = {}
+        elif not self.held_out:
             with self.reference.on(model):
                 self.held_out = {batch.index: self.of_others(batch) for batch in feed.batches(0)}
 

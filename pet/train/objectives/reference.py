@@ -26,6 +26,7 @@ from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from model_zoo.engine import kernels_name, token_cross_entropy
 from model_zoo.errors import InputError, similar
 from model_zoo.graph import evaluating
+from model_zoo.unwritable import CannotWrite
 from pet.data.cache import writable_directory
 from pet.data.dataset import IGNORED
 from pet.data.streaming import StreamLoader
@@ -80,12 +81,13 @@ class Reference:
         """
         offset = getattr(model, "position_offset", 0)
         self.model, self.score = model, functools.partial(self.score_of, model, distributed, compiled, offset)
-        if training in self.known or (training and self.in_steps):
+        if not training and False in self.known:
             return
         self.distributed = distributed
         if training:
+            self.known, self.scores, self.before, self.in_steps = {}, {}, [], False  # what is there is another run's
             if not (self.directory is None or distributed.divides_model or self.is_missing(model)):
-                registry(model).delete(ADAPTER)  # an earlier trainer's
+                registry(model).delete(ADAPTER)
             self.as_it_is = not (self.by_batch or self.directory) and started_from_file(model)
             if not (self.by_batch or self.directory or self.as_it_is):
                 say_left_out(model)
@@ -226,8 +228,11 @@ def kept(score: Score, feed, distributed) -> dict[Any, np.ndarray]:
             whole[ends[key] - len(values) : ends[key]] = values  # what a pair shares is there once
         if distributed.data_size > 1:
             whole = np.asarray(distributed.sum_numbers(whole.tolist()), np.float32)
-        atomic_file(file, lambda temporary: write(temporary, whole))
-        log.info("reference: log-probabilities of %d answers cached in %s", len(lengths), file)
+        try:
+            atomic_file(file, lambda temporary: write(temporary, whole))
+            log.info("reference: log-probabilities of %d answers cached in %s", len(lengths), file)
+        except CannotWrite as error:
+            log.warning("reference: %s; another run computes the log-probabilities again", error)
     else:
         log.info("reference: log-probabilities of %d answers read from %s", len(lengths), file)
     return dict(enumerate(np.split(whole, ends[:-1])))

@@ -8,6 +8,7 @@ import shutil
 import mindspore as ms
 import numpy as np
 import pytest
+from mindspore.common.np_dtype import bfloat16
 
 from model_zoo.auto import AutoConfig, AutoModel
 from model_zoo.checkpoint.fingerprint import fingerprint
@@ -197,6 +198,13 @@ def test_int8_without_its_factors_is_refused(fixtures, tmp_path):
         Checkpoint(changed(fixtures, tmp_path, "int8", **{"model.layers.1.mlp.up_proj.SCB": None}))
 
 
+def test_int8_in_the_order_of_a_gpu_is_refused(fixtures, tmp_path):
+    """bitsandbytes before 0.45 wrote such files after a forward pass; today's refuses them, too."""
+    key = "model.layers.1.mlp.up_proj.weight_format"
+    with pytest.raises(InputError, match=f"{key} is 3: not row by row"):
+        Checkpoint(changed(fixtures, tmp_path, "int8", **{key: np.array(3, np.uint8)}))
+
+
 def test_unknown_methods_and_contradictions_are_refused(fixtures, tmp_path):
     with pytest.raises(InputError, match="quant_method 'eetq' is not supported"):
         Checkpoint(changed(fixtures, tmp_path, "base", config={"quant_method": "eetq"}))
@@ -230,8 +238,14 @@ def packed_integers(values, axis, order):
     return np.ascontiguousarray(np.moveaxis(found, -1, axis)).astype(np.uint32).view(np.int32)
 
 
-def integer_checkpoint(fixtures, tmp_path, method, group, version=None):
-    """A checkpoint in one of the formats, and its matrices in float32."""
+def integer_checkpoint(fixtures, tmp_path, method, group, layout=None, bias=None, scale="float16", **settings):
+    """A checkpoint in one of the formats, and its matrices in float32.
+
+    Args:
+        bias: what a bias that the model has not is filled with.
+        scale: type of the factors.
+        settings: others of quantization_config.
+    """
     base = read_file(fixtures / "bitsandbytes/base/model.safetensors")
     generator, arrays, matrices = np.random.default_rng(0), {}, {}
     for name, value in base.items():
@@ -242,12 +256,14 @@ def integer_checkpoint(fixtures, tmp_path, method, group, version=None):
         size = into if group == -1 else group
         codes = generator.integers(0, 16, (into, out)).astype(np.uint8)
         zeros = generator.integers(1, 16, (into // size, out)).astype(np.uint8)
-        scales = (generator.random((into // size, out)) * 0.02 + 0.001).astype(np.float16)
+        scales = (generator.random((into // size, out)) * 0.02 + 0.001).astype(scale).astype(np.float32)
         order = (0, 2, 4, 6, 1, 3, 5, 7) if method == "awq" else range(8)
-        stored = zeros - 1 if method == "gptq" and version is None else zeros
+        stored = zeros - 1 if method == "gptq" and "gptq_v2" not in (layout, settings.get("format")) else zeros
         arrays[f"{path}.qweight"] = packed_integers(codes, 1 if method == "awq" else 0, order)
         arrays[f"{path}.qzeros"] = packed_integers(stored, 1, order)
-        arrays[f"{path}.scales"] = scales
+        arrays[f"{path}.scales"] = scales.astype(scale)
+        if bias is not None:
+            arrays[f"{path}.bias"] = np.full(out, bias, np.float16)
         if method == "gptq":
             arrays[f"{path}.g_idx"] = (np.arange(into) // size).astype(np.int32)
         wide = np.repeat(scales.astype(np.float64), size, 0)
@@ -256,19 +272,26 @@ def integer_checkpoint(fixtures, tmp_path, method, group, version=None):
     directory.mkdir()
     write_file(directory / "model.safetensors", arrays)
     values = read_config(fixtures / "bitsandbytes/base")
-    values["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": group}
-    if version:
-        values["quantization_config"]["checkpoint_format"] = version
+    values["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": group, **settings}
+    if layout:
+        values["quantization_config"]["checkpoint_format"] = layout
     (directory / "config.json").write_text(json.dumps(values))
     return directory, matrices
 
 
 @pytest.mark.parametrize(
-    ("method", "group", "version"),
-    [("gptq", 32, None), ("gptq", 64, "gptq_v2"), ("gptq", -1, None), ("awq", 64, None), ("awq", 32, None)],
+    ("method", "group", "layout", "others"),
+    [
+        ("gptq", 32, None, {}),
+        ("gptq", 64, "gptq_v2", {}),
+        ("gptq", 64, None, {"format": "gptq_v2"}),
+        ("gptq", -1, None, {"bias": 0.0}),  # AutoGPTQ gave every matrix one
+        ("awq", 64, None, {"scale": bfloat16}),
+        ("awq", 32, None, {"version": None}),
+    ],
 )
-def test_gptq_and_awq_files_open_exactly(fixtures, tmp_path, method, group, version):
-    directory, matrices = integer_checkpoint(fixtures, tmp_path, method, group, version)
+def test_gptq_and_awq_files_open_exactly(fixtures, tmp_path, method, group, layout, others):
+    directory, matrices = integer_checkpoint(fixtures, tmp_path, method, group, layout, **others)
     model = AutoModel.from_pretrained(directory)
     cells = quantized_cells(model)
     assert set(cells) == set(matrices)
@@ -278,6 +301,14 @@ def test_gptq_and_awq_files_open_exactly(fixtures, tmp_path, method, group, vers
     plain = AutoModel.from_config(AutoConfig.from_pretrained(directory))
     load_into(plain, directory)
     np.testing.assert_allclose(model(ids).asnumpy(), plain(ids).asnumpy(), atol=1e-4)
+    with Checkpoint(directory) as checkpoint:  # what plans go by
+        assert {*Quantization.of(checkpoint, model.config).places(model.config)} == {name[:-7] for name in matrices}
+
+
+def test_a_bias_that_the_model_has_not_is_refused(fixtures, tmp_path):
+    directory, _ = integer_checkpoint(fixtures, tmp_path, "gptq", 32, bias=0.5)
+    with pytest.raises(InputError, match=r"down_proj\.bias \(128,\) is no parameter"):
+        AutoModel.from_pretrained(directory)
 
 
 def test_reordered_groups_and_other_widths_are_refused(fixtures, tmp_path):
@@ -293,6 +324,9 @@ def test_reordered_groups_and_other_widths_are_refused(fixtures, tmp_path):
         ({"bits": 3}, "gptq of 3 bits"),
         ({"quant_method": None}, "no quantization_config"),
         ({"quant_method": "awq", "version": "gemv"}, r"awq of 4 bits \(gemv\)"),
+        ({"quant_method": "awq", "format": "gemv"}, r"awq of 4 bits \(gemv\)"),
+        ({"checkpoint_format": "marlin"}, r"gptq of 4 bits \(marlin\); supported: 4 bits, gptq, gptq_v2"),
+        ({"group_size": 36}, r"down_proj\.scales has 6 groups for 192 inputs"),
     ]:
         changed = {**values, "quantization_config": {**values["quantization_config"], **setting}}
         (directory / "config.json").write_text(json.dumps(changed))

@@ -16,9 +16,11 @@ import pet
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.errors import InputError
 from model_zoo.quantization.cells import quantized_cells
+from pet.cli.chat import Conversation
 from pet.cli.chat_session import _generation, add_chat_session, make_chat_session
 from pet.cli.main import main
 from pet.cli.parser import Parser
+from pet.data import load_questions
 from pet.recipe.training import Generation
 
 WATCHER = '''
@@ -450,6 +452,8 @@ def test_options_of_generation_are_written_as_in_a_recipe():
     assert _generation(parser.read(["--num-beams", "1"]), run) == Generation(no_repeat_ngram_size=4, num_beams=1)
     with pytest.raises(InputError, match=r"--bad-words-ids.* should be a valid list"):
         _generation(parser.read(["--bad-words-ids", "[5]"]), None)
+    with pytest.raises(InputError, match=r"--stop .* at least 1 character"):
+        _generation(parser.read(["--stop", ""]), None)
 
 
 def test_predict_a_file(here, capsys):
@@ -470,6 +474,29 @@ def test_predict_a_file(here, capsys):
     assert [json.loads(line)["prompt"] for line in printed] == ["What is\u20285?", "What is 6?"]
 
 
+def test_all_questions_of_a_file_are_answered_however_many_rows_were_learnt(copied):
+    path = copied / "output" / "job" / "recipe.yaml"
+    path.write_text(path.read_text().replace("max_samples: null", "max_samples: 5"))
+    assert main(["predict", "--run", "output/job", "--file", "data.jsonl", "--output", "answers.jsonl"]) == 0
+    assert len((copied / "answers.jsonl").read_text().splitlines()) == 12
+
+
+def test_an_empty_system_message_is_one_as_it_is_in_training(here, tmp_path):
+    """Templates have a text of their own where there is none."""
+    template = (
+        "{% if messages[0].role != 'system' %}Default {% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    row = tmp_path / "asked.jsonl"
+    row.write_text('{"prompt": "What?"}')
+    for system, expected in (([], "Default What?"), (["--system", ""], "What?"), (["--system", "S "], "S What?")):
+        parser = Parser("pet predict", "", "")
+        add_chat_session(parser)
+        session = make_chat_session(parser.parse_args(["--model", "base", "--template", template, *system]))
+        asked = session.prompt([{"role": "user", "content": "What?"}])
+        (of_file,) = load_questions(row, session.tokenizer, settings=session.settings)
+        assert session.tokenizer.decode(asked) == expected and asked == of_file.prompt_ids
+
+
 def test_chat_keeps_turns_and_switches(here, capsys, monkeypatch):
     script = ["What is 1?", "/base", "/adapter", "/adapter nowhere", "/adapter output/job/adapter", "/bse", "/reset"]
     script += ["/base", "/quit", "never asked"]
@@ -481,6 +508,25 @@ def test_chat_keeps_turns_and_switches(here, capsys, monkeypatch):
     assert "(nowhere: neither an adapter's name nor a directory" in captured.err
     assert "did you mean '/base'" in captured.err
     assert "(there is no question yet)" in captured.err
+
+
+@pytest.mark.parametrize("beams", ["1", "2"])
+def test_chat_ends_in_front_of_a_stop_text_as_predict_does(capsys, monkeypatch, beams):
+    """Streamed, of what begins a stop text nothing is written; kept is the same."""
+    question, options = "Who made this lamp?", ["--model", "llama_tiny", "--max-new-tokens", "12", "--num-beams", beams]
+    asked, kept = ["predict", *options, "--input", question], []
+    assert main(asked) == 0
+    whole = capsys.readouterr().out.strip()
+    stop = ["--stop", whole[5:12], "--stop", whole + "!"]
+    assert main([*asked, *stop]) == 0
+    wanted = capsys.readouterr().out.strip()
+    assert wanted and whole == wanted + whole[len(wanted) :] and len(wanted) <= 5
+    write = Conversation.write
+    monkeypatch.setattr(Conversation, "write", lambda *given: kept.append(write(*given)) or kept[-1])
+    for stops, answer in ((stop, wanted), (stop[2:], whole)):
+        monkeypatch.setattr("sys.stdin", io.StringIO(question))
+        assert main(["chat", *options, *stops]) == 0
+        assert capsys.readouterr().out.strip() == kept.pop() == answer
 
 
 def test_chat_refuses_a_system_message_that_the_template_has_no_place_for(here, capsys, monkeypatch):

@@ -5,10 +5,12 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import mindspore
 import pytest
+from packaging.requirements import Requirement
 
 import adapters
 from model_zoo import BLIND
@@ -62,6 +64,18 @@ def test_in_a_process_of_its_own(settings):
     assert b"no such file" in done.stderr
 
 
+def test_a_name_that_file_names_cannot_have_here(tmp_path):
+    (tmp_path / "job.yaml").write_text("model: {path: gpt_tiny}\ndata: {train: 类型.jsonl}\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "pet", "validate", str(tmp_path / "job.yaml")],
+        env={**os.environ, **ENCODINGS[-1]},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and "data.train: no file can have this name (" in done.stderr
+    assert "or one that ascii (without PYTHONUTF8=1) lacks)" in done.stderr
+
+
 def test_an_answer_is_printed_whatever_the_output(monkeypatch):
     """Also for a program that calls the library."""
     out = strict("ascii")
@@ -105,6 +119,29 @@ def test_a_current_directory_that_was_deleted(tmp_path, monkeypatch, capsys):
         assert main(command) == 2
         assert "the current directory was deleted; change to another (cd)" in capsys.readouterr().err
     assert main(["finetune", "--help"]) == 0 and "usage" in capsys.readouterr().out
+
+
+def test_no_directory_for_temporary_files(tmp_path, monkeypatch, capsys):
+    """A container whose root is read-only: MindSpore's import ended the process, with a dump and exit code 134."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "none")])
+    for command in (["info", "llama_tiny"], ["finetune", "llama_lora"], ["doctor"]):
+        assert main(command) == 2
+        assert "none']: name one that can be written to: export TMPDIR=/…\n" in capsys.readouterr().err
+    assert main(["finetune", "--help"]) == 0
+
+
+def test_a_user_without_a_home(monkeypatch, capsys):
+    """A container's, under a number that /etc/passwd does not have."""
+
+    def unknown(number):
+        raise KeyError(number)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for command in (["info", "~/base"], ["finetune", "~/job.yaml"], ["predict", "--model", "~/base", "--input", "a"]):
+        assert main(command) == 2
+        assert "~: there is no such home directory; give the whole path, or set HOME\n" in capsys.readouterr().err
 
 
 def test_a_current_directory_that_is_deleted_while_a_command_runs(tmp_path, monkeypatch, capsys):
@@ -226,6 +263,14 @@ def test_tested_versions_are_those_that_are_installed_and_that_checks_run_with(t
     assert f"mindspore=={TESTED[0]}.1" in (tmp_path / "lowest.txt").read_text().splitlines()
 
 
+def test_the_tracker_that_fits_mindspore_is_one_that_its_extra_takes():
+    """Otherwise pip puts an older MindSpore in the place of the newest."""
+    project, document = ((ROOT / name).read_text() for name in ("pyproject.toml", "docs/trackers.md"))
+    (fits,) = re.findall(r"pip installs SwanLab ([\d.]+\d)", document)
+    (takes,) = re.findall(r'^swanlab = \["(.*)"\]', project, re.MULTILINE)
+    assert Requirement(takes).specifier.contains(fits)
+
+
 def test_mindspore_is_imported_without_collecting_and_without_scipy_and_tables():
     """By a command's process; afterwards Python's collector works, and leaves MindSpore's modules alone; and what
     MindSpore has of SciPy, and what anybody imports of it, is SciPy's; and so are its tables of Ascend's operators."""
@@ -243,7 +288,7 @@ def test_mindspore_is_imported_without_collecting_and_without_scipy_and_tables()
         "del cell\n"
         "assert gc.collect()\n"
         "assert not any(name.startswith('scipy') for name in sys.modules)\n"
-        "from model_zoo.cores import accelerators_present\n"
+        "from model_zoo.resources import accelerators_present\n"
         "tables = 'mindspore.ops._op_impl.aicpu'\n"
         "assert accelerators_present() or not any(name.startswith(tables) for name in sys.modules)\n"
         "from mindspore.ops._op_impl.aicpu import add_n\n"

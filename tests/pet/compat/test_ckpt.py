@@ -165,10 +165,76 @@ def test_matrices_are_divided_as_there(fixtures, tmp_path):
     assert np.array_equal(found[f"{attention}.wv.weight"].asnumpy(), fused[-size["k"] :])
 
 
+def test_llamas_joined_matrices_take_turns(fixtures, tmp_path):
+    """Since MindFormers 1.4: for each key head its queries, itself and its values; for each row of gate one of up."""
+    n, _ = dimensions(fixtures / "llama_gqa")
+    ours, layer = weights(fixtures / "llama_gqa"), "model.layers.1"
+    query, key, value = (ours[f"{layer}.self_attn.{part}_proj.weight"] for part in "qkv")
+    each = n.heads // n.kv_heads * n.head_dim
+    groups = [
+        np.concatenate([part[head * rows : (head + 1) * rows] for part, rows in turns])
+        for head in range(n.kv_heads)
+        for turns in [((query, each), (key, n.head_dim), (value, n.head_dim))]
+    ]
+    rows = zip(ours[f"{layer}.mlp.gate_proj.weight"], ours[f"{layer}.mlp.up_proj.weight"], strict=True)
+    wanted = {
+        Form(qkv_concat=True): (np.concatenate(groups), np.array([row for pair in rows for row in pair])),
+        Form(qkv_concat=True, plain_concat=True): (
+            np.concatenate([query, key, value]),
+            np.concatenate([ours[f"{layer}.mlp.{part}_proj.weight"] for part in ("gate", "up")]),
+        ),
+    }
+    assert n.kv_heads > 1
+    for form, (qkv, up) in wanted.items():
+        to_file(fixtures / "llama_gqa", tmp_path / "a.ckpt", form)
+        there = ms.load_checkpoint(str(tmp_path / "a.ckpt"))
+        assert np.array_equal(there[f"{layer}.attention.w_qkv.weight"].asnumpy(), qkv)
+        assert np.array_equal(there[f"{layer}.feed_forward.w_gate_hidden.weight"].asnumpy(), up)
+    # LoRA on the joined matrix is the same change of its parts
+    random = np.random.default_rng(0)
+    a, b = random.normal(size=(2, n.hidden)), random.normal(size=(len(qkv), 2))
+    parts = {f"{layer}.attention.w_qkv.mindpet_delta_lora_{name}": one for name, one in (("a", a), ("b", b))}
+    described = {name: ("float32", one.shape) for name, one in parts.items()}
+    write_ckpt(tmp_path / "lora.ckpt", described, lambda name: parts[name].astype(np.float32))
+    to_adapter(tmp_path / "lora.ckpt", tmp_path / "adapter", 2, fixtures / "llama_gqa")
+    found = read_file(tmp_path / "adapter/adapter_model.safetensors")
+    delta, rows = (b @ a).reshape(n.kv_heads, -1, n.hidden), np.cumsum([0, each, n.head_dim, n.head_dim])
+    for number, part in enumerate("qkv"):
+        stem = f"base_model.model.{layer}.self_attn.{part}_proj.lora_"
+        expected = delta[:, rows[number] : rows[number + 1]].reshape(-1, n.hidden)
+        assert found[f"{stem}B.weight"] @ found[f"{stem}A.weight"] == pytest.approx(expected, abs=1e-5)
+    # and where the file has one joined matrix, or one part, alone
+    for base, name, height in (
+        ("llama_gqa", "model.layers.0.feed_forward.w_gate_hidden", 2 * n.ffn),
+        ("chatglm2", "transformer.encoder.layers.0.mlp.dense_right", dimensions(fixtures / "chatglm2")[0].ffn),
+    ):
+        width = dimensions(fixtures / base)[0].hidden
+        parts = {f"{name}.mindpet_delta_lora_a": (2, width), f"{name}.mindpet_delta_lora_b": (height, 2)}
+        described = {one: ("float32", shape) for one, shape in parts.items()}
+        write_ckpt(tmp_path / "lora.ckpt", described, lambda one, parts=parts: np.ones(parts[one], np.float32))
+        assert to_adapter(tmp_path / "lora.ckpt", tmp_path / base, 2, fixtures / base).tensors in (2, 4)
+
+
+def test_llamas_heads_of_release_0_6(fixtures, tmp_path):
+    """That release's own conversion: of each head of query and key the two halves take turns."""
+    source, heads = fixtures / "llama_mha", dimensions(fixtures / "llama_mha")[0].heads
+    form, ours = Form(use_rearrange_rope=True), weights(source)
+    to_file(source, tmp_path / "a.ckpt", form)
+    there = ms.load_checkpoint(str(tmp_path / "a.ckpt"))
+    for name, moves in (("q", True), ("k", True), ("v", False)):
+        value = ours[f"model.layers.0.self_attn.{name}_proj.weight"]
+        halves = value.reshape(heads, 2, -1, value.shape[1]).swapaxes(1, 2).reshape(value.shape)
+        assert np.array_equal(there[f"model.layers.0.attention.w{name}.weight"].asnumpy(), halves if moves else value)
+    to_directory(tmp_path / "a.ckpt", tmp_path / "back", source, form)
+    back = weights(tmp_path / "back")
+    assert all(np.array_equal(back[name], value) for name, value in ours.items())
+
+
 FORMS = [
     ("gpt2", Form()),
     ("llama_gqa", Form()),
     ("llama_gqa", Form(qkv_concat=True)),
+    ("llama_gqa", Form(qkv_concat=True, plain_concat=True)),
     ("chatglm1", Form()),
     ("chatglm2", Form()),
     ("chatglm2", Form(qkv_concat=False, mlp_concat=False)),

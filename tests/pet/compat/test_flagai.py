@@ -9,7 +9,8 @@ import sys
 
 import numpy as np
 import pytest
-from mindspore import nn
+from mindspore import mint, nn
+from mindspore.experimental import optim
 from pet.compat.flagai.trainer import Trainer
 
 import pet
@@ -193,6 +194,22 @@ def test_optimizers_are_taken_by_their_numbers(recipes):
     Trainer().train(object(), optimizer=nn.AdamWeightDecay(apart, 0.2), train_dataset=data)
     train = recipes.pop()[0].train
     assert train.weight_decay == pytest.approx(0.1) and not train.decay_vectors
+    # of torch's kind, whose numbers stand in groups
+    for kind in (mint.optim.AdamW, optim.AdamW):
+        Trainer().train(object(), optimizer=kind(apart, lr=1e-3), train_dataset=data)
+        train = recipes.pop()[0].train
+        assert (train.learning_rate, train.weight_decay, train.decay_vectors) == (1e-3, 0.1, False)
+        alike = [{**one, "lr": 0.5, "weight_decay": 0.2} for one in apart]
+        Trainer().train(object(), optimizer=kind(alike, lr=1e-3), train_dataset=data)
+        train = recipes.pop()[0].train
+        assert (train.learning_rate, train.weight_decay, train.decay_vectors) == (0.5, 0.2, True)
+        for groups, more, why in (
+            ([{**apart[0], "lr": 0.5}, apart[1]], {}, r"is_group_lr.*train\.groups"),
+            ([apart[0], {**apart[1], "weight_decay": 0.2}], {}, "has 2 weight decays"),
+            (apart, {"maximize": True}, "maximize: is not here"),
+        ):
+            with pytest.raises(InputError, match=why):
+                Trainer().train(object(), optimizer=kind(groups, lr=1e-3, **more), train_dataset=data)
     with pytest.raises(InputError, match="int is no function of the step"):
         Trainer().train(object(), lr_scheduler=5, train_dataset=data)
 
@@ -260,6 +277,15 @@ def test_a_deepspeed_file_is_read(monkeypatch, recipes, tmp_path, caplog):
     recipe, objects, _ = recipes[-1]
     assert objects.rates is None and (recipe.train.schedule, recipe.train.warmup) == ("constant", 0)
     assert (recipe.train.learning_rate, recipe.train.weight_decay) == (4e-4, 0.0)
+    # DeepSpeed's Adam decays as AdamW does, and so does FlagAI's own, unless the file says not to
+    for params, kind in (({}, "adamw"), ({"adam_w_mode": True}, "adamw"), ({"adam_w_mode": False}, "adam")):
+        told = {"optimizer": {"type": "Adam", "params": params}, "scheduler": {"type": "WarmupLR"}}
+        path.write_text(json.dumps(told))
+        t = Trainer(env_type="deepspeed", deepspeed_config=str(path), num_gpus=2)._translation()
+        assert t.get("train.optimizer") == kind
+        assert t.get("train.warmup") == 1000, "DeepSpeed's own where the file does not say it"
+    t = Trainer(env_type="pytorchDDP", num_gpus=2, optimizer_type="adam")._translation()
+    assert t.get("train.optimizer") == "adamw"
     path.write_text(json.dumps({"fp16": {"loss_scale": 128}, "optimizer": {"type": "OneBitAdam"}}))
     with pytest.raises(
         InputError, match=r"fp16.loss_scale: 128: a fixed loss scale(.|\n)*'OneBitAdam' is not supported"

@@ -13,7 +13,8 @@ import yaml
 from model_zoo.errors import InputError
 from model_zoo.tokenizers import AutoTokenizer
 from pet.compat import axolotl, llama_factory
-from pet.compat.prompts import ALPACA, AXOLOTL, LLAMA_FACTORY
+from pet.compat.merging import of_file
+from pet.compat.prompts import ALPACA, AXOLOTL, LLAMA_FACTORY, of_turns
 from pet.compat.yaml_files import convert, load_any
 from pet.data.encode import Encoder
 from pet.data.formats import read_rows
@@ -129,10 +130,12 @@ def test_axolotl(base, tmp_path):
         ({"lr_quadratic_warmup": True}, 2.0, 0.0),  # the schedule is cosine unless the file says another
         ({"lr_quadratic_warmup": True, "lr_scheduler": "linear"}, 1.0, 0.0),
         ({"lr_quadratic_warmup": False, "cosine_min_lr_ratio": 0.1}, 1.0, 0.1),
+        ({"lr_scheduler": "linear", "cosine_min_lr_ratio": 0.1}, 1.0, 0.0),  # which reads it with cosine alone
+        ({"lr_scheduler": "constant", "cosine_min_lr_ratio": 0.1}, 1.0, 0.0),
     ],
     ids=str,
 )
-def test_axolotls_quadratic_warm_up_is_the_cosine_schedules(base, tmp_path, given, power, final_ratio):
+def test_axolotls_numbers_of_the_cosine_schedule_are_of_it_alone(base, tmp_path, given, power, final_ratio):
     file = {"base_model": str(base), "datasets": [{"path": str(base / "data.jsonl"), "type": "alpaca"}]}
     file |= {"adapter": "lora", "sequence_len": 64, "dataset_exact_deduplication": True, **given}
     recipe = load_any(write(tmp_path / "ax.yaml", yaml.safe_dump(file)), ["train.learning_rate=1e-3"])
@@ -193,6 +196,43 @@ def test_the_command_line_may_use_the_files_own_names(job, base):
             load_any(job(), [f"model.path={base}", f"data.train={base / 'data.jsonl'}", "data.max_length=64", wrong])
 
 
+def test_an_own_name_that_a_recipe_has_too_is_the_files_unless_it_is_given_a_section(job, base):
+    """``adapter=`` was the recipe's section with all of its defaults: LoRA, in place of all weights."""
+    path, files = job(), [f"model.path={base}", f"data.train={base / 'data.jsonl'}", "data.max_length=64"]
+    dora = load_any(path, [*files, "adapter={method: dora, rank: 2}"]).adapter
+    assert (dora.method, dora.rank) == ("dora", 2)
+    for none in ("adapter=", "adapter=none"):
+        if "base_model" in path.read_text():
+            assert load_any(path, [*files, none]).adapter.method == "none"
+    if "base_model" in path.read_text():
+        assert load_any(path, [*files, "adapter=qlora", "load_in_4bit=true"]).model.quantization.type == "nf4"
+    else:
+        with pytest.raises(InputError, match="adapter: expected a section"):
+            load_any(path, [*files, "adapter=qlora"])
+    again = ["learning_rate=1e-4", "learning_rate=2e-4", "learning_rate=1e-4"]
+    assert load_any(path, [*files, *again]).train.learning_rate == 1e-4, "the last one counts"
+
+
+@pytest.mark.parametrize("asked", ["1", "true", "0", None])
+def test_llama_factorys_variable_for_modelscope_says_where_a_name_is_looked_up(tmp_path, base, monkeypatch, asked):
+    monkeypatch.delenv("USE_MODELSCOPE_HUB", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("USE_MODELSCOPE_HUB", asked)
+    before = "modelscope:" if asked in ("1", "true") else ""
+    for given, expected in (
+        ({"model_name_or_path": "org/base"}, f"{before}org/base"),
+        ({"model_name_or_path": "org/base", "model_revision": "main"}, f"{before}org/base"),
+        ({"model_name_or_path": "org/base", "model_revision": "v2"}, f"{before}org/base@v2"),
+        ({"model_name_or_path": str(base)}, str(base)),
+        ({"model_name_or_path": "modelscope:org/base"}, "modelscope:org/base"),
+    ):
+        assert llama_factory.translate(given, tmp_path / "lf.yaml").get("model.path") == expected
+        if "model_revision" not in given:
+            merged = {**given, "adapter_name_or_path": "adapter"}
+            assert of_file(write(tmp_path / "lf.yaml", yaml.safe_dump(merged))).base == expected
+    assert axolotl.translate({"base_model": "org/base"}, tmp_path / "ax.yaml").get("model.path") == "org/base"
+
+
 def test_words_of_yaml_1_1_are_truth_values_as_these_systems_read_them(job, base):
     files = [f"model.path={base}", f"data.train={base / 'data.jsonl'}", "data.max_length=64"]
     whole = job(save_total_limit=2)
@@ -200,7 +240,8 @@ def test_words_of_yaml_1_1_are_truth_values_as_these_systems_read_them(job, base
     off = f"{packing}: no\ngradient_checkpointing: off\nfp16: No\nsave_steps: 1_000\n"
     write(whole, whole.read_text() + off)
     recipe = load_any(whole, files)
-    assert (recipe.train.recompute, recipe.train.precision, recipe.data.packing) == (False, "fp32", "longest")
+    unsaid = "auto" if packing == "sample_packing" else "fp32"  # what axolotl's bf16 is where a file does not say it
+    assert (recipe.train.recompute, recipe.train.precision, recipe.data.packing) == (False, unsaid, "longest")
     assert recipe.train.save_every == 1000
     recipe = load_any(write(whole, whole.read_text().replace(": off", ": yes").replace(": no", ": on")), files)
     assert (recipe.train.recompute, recipe.data.packing) == (True, "pack")
@@ -327,6 +368,22 @@ def test_targets_that_a_base_lacks_are_passed_over_as_in_peft(tmp_path, fixtures
             load_any(path, given)
 
 
+@pytest.mark.parametrize("system", ["llama_factory", "axolotl"])
+def test_a_converted_file_is_what_runs(tmp_path, fixtures, base, system):
+    """With the base's own modules and context, as when the file itself is run."""
+    key, names = {"llama_factory": "model_name_or_path", "axolotl": "base_model"}[system], ["gate_proj", "q_proj"]
+    file = {**JOBS[system], key: str(fixtures / "glm4_0414"), "output_dir": str(tmp_path / "out"), "bf16": True}
+    file |= {"lora_target": "gate_proj,q_proj"} if system == "llama_factory" else {"lora_target_modules": names}
+    path = write(tmp_path / "job.yaml", yaml.safe_dump({**file, "lora_target_linear": None}))
+    data = [f"data.train={base / 'data.jsonl'}"]
+    text, ignored = convert(path)
+    ours, theirs = load_any(write(tmp_path / "ours.yaml", text), data), load_any(path, data)
+    assert ours.adapter == theirs.adapter and ours.adapter.targets == ["q_proj"]
+    assert ours.data.max_length == theirs.data.max_length < 512
+    assert ours.train.precision == theirs.train.precision == "auto"
+    assert any("the base has no such modules" in line for line in ignored)
+
+
 def test_axolotls_loftq(tmp_path):
     file = {**JOBS["axolotl"], "peft": {"loftq_config": {"loftq_bits": 4}}, "test_value": True}
     translation = axolotl.translate(file, tmp_path / "job.yaml")
@@ -375,7 +432,7 @@ def test_axolotls_loftq(tmp_path):
             {"data.columns": {"system": "told"}, "data.system": None},
         ),
         ({"type": "chat_template", "chat_template": "chatml"}, {"data.template": CHATML}),
-        ({"type": "sharegpt", "conversation": "chatml"}, {"data.template": CHATML}),
+        ({"type": "sharegpt", "conversation": "chatml"}, {"data.template": of_turns("chatml", None)}),
         ({"type": "input_output"}, {"data.format": "segments", "data.template": None}),
     ],
 )
@@ -799,6 +856,7 @@ SIMPO = {"objective": "simpo", "beta": 0.1}
         ("axolotl", {"rl": "simpo", "simpo_gamma": 1.0}, SIMPO | {"sft_weight": 1.0, "gamma": 1.0}),
         ("axolotl", {"rl": "simpo", "cpo_alpha": 0.0, "rl_beta": 2.0}, SIMPO | {"sft_weight": 0.0, "beta": 2.0}),
         ("axolotl", {"rl": "dpo", "cpo_alpha": 0.5}, DPO | {"beta": 0.1}),
+        ("axolotl", {"rl": "dpo", "train_on_inputs": True}, DPO | {"beta": 0.1}),
         ("axolotl", {"reward_model": True, "num_labels": 1, "rl_beta": 0.3}, {"objective": "reward"}),
         ("axolotl", {"reward_model": False}, {}),
     ],
@@ -818,6 +876,8 @@ def test_preferences(tmp_path, system, given, expected):
         assert translation.get("data.columns") == {"chosen": "better", "rejected": "worse", **alone}
     if given.get("stage") == "sft":
         assert "pref_beta" in translation.ignored
+    assert translation.get("data.train_on") is None
+    assert ("train_on_inputs" in translation.ignored) == ("train_on_inputs" in given)
 
 
 @pytest.mark.parametrize(
@@ -991,7 +1051,8 @@ def test_adapters_of_embeddings_have_a_rate_of_their_own_under_lora_plus(tmp_pat
     ):
         file = {**JOBS[system], "lora_target_linear": None, "loraplus_lr_ratio": 16, key: targets, **given}
         t = module.translate(file, tmp_path / "job.yaml")
-        expected = [{"match": ["*lora_embedding_*"], "learning_rate": rate}] if rate else None
+        match = "*lora_embedding_B*" if system == "llama_factory" else "*lora_embedding_*"  # as PEFT's own function
+        expected = [{"match": [match], "learning_rate": rate}] if rate else None
         assert t.get("train.groups") == expected and not t.problems
         assert ("loraplus_lr_embedding" in t.ignored) == (rate is None)
 
@@ -1294,6 +1355,69 @@ def test_llama_factorys_stable_decay(tmp_path, given, decay, problem):
     t = llama_factory.translate({**told, **given}, tmp_path / "job.yaml")
     assert t.get("train.decay") == decay
     assert not t.problems if problem is None else problem in t.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("system", "given", "expected"),
+    [
+        # transformers' trainer saves every 500 steps and keeps all, axolotl keeps four
+        ("llama_factory", {}, {"train.save_every": 500, "train.keep_last": 1 << 20}),
+        ("llama_factory", {"save_steps": 20, "save_total_limit": 3}, {"train.save_every": 20, "train.keep_last": 3}),
+        ("llama_factory", {"save_strategy": "epoch"}, {"train.save_every": None}),
+        ("llama_factory", {"save_strategy": "no", "save_total_limit": 0}, {"train.save_every": None}),
+        ("axolotl", {}, {"train.save_every": None, "train.keep_last": 4}),
+        # which is about answers
+        ("llama_factory", {"max_length": 100}, {"data.max_length": 2048}),
+        ("llama_factory", {"buffer_size": 16384}, {"data.stream_window": None}),
+        ("llama_factory", {"buffer_size": 64, "streaming": True}, {"data.stream_window": 64}),
+        ("axolotl", {"streaming_multipack_buffer_size": 64, "streaming": False}, {"data.stream_window": None}),
+        ("llama_factory", {"additional_target": " a , b"}, {"adapter.modules_to_save": ["a", "b"]}),
+        ("llama_factory", {"quantization_bit": 4, "quantization_type": "fp4"}, {"model.quantization.type": "fp4"}),
+        ("llama_factory", {"quantization_type": "fp4"}, {"model.quantization.type": None}),
+        ("axolotl", {"max_steps": 0, "num_epochs": 2}, {"train.steps": None, "train.epochs": 2}),
+        ("axolotl", {"max_steps": -1, "num_epochs": 2}, {"train.steps": None, "train.epochs": 2}),
+        ("axolotl", {"adam_epsilon": 1e-7, "adam_epsilon2": 1e-16, "adam_beta3": 0.9}, {"train.eps": 1e-7}),
+        ("axolotl", {"lora_target_modules": ".*q_proj|.*v_proj"}, {"adapter.targets": ["re:.*q_proj|.*v_proj"]}),
+        # of a package of that name, for releases up to 0.7; transformers' own has Adam's
+        ("axolotl", {"optimizer": "lion_pytorch"}, {"train.optimizer": "lion", "train.betas": [0.9, 0.99]}),
+        ("axolotl", {"optimizer": "lion_pytorch", "adam_beta1": 0.8}, {"train.betas": [0.9, 0.99]}),
+        ("axolotl", {"optimizer": "lion_pytorch", "adam_beta1": 0.8, "adam_beta2": 0.9}, {"train.betas": [0.8, 0.9]}),
+        ("axolotl", {"optimizer": "lion_32bit"}, {"train.optimizer": "lion", "train.betas": None}),
+        ("axolotl", {}, {"train.precision": "bf16"}),
+        ("axolotl", {"bf16": None}, {"train.precision": None}),
+        ("axolotl", {"bf16": False, "bfloat16": True}, {"train.precision": "bf16"}),
+        ("axolotl", {"fp16": True}, {"train.precision": "fp16"}),
+        # PEFT's function for LoRA+ decays nothing unless it is told to, LLaMA-Factory's does
+        ("axolotl", {"loraplus_lr_ratio": 16, "weight_decay": 0.1}, {"train.weight_decay": None}),
+        ("llama_factory", {"loraplus_lr_ratio": 16, "weight_decay": 0.1}, {"train.weight_decay": 0.1}),
+    ],
+    ids=str,
+)
+def test_what_a_key_means_there(tmp_path, system, given, expected):
+    module = {"llama_factory": llama_factory, "axolotl": axolotl}[system]
+    t = module.translate({**JOBS[system], "lora_target_linear": None, **given}, tmp_path / "job.yaml")
+    assert {name: t.get(name) for name in expected} == expected and not t.problems
+
+
+def test_fp16_is_not_said_to_be_ignored_where_bf16_is_off(tmp_path):
+    for bf16, precision, noted in ((False, "fp16", False), ("auto", "fp16", False), (True, "bf16", True)):
+        t = axolotl.translate({**JOBS["axolotl"], "fp16": True, "bf16": bf16}, tmp_path / "job.yaml")
+        assert (t.get("train.precision"), "fp16" in t.ignored) == (precision, noted)
+
+
+def test_a_file_that_trains_every_weight_may_say_something_of_lora(base, tmp_path):
+    told = {"model_name_or_path": str(base), "dataset": "x", "finetuning_type": "full", "cutoff_len": 64}
+    told |= {"use_rslora": False, "additional_target": "lm_head", "lora_rank": 4, "lora_dropout": 0.1}
+    adapter = load_any(write(tmp_path / "lf.yaml", yaml.safe_dump(told)), [f"data.train={base / 'data.jsonl'}"]).adapter
+    assert adapter.method == "none"
+
+
+def test_the_magnitudes_of_dora_decay_as_in_transformers(tmp_path):
+    group = {"match": ["*lora_magnitude_vector*"], "weight_decay": 0.1}
+    for module, given in ((llama_factory, {"use_dora": True}), (axolotl, {"adapter": "lora", "peft_use_dora": True})):
+        t = module.translate({**given, "weight_decay": 0.1}, tmp_path / "job.yaml")
+        assert t.get("train.groups") == [group]
+        assert module.translate(given, tmp_path / "job.yaml").get("train.groups") is None
 
 
 def test_keys_of_todays_releases(tmp_path):

@@ -94,6 +94,8 @@ def test_what_counts_in_a_draw_alone_may_be_anything_without_one(caplog):
     assert "top_k=0.65 has no effect without do_sample=True" in caplog.text
     drawn = model.generate(ids, max_new_tokens=6, do_sample=True, seed=3).tolist()
     assert model.generate(ids, max_new_tokens=6, do_sample=20, seed=3).tolist() == drawn
+    beams = model.generate(ids, max_new_tokens=6, num_beams=3, do_sample=False).tolist()
+    assert model.generate(ids, max_new_tokens=6, num_beams=3, do_sample=True, temperature=9.0, seed=3).tolist() == beams
     with pytest.raises(InputError, match=r"top_k is 0\.7"):
         model.generate(ids, max_new_tokens=6, do_sample=True, top_k=0.7)
     with pytest.raises(InputError, match="do_sample is 'yes'"):
@@ -162,3 +164,20 @@ def test_what_was_tuned_on_questions_is_asked_in_their_prompt(tmp_path):
 def test_how_mindformers_runs_a_model_is_none_of_a_calls_settings():
     ask = pipeline("text_generation", model="llama_tiny")
     assert ask("a red", max_new_tokens=2, use_past=True) == ask("a red", max_new_tokens=2)
+
+
+@pytest.mark.parametrize("name", ["llama_tiny", "glm4_tiny"])
+def test_a_model_is_talked_with(name):
+    model, tokenizer = AutoModel.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+    asked = [{"role": "user", "content": "a red shirt"}]
+    ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True)
+    greedy = {"max_new_tokens": 4, "do_sample": False}
+    text, history = model.chat(tokenizer, "a red shirt", **greedy)
+    assert text == tokenizer.decode(model.generate([ids], **greedy)[0][len(ids) :], True)
+    assert history == [*asked, {"role": "assistant", "content": text}]
+    before = history
+    further, history = model.chat(tokenizer, "and grey?", history, **greedy)
+    assert history is before and len(history) == 4 and history[-1] == {"role": "assistant", "content": further}
+    told = model.chat(tokenizer, "a red shirt", instruction="be short", seed=0, max_length=60)[1]
+    assert [one["role"] for one in told] == ["system", "user", "assistant"]
+    assert told[-1]["content"] == model.chat(tokenizer, "a red shirt", instruction="be short", seed=0, max_length=60)[0]

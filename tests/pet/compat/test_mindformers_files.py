@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import runpy
 import sys
@@ -10,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from recipe_jobs import changed
 
 from model_zoo.errors import InputError
 from pet.cli.main import main
-from pet.compat.mindformers import MindFormerConfig, Trainer
+from pet.compat.mindformers import MindFormerConfig, Trainer, TrainingArguments
 from pet.compat.mindformers.sizes import config_of, contradictions
 from pet.compat.yaml_files import load_any
 
@@ -44,18 +44,11 @@ JOB = {
 
 @pytest.fixture
 def job(tmp_path):
-    """Writes the file with values at dotted keys changed; None leaves a key out."""
+    """Writes the file with values `changed`."""
 
     def write(**changes):
-        values = copy.deepcopy(JOB)
-        for key, value in changes.items():
-            *sections, last = key.split("__")
-            inner = values
-            for section in sections:
-                inner = inner.setdefault(section, {})
-            inner[last] = value
         file = tmp_path / "run_llama2_7b.yaml"
-        file.write_text(yaml.safe_dump(values))
+        file.write_text(yaml.safe_dump(changed(JOB, changes)))
         return file
 
     return write
@@ -81,6 +74,18 @@ def test_a_published_file_starts_from_random_weights_as_it_is(job):
     assert (recipe.train.eps, recipe.train.warmup, recipe.train.power) == (1e-6, 0, 1.0)
     assert recipe.train.warmup_like == "mindformers"
     assert recipe.train.final_ratio == pytest.approx(1e-7 / 1e-4)
+
+
+def test_a_class_of_another_model_over_a_checkpoint(job, caplog):
+    """It may compute something else than what config.json says, which decides where the command gives it."""
+    says = "type: LlamaConfig of BaichuanForCausalLM, but the checkpoint's model_type is 'llama'"
+    other = {"model__arch__type": "BaichuanForCausalLM"}
+    load_any(job(**other), changes={"load_checkpoint": "llama_tiny"}, check_files=False)
+    assert f"the model is that of the command: {says}" in notes(caplog)
+    with pytest.raises(InputError, match=f"model_config.{says}"):
+        load_any(job(**other, run_mode="finetune", load_checkpoint="llama_tiny"), check_files=False)
+    with pytest.raises(InputError, match="'BaichuanForCausalLM' is not supported; models of GPT2, Llama"):
+        load_any(job(**other), check_files=False)
 
 
 def test_a_file_changes_those_that_its_base_config_names(job, tmp_path):
@@ -166,6 +171,11 @@ def test_options_stand_in_the_place_of_the_files_values(job, rows):
          {"method": "ptuning2", "length": 4, "projection": True, "projection_hidden": 8}),
         ({"pet_type": "prefixtuning", "prefix_token_num": 4, "mid_dim": 8, "dropout_rate": 0.1},
          {"method": "prefix", "length": 4, "projection": True, "projection_hidden": 8}),
+        # its classes' own defaults
+        ({"pet_type": "prefixtuning"}, {"length": 128, "projection": True, "projection_hidden": 512}),
+        ({"pet_type": "prefixtuning", "prefix_seq_len": 4, "projection": False},
+         {"length": 4, "projection": False, "projection_hidden": None}),
+        ({"pet_type": "ptuning2", "prefix_projection": True}, {"length": 128, "projection_hidden": 128}),
     ],
 )  # fmt: skip
 def test_pet_config(job, pet, expected):
@@ -243,6 +253,9 @@ def test_keys_of_the_models_beyond_llama_and_glm(given, expected):
         ({"trainer__type": "TranslationTrainer"}, "trainer.type: 'TranslationTrainer'"),
         ({"parallel_config__context_parallel": 2, "use_parallel": True}, "parallel_config: context_parallel: 2"),
         ({"layer_scale": True}, "layer_scale: True"),
+        ({"runner_wrapper__use_skip_data_by_global_norm": True}, "by_global_norm: True: no batch is left out"),
+        ({"train_dataset__repeat": 2}, "train_dataset.repeat: 2: give runner_config.epochs"),
+        ({"train_dataset__eod_reset": True}, "train_dataset.eod_reset: True: rows are not divided at an end token"),
         ({"remote_save_url": "/mnt/results"}, "remote_save_url: '/mnt/results': file:///directory or obs://"),
     ],
 )
@@ -290,3 +303,67 @@ def test_the_checkpoint_of_the_command_line_answers_though_the_files_is_a_name(t
 
     trainer = Trainer(recipe=tmp_path / "job.yaml", load_checkpoint=str(bundled_models()["llama_tiny"]))
     assert trainer.predict("a red", max_new_tokens=1)[0]["text_generation_text"][0].startswith("a red")
+
+
+PIPELINE = {"use_parallel": True, "parallel_config": {"data_parallel": 2, "pipeline_stage": 2, "micro_batch_num": 2}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "accumulation"),
+    [
+        ({"micro_batch_interleave_num": 2}, 2, 1),  # of one process it does nothing
+        ({"micro_batch_interleave_num": 2, "use_parallel": True}, 2 * 8 * 2, 1),
+        ({**PIPELINE, "micro_batch_interleave_num": 2, "runner_config__gradient_accumulation_steps": 4}, 16, 1),
+        ({"use_parallel": True, "runner_config__gradient_accumulation_steps": 4}, 2 * 8, 4),
+    ],
+)
+def test_the_rows_of_a_step_are_mindformers(job, changes, rows, accumulation):
+    """Its trainer's global batch: batch_size × data_parallel × micro_batch_interleave_num, times micro_batch_num in a
+    pipeline, which leaves gradient_accumulation_steps out."""
+    train = load_any(job(**changes), check_files=False).train
+    assert (train.batch_size, train.accumulation) == (rows, accumulation)
+
+
+def test_rows_of_arguments_are_mindformers(tmp_path):
+    arguments = {
+        "batch_size": 2,
+        "per_device_train_batch_size": 5,
+        "use_parallel": True,
+        "data_parallel": 4,
+        "micro_batch_interleave_num": 2,
+    }
+    assert Trainer(model="llama_tiny", args=TrainingArguments(**arguments)).recipe("train").train.batch_size == 16
+    trainer = Trainer(model="llama_tiny", args=TrainingArguments(batch_size=2, gradient_accumulation_steps=4))
+    trainer.set_parallel_config(data_parallel=1, pipeline_stage=2, micro_batch_num=2)
+    assert (trainer.recipe("train").train.batch_size, trainer.recipe("train").train.accumulation) == (4, 1)
+    own = tmp_path / "own.yaml"  # a recipe accumulates over pipelines, too
+    own.write_text("model: {path: llama_tiny}\nparallel: {pipeline: 2, micro_batches: 2}\n")
+    args = {"use_parallel": True, "gradient_accumulation_steps": 4}
+    assert Trainer(recipe=own, args=args).recipe("train").train.accumulation == 4
+
+
+def test_sections_that_are_not_there_are_mindformers_defaults(job):
+    """Without a schedule the optimizer's rate stays, and without a wrapper nothing is clipped."""
+    train = load_any(job(lr_schedule=None, optimizer={"type": "AdamW", "learning_rate": 1e-3}), check_files=False).train
+    assert (train.schedule, train.learning_rate, train.warmup, train.clip_norm) == ("constant", 1e-3, 0, None)
+
+
+def test_a_schedule_without_an_end_has_none(job, caplog):
+    caplog.set_level(logging.WARNING, "pet")
+    given = {"type": "linear", "learning_rate": 1e-4, "lr_end": 1e-5}
+    assert load_any(job(lr_schedule=given), check_files=False).train.final_ratio == 0
+    assert "lr_schedule.lr_end: the schedule linear has none, in MindFormers either" in notes(caplog)
+    arguments = TrainingArguments(lr_scheduler_type="linear", lr_end=1e-5)
+    assert Trainer(model="llama_tiny", args=arguments).recipe("train").train.final_ratio == 0
+    with pytest.raises(InputError, match="lr_end: give learning_rate beside it"):
+        Trainer(model="llama_tiny", args={"lr_end": 1e-5}).recipe("train")
+    trainer = Trainer(model="llama_tiny", args={})
+    trainer.config.lr_schedule.update({"type": "polynomial", "warmup_ratio": 0.1})
+    train = trainer.recipe("train").train
+    assert (train.power, train.warmup_like) == (1.0, "mindformers")
+
+
+def test_so_many_rows_are_measured(job, rows):
+    loader = {"type": "MindDataset", "dataset_dir": rows, "num_samples": 3}
+    assert load_any(job(eval_dataset={"data_loader": loader}), check_files=False).data.eval_rows == [":3"]
+    assert load_any(job(eval_dataset={"data_loader": loader}, do_eval=False), check_files=False).data.eval_rows is None

@@ -353,7 +353,7 @@ def test_training_arguments_as_mindformers_defines_them(tmp_path):
     rows.write_text("a\nb\n")
     arguments = TrainingArguments(
         num_train_epochs=1, batch_size=2, sink_mode=True, device_target="Ascend", data_parallel=8, scale_sense=1.0,
-        lr_scheduler_type="linear", learning_rate=1e-3, lr_end=1e-4, layer_scale=False, expert_num=1, total_steps=-1,
+        lr_scheduler_type="cosine", learning_rate=1e-3, lr_end=1e-4, layer_scale=False, expert_num=1, total_steps=-1,
         use_clip_grad=False, save_prefix="gpt", train_dataset=str(rows), shuffle=False, num_samples=1, unheard_of=None,
     )  # fmt: skip
     recipe = Trainer(model="gpt_tiny", pet_method="lora", args=arguments, train_dataset=str(rows)).recipe()
@@ -367,6 +367,9 @@ def test_training_arguments_as_mindformers_defines_them(tmp_path):
             Trainer(model="gpt_tiny", args=TrainingArguments(**wrong), train_dataset=str(rows)).recipe()
     with pytest.raises(InputError, match="has no 'unheard_of'"):
         TrainingArguments(unheard_of=1)
+    shown = TrainingArguments(seed=3)  # as its class shows what is left out
+    assert (shown.output_dir, shown.num_train_epochs, shown.per_device_train_batch_size) == ("./output", 3.0, 8)
+    assert (shown.seed, shown.learning_rate, shown.batch_size, shown.warmup_ratio) == (3, 5e-5, None, None)
 
 
 def test_loaders_of_scripts_are_refused_by_name():

@@ -157,6 +157,62 @@ def test_what_a_script_sets_on_a_trainers_config_counts(tmp_path):
         trainer.recipe("train")
 
 
+def test_a_files_interval_holds_for_rows_in_memory(tmp_path):
+    """A file that measures while it trains, and whose data the script gives as objects."""
+    loader = {"data_loader": {"type": "MindDataset", "dataset_dir": ""}, "input_columns": ["input_ids"]}
+    values = {"do_eval": True, "eval_step_interval": 2, "run_mode": "finetune", "output_dir": str(tmp_path / "run")}
+    values |= {"model": {"model_config": {"type": "LlamaConfig"}}, "load_checkpoint": "llama_tiny"}
+    values |= {"train_dataset": loader}
+    values |= {"eval_dataset": loader, "runner_config": {"epochs": 1, "batch_size": 2}}
+    (tmp_path / "job.yaml").write_text(json.dumps(values))
+    Trainer(args=str(tmp_path / "job.yaml"), train_dataset=rows(), eval_dataset=rows()).train()
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "eval_loss" in line] == [2, 4]
+    with pytest.raises(InputError, match="there is nothing to evaluate on"):
+        Trainer(args=str(tmp_path / "job.yaml"), train_dataset=rows()).train()
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path / "other"), batch_size=2, num_train_epochs=1, evaluation_strategy="steps", eval_steps=3
+    )
+    Trainer(model=tiny(), args=arguments, train_dataset=rows(), eval_dataset=rows()).train()
+    lines = [json.loads(line) for line in (tmp_path / "other/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "eval_loss" in line] == [3, 4]
+    Trainer(model=tiny(), args=arguments, train_dataset=rows()).train()  # nothing to measure on
+
+
+class Noted(ms.train.Callback):
+    def __init__(self, stop_at=None):
+        self.seen, self.losses, self.stop_at = [], [], stop_at
+
+    def _note(self, moment, run_context):
+        values = run_context.original_args()
+        self.seen.append((moment, values.get("cur_epoch_num"), values.cur_step_num, values.epoch_num, values.batch_num))
+        if moment == "step_end":
+            loss = values.net_outputs[0] if isinstance(values.net_outputs, tuple) else values.net_outputs
+            self.losses.append(float(loss.asnumpy()))
+            if values.cur_step_num == self.stop_at:
+                run_context.request_stop()
+
+
+for moment in ("begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end"):
+    setattr(Noted, moment, lambda self, run_context, moment=moment: self._note(moment, run_context))
+
+
+def test_callbacks_of_mindspores_kind_are_told_what_its_own_loop_tells(tmp_path, capsys):
+    whole = ms.nn.Dense(2, 1)
+    data = [(np.ones(2, np.float32), np.ones(1, np.float32))] * 8
+    data = ms.dataset.GeneratorDataset(data, ["input", "label"], shuffle=False).batch(2)
+    loop = ms.train.Model(whole, ms.nn.MSELoss(), ms.nn.SGD(whole.trainable_params()))
+    for stop_at, steps in ((None, 8), (3, 3)):
+        theirs, ours = Noted(stop_at), Noted(stop_at)
+        loop.train(2, data, callbacks=[theirs], dataset_sink_mode=False)
+        trainer = trainer_of(tiny(), tmp_path, callbacks=[ours, ms.train.LossMonitor()])
+        trainer.config.runner_config.epochs = 2
+        trainer.train()
+        assert ours.seen == theirs.seen
+        assert ours.losses == pytest.approx(logged(tmp_path, "loss")) and len(ours.losses) == steps
+    assert "epoch: 2 step: 4, loss is" in capsys.readouterr().out
+
+
 def test_a_model_whose_configuration_has_named_the_adapter_gets_it_once():
     config = LlamaConfig(num_layers=1, hidden_size=32, num_heads=2, vocab_size=20, seq_length=8)
     config.pet_config = LoraConfig(lora_rank=4, lora_alpha=8, target_modules=".*wq")
@@ -194,3 +250,16 @@ def test_data_of_tuples_by_the_names_of_their_columns(tmp_path, form):
         trainer.train()
         found.append(trainer.evaluate(eval_dataset=given)["loss"])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", ["tuples", "Dataset"])
+def test_columns_of_data_by_the_names_of_release_0_6(tmp_path, kind):
+    """A mask by its earlier name leaves padding out, as by its later one."""
+    rows = [(ids, np.r_[mask[:5], 0 * mask[5:]]) for ids, mask in map(Pairs().__getitem__, range(6))]
+    found = []
+    for names in (["input_ids", "attention_mask"], ["input_ids", "input_mask"], ["input_ids", "ignored"]):
+        arguments = TrainingArguments(output_dir=str(tmp_path / "run"), eval_dataset_in_columns=names)
+        trainer = Trainer(args=arguments, model=AutoModel.from_pretrained("gpt_tiny"))
+        data = ms.dataset.GeneratorDataset(rows, names, shuffle=False).batch(2)
+        found.append(trainer.evaluate(eval_dataset=data if kind == "Dataset" else lambda: iter(rows))["loss"])
+    assert found[0] == found[1] != found[2]

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from mindspore.mindrecord import FileWriter
 
 import pet
 from model_zoo.errors import InputError
-from pet.compat.mindformers import AutoModel, ChatGLM4Tokenizer, LlamaConfig, Trainer
+from pet.compat.mindformers import AutoConfig, AutoModel, ChatGLM4Tokenizer, LlamaConfig, Trainer
 from pet.compat.mindformers.padding import pad_of
 
 LENGTHS = (5, 9, 12, 7)
@@ -131,6 +132,34 @@ def test_what_is_no_batch_among_batches_is_named(fixtures, wrong, message):
     batches = [{"input_ids": np.full((2, 6), 10)}, wrong]
     with pytest.raises(InputError, match=message):
         Trainer(model=model, train_dataset=batches, args={"output_dir": "run"}).train()
+
+
+def test_llamas_labels_stand_where_they_are_predicted_where_its_configuration_says_so(tmp_path):
+    """``input_sliced_sig``: the loss of the cell, of an object and of a job file is that of these labels."""
+    config = AutoConfig.from_pretrained("llama_tiny")
+    config.input_sliced_sig = True
+    model = AutoModel.from_config(config).set_train()
+    ids = np.random.default_rng(0).integers(20, 300, (2, 10))
+    labels = np.where(np.arange(9) > 3, ids[:, 1:], -100)
+    logits = pet.AutoModel.from_pretrained("llama_tiny")(ids[:, :-1]).asnumpy().astype(np.float64)
+    losses = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, ids[:, 1:, None], -1)[..., 0]
+    expected = losses[labels >= 0].mean()
+    assert float(model(ids[:, :-1], labels)) == pytest.approx(expected, rel=1e-5)
+    assert float(model(ids)) == pytest.approx(losses.mean(), rel=1e-5)  # without labels of one token more all the same
+    writer = FileWriter(str(tmp_path / "rows.mindrecord"))
+    writer.add_schema({name: {"type": "int32", "shape": [-1]} for name in ("input_ids", "labels")}, "rows")
+    pairs = zip(ids[:, :-1], labels, strict=True)
+    writer.write_raw_data([{"input_ids": np.int32(row), "labels": np.int32(learnt)} for row, learnt in pairs])
+    writer.commit()
+    file = tmp_path / "job.yaml"
+    section = {"type": "LlamaConfig", "checkpoint_name_or_path": "llama_tiny", "input_sliced_sig": True}
+    loader = {"type": "MindDataset", "dataset_dir": str(tmp_path / "rows.mindrecord")}
+    values = {"trainer": {"type": "CausalLanguageModelingTrainer"}, "model": {"model_config": section}}
+    file.write_text(yaml.safe_dump({"run_mode": "eval", "eval_dataset": {"data_loader": loader}, **values}))
+    how = {"args": {"output_dir": str(tmp_path / "run"), "batch_size": 2, "use_parallel": False}}
+    of_object = Trainer(model=model, eval_dataset=str(tmp_path / "rows.mindrecord"), **how)
+    for trainer in (of_object, Trainer(recipe=file, **how)):
+        assert trainer.evaluate()["loss"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_glms_labels_stand_where_they_are_predicted(tmp_path):

@@ -34,6 +34,12 @@ def test_tokens_and_ids(tokenizer):
     assert type(tokenizer).__name__ == own  # by which stored data is known
 
 
+def test_control_tokens(tokenizer):
+    ids = tokenizer("a red", add_special_tokens=False)["input_ids"]
+    assert not {*ids} & {*tokenizer.all_special_ids} and {*tokenizer.call_tokens()[0]} <= {*tokenizer.all_special_ids}
+    assert tokenizer.convert_tokens_to_ids(tokenizer.all_special_tokens) == tokenizer.all_special_ids
+
+
 def test_the_unknown_token(tokenizer):
     unknown = {"LlamaTokenizer": "<unk>", "ChatGLMTokenizer": "<unk>", "GPT2Tokenizer": "<|endoftext|>"}
     assert tokenizer.unk_token == unknown.get(type(tokenizer).__name__)
@@ -232,10 +238,50 @@ def test_a_row_of_ids_is_made_ready(tokenizer):
         ids, add_special_tokens=False, max_length=len(ids) + 2, padding="max_length", truncate_direction="LEFT"
     )
     assert row == {"input_ids": [*ids, pad, pad], "attention_mask": [1] * len(ids) + [0, 0]}
-    row = tokenizer.prepare_for_model(ids, [7, 8], False, truncation=True, max_length=len(ids) + 1)
-    assert row["input_ids"] == [*ids, 7]
-    with pytest.raises(InputError, match="add_special_tokens=True"):
-        tokenizer.prepare_for_model(ids)
+    row = tokenizer.prepare_for_model([5, 6, 9], [7, 8], False, truncation=True, max_length=3)
+    assert row["input_ids"] == [5, 6, 7]  # the longer one loses first, the second of equal ones
+    assert tokenizer.prepare_for_model([5, 6, 9], [7], False, max_length=3)["input_ids"] == [5, 6, 7]
+    row = tokenizer.prepare_for_model([5, 6, 9], None, False, "max_length", max_length=2)
+    assert row["input_ids"] == [5, 6, 9]  # padding alone cuts nothing
+    assert tokenizer.prepare_for_model(ids) == tokenizer("a red", return_token_type_ids=False)
+    cut = tokenizer("a red", max_length=len(tokenizer.call_tokens()[0] + tokenizer.call_tokens()[1]) + 1)
+    assert tokenizer.prepare_for_model(ids, max_length=len(cut["input_ids"]))["input_ids"] == cut["input_ids"]
+    with pytest.raises(InputError, match="max_length: 0 has no room for the control tokens"):
+        tokenizer.prepare_for_model(ids, max_length=0)
+
+
+def test_two_rows_of_ids_with_their_control_tokens(tokenizer):
+    """`build_inputs_with_special_tokens` of each of MindFormers' tokenizers, releases 1.0 to 1.8."""
+    before, after = tokenizer.call_tokens()
+    both = tokenizer.build_inputs_with_special_tokens([5, 6], [7])
+    if type(tokenizer).__name__ in ("GPT2Tokenizer", "LlamaTokenizer"):
+        assert both == [*before, 5, 6, *after, *before, 7, *after]
+    else:
+        assert both == [*before, 5, 6, *after, 7, tokenizer.eos_token_id]
+    assert tokenizer.prepare_for_model([5, 6], [7])["input_ids"] == both
+
+
+def test_what_a_call_leaves_out_and_where_it_cuts(tokenizer):
+    assert [*tokenizer("a red", return_attention_mask=False, return_token_type_ids=False)] == ["input_ids"]
+    assert "attention_mask" in tokenizer("a red", return_attention_mask=True)
+    ids = tokenizer("a red")["input_ids"]
+    assert len(tokenizer("a red", truncation="longest_first", max_length=len(ids) - 1)["input_ids"]) == len(ids) - 1
+    assert tokenizer("a red", truncation="do_not_truncate", max_length=len(ids) - 1)["input_ids"] == ids
+    with pytest.raises(InputError, match="truncation: unknown value 'only_second'"):
+        tokenizer("a red", truncation="only_second", max_length=3)
+
+
+def test_a_prompt_in_a_length(tokenizer):
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side, asks = "right", {"add_generation_prompt": True}
+    ids = tokenizer.apply_chat_template(ASKED, **asks)
+    longer = [*ids, *[tokenizer.pad_token_id] * 3]
+    for padding in (True, "max_length"):  # there is one row, so that True is no length of its own
+        assert tokenizer.apply_chat_template(ASKED, **asks, padding=padding, max_length=len(longer)) == longer
+    assert tokenizer.apply_chat_template(ASKED, **asks, truncation=True, max_length=2) == ids[:2]
+    found = tokenizer.apply_chat_template(ASKED, **asks, return_tensors="np", padding=True, max_length=len(longer))
+    assert found.tolist() == [longer]
 
 
 def test_chatglms_question_and_answer_as_ids():

@@ -240,6 +240,7 @@ def test_documented_defaults():
 def test_flags_that_say_nothing_here_and_those_that_cannot_be_had(caplog):
     register_task(name="nothing")(Task)
     words = "--do_train --output_dir o --enable_data_sink --data_sink_steps 2 --debug --thor False --train_steps -1"
+    words += " --accumulative_update 1"
     words += " --lr_schedule warmup_cosine --adam_beta1 0.5 --enable_save_ckpt true --amp_level auto --prefix backbone"
     recipe, _ = make_recipe(make_parser().parse_args([*words.split(), "--resume_opt_path", ""]), Task())
     assert recipe.train.epochs == 1.0

@@ -145,6 +145,28 @@ def test_resuming_goes_on_from_another_run(base, tmp_path):
     mine, other = (read_file(tmp_path / name / "adapter/adapter_model.safetensors") for name in ("whole", "resumed"))
     assert mine.keys() == other.keys()
     assert all(np.array_equal(mine[name], other[name]) for name in mine)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "resumed/metrics.jsonl").read_text().splitlines()]
+    # MindFormers' arguments: the place of a run or of weights, and whether a run goes on, or the name of its checkpoint
+    place, adapter = str(tmp_path / "part"), str(tmp_path / "whole/adapter")
+    for number, (arguments, call) in enumerate(
+        [
+            ({}, {"resume_from_checkpoint": place, "resume_training": True}),
+            ({}, {"finetune_checkpoint": place, "resume_training": "True"}),
+            ({"resume_from_checkpoint": place, "resume_training": True}, {}),
+            ({}, {"resume_from_checkpoint": str(tmp_path / "whole"), "resume_training": first.name}),
+        ]
+    ):
+        trainer(f"run{number}", **arguments).finetune(ignore_data_skip=False, **call)
+        lines = (tmp_path / f"run{number}/metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == steps
+    for number, more in enumerate([{"resume_training": False}, {}]):
+        trainer(f"from{number}").finetune(resume_from_checkpoint=adapter, **more)
+        assert losses(tmp_path / f"from{number}")[0] < losses(tmp_path / "whole")[0]
+    with pytest.raises(InputError, match=f"{first.name} is not the last checkpoint of its run"):
+        trainer("whole").finetune(resume_training=first.name)
+    with pytest.raises(InputError, match=r"whole has checkpoints of its own, not of .*part; give another output_dir"):
+        trainer("whole").finetune(resume=place)
+    assert trainer("resumed").finetune(resume=place)["steps"] == len(losses(tmp_path / "whole"))  # the same once more
 
 
 def test_the_core_form_is_the_core():
@@ -218,6 +240,21 @@ def test_data_that_are_none_are_one_line(base, tmp_path, data, message):
     arguments = pet.TrainingArguments(output_dir=str(tmp_path / "run"), max_steps=1)
     with pytest.raises(InputError, match=message):
         pet.Trainer(model=str(base), pet_method="lora", args=arguments, train_dataset=data).finetune()
+
+
+def test_a_method_of_the_file_itself_keeps_its_settings(base, tmp_path):
+    section = {"pet_type": "lora", "lora_rank": 4, "target_modules": ".*dense1"}
+    values = {"trainer": {"type": "GeneralTaskTrainer"}, "load_checkpoint": str(base)}
+    values["model"] = {"model_config": {"type": "GPT2Config", "pet_config": section}}
+    (tmp_path / "job.yaml").write_text(json.dumps(values))
+    own = {"model": {"path": str(base)}, "adapter": {"method": "lora", "rank": 4, "targets": ["c_attn"]}}
+    (tmp_path / "own.yaml").write_text(json.dumps(own))
+    for file in ("job.yaml", "own.yaml"):
+        trainer = pet.Trainer(recipe=tmp_path / file, pet_method="LoRA", train_dataset=str(base / "data.jsonl"))
+        adapter = trainer.recipe().adapter
+        assert (adapter.rank, adapter.targets) == (4, ["c_attn"])
+        other = pet.Trainer(recipe=tmp_path / file, pet_method="bitfit", train_dataset=str(base / "data.jsonl"))
+        assert other.recipe().adapter.method == "bitfit"
 
 
 def test_unset_arguments_do_not_override_the_recipe(base, tmp_path):

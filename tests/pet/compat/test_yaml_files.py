@@ -372,6 +372,15 @@ def test_a_job_file_goes_on_from_another_run(base, tmp_path):
     assert json.loads(lines[-1])["step"] == 4
     mine, other = (read_file(tmp_path / run / "adapter/adapter_model.safetensors") for run in ("out", "first"))
     assert all((mine[name] == other[name]).all() for name in other)
+    # the name of a checkpoint that is not the last
+    assert {one.name for one in (tmp_path / "out/checkpoints").glob("step-*")} == {"step-000002", "step-000004"}
+    named = text.replace("output_dir: out", "output_dir: new").replace("load_checkpoint: first", "load_checkpoint: out")
+    write(tmp_path / "job.yaml", named + "resume_training: step-000002\n")
+    assert load_any("job.yaml").train.resume
+    assert [one.name for one in (tmp_path / "new/checkpoints").glob("step-*")] == ["step-000002"]
+    write(tmp_path / "job.yaml", named + "resume_training: step-000003\n")
+    with pytest.raises(InputError, match="step-000003 holds no whole checkpoint"):
+        load_any("job.yaml")
     (tmp_path / "x.ckpt").write_bytes(b"0")
     write(tmp_path / "job.yaml", text.replace("first", "x.ckpt") + "resume_training: True\n")
     with pytest.raises(InputError, match=r"resume_training: x\.ckpt is taken as weights"):

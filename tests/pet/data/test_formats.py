@@ -156,6 +156,29 @@ ROWS = {
         },
         [system("s"), user("a"), assistant("b")],
     ),
+    "ms-swift's and xtuner's loss": (
+        {"messages": [user("a"), {**assistant("b"), "loss": False}, user("c"), {**assistant("d"), "loss": True}]},
+        [user("a"), {**assistant("b"), "weight": 0}, user("c"), assistant("d")],
+    ),
+    "LLaMA-Factory's newer form": (
+        {
+            "messages": [
+                {**user([{"type": "text", "value": "a"}]), "loss_weight": 0.0},
+                {**assistant([{"type": "text", "value": "b"}]), "loss_weight": 0.0},
+                {**user([{"type": "text", "value": "c"}]), "loss_weight": 0.0},
+                {**assistant([{"type": "text", "value": "d"}, {"type": "text", "value": "e"}]), "loss_weight": 1.0},
+            ]
+        },
+        [user("a"), {**assistant("b"), "weight": 0}, user("c"), assistant("de")],
+    ),
+    "OpenOrca": (
+        {"id": "t0", "system_prompt": "s", "question": "a", "response": "b"},
+        [system("s"), user("a"), assistant("b")],
+    ),
+    "OpenOrca without a system prompt": (
+        {"id": "t0", "system_prompt": "", "question": "a", "response": "b"},
+        [user("a"), assistant("b")],
+    ),
     "sharegpt with train": (
         {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", "train": False}]},
         [user("a"), {**assistant("b"), "weight": 0}],
@@ -309,6 +332,11 @@ UNREAD = {
     ),
     "a system message of its own": ({"messages": [system("s"), *SAID], "system": "t"}, ["system"]),
     "the same system message": ({"messages": [system("s"), *SAID], "system": "s"}, []),
+    "a system prompt of its own": ({"messages": [system("s"), *SAID], "system_prompt": "t"}, ["system_prompt"]),
+    "two system messages": ({"messages": SAID, "system": "s", "system_prompt": "t"}, ["system_prompt"]),
+    "whether an answer is desirable": ({"messages": SAID, "label": False}, ["label"]),
+    "a text with its class": ({"text": "a", "label": 0}, ["label"]),
+    "how much a row counts": ({"messages": SAID, "weight": 0.5}, ["weight"]),
     "two questions": ({"prompt": "a", "question": "b", "completion": "c", "response": "d"}, ["question", "response"]),
     "another format": ({"messages": SAID, "instruction": "d", "input_ids": [1]}, ["instruction", "input_ids"]),
     "a text beside its parts": ({"instruction": "a", "input": "b", "output": "c", "text": "a: b, c"}, ["text"]),
@@ -466,6 +494,10 @@ BROKEN = {
         json.dumps({"messages": [user([{"type": "image", "image": "a.png"}]), assistant("b")]}),
         "message 1: content: expected a string or parts of the type 'text', found 'image'",
     ),
+    "a part without a text": (
+        json.dumps({"messages": [user([{"type": "text", "content": "a"}]), assistant("b")]}),
+        "expected a string or parts of the type 'text', found one without a text",
+    ),
     "a call that is no object": (
         json.dumps({"messages": [user("a"), {**assistant(""), "tool_calls": ["find"]}]}),
         "message 2: tool_calls: expected objects with a function's name and arguments",
@@ -473,6 +505,10 @@ BROKEN = {
     "half a weight": (
         json.dumps({"messages": [user("a"), {**assistant("b"), "weight": 0.5}]}),
         "message 2: weight: expected 0 or 1, or true or false, found 0.5",
+    ),
+    "half a loss": (
+        json.dumps({"messages": [user("a"), {**assistant("b"), "loss": 0.5}]}),
+        "message 2: loss: expected 0 or 1, or true or false, found 0.5",
     ),
     "a question to learn": (
         json.dumps({"messages": [{**user("a"), "train": True}, assistant("b")]}),
@@ -547,6 +583,14 @@ BROKEN_FILES = {
     "semicolon.csv": (b"instruction;output\na;b\n", "semicolon.csv:1: columns must be separated by ','; found one"),
     "comma.tsv": (b"instruction,output\na,b\n", "'instruction,output', with ',' in its name"),
     "quote.csv": (b'text\n"a\n', "quote.csv:2: broken CSV"),
+    "quotes within.tsv": (
+        b'text\tlabel\n"Good," he said.\t1\n',
+        "within.tsv:2: broken CSV: '\t' expected after '\"'; a quotation mark that is text is doubled",
+    ),
+    "quotes of texts.tsv": (
+        b'text\tlabel\na\t0\n"b\t1\nc\t0\nso he said"\t1\nd\t0\n',
+        "texts.tsv:3: 3 lines, each a row by itself, would be one row; a quotation mark that is text is doubled",
+    ),
     "header.csv": (b"text\n", "the file has no rows"),
     "blank.txt": (b"\n\n", "the file has no rows"),
 }
@@ -568,6 +612,7 @@ def test_what_is_wrong_with_a_file(write, name):
         "empty lines.csv": "instruction,output\n\na,b\n\na,b\n\n",
         "pandas.csv": ",instruction,output\n0,a,b\n1,a,b\n",
         "spreadsheet.csv": "instruction,output,,\na,b,,\na,b,,\n",
+        "quoted.tsv": 'instruction\toutput\n"a"\t"b"\na\tb\n',
         "sequence.jsonl": 2 * (json.dumps({"messages": {"role": ["user", "assistant"], "content": ["a", "b"]}}) + "\n"),
     }.items(),
 )

@@ -1,6 +1,8 @@
 """Rows to samples, the cache that keeps them, held-out parts, and the way back from a sample to its question."""
 
 import errno
+import gzip
+import importlib.util
 import io
 import itertools
 import json
@@ -173,6 +175,20 @@ def test_raw_text_is_learnt_as_a_whole_and_divided(write, letters, settings):
     assert whole.counts == Counts(rows=1, samples=1, divided=0, longest=9)
 
 
+def test_the_last_token_of_a_text_is_no_row_that_was_lost(write, new_letters, settings):
+    """Without opening tokens a piece of one token has nothing that it could be learnt from."""
+
+    class Bare(new_letters):
+        bos_token_id = None
+
+        def encode(self, text, add_special_tokens=True):
+            return super().encode(text, add_special_tokens=False)
+
+    for length, samples in ((8, ["abcdefgh"]), (4, ["abcd", "efgh"]), (5, ["abcde", "fgh>"])):
+        dataset = load_dataset(write("book.txt", "abcdefgh"), Bare(), settings=settings(max_length=length, workers=0))
+        assert [text for text, _ in spelled(dataset)] == samples and dataset.counts.dropped == 0
+
+
 def test_what_has_no_room_or_question_is_refused(write, letters, settings):
     text = write("text.jsonl", [{"text": "abc"}])
     with pytest.raises(InputError, match=r"data\.max_length: 2 leaves no room for text after 1 opening tokens"):
@@ -332,6 +348,17 @@ def test_pairs_are_shortened_to_one_question(write, letters, settings):
         cut = settings(max_length=10, too_long="shorten", **{**own, "compares": compares})
         dataset = load_dataset(path, letters, settings=cut)
         assert [text for text, _ in spelled(dataset)] == ["<abcdeij>", "<abcdeklmn"]
+
+
+def test_what_a_template_writes_behind_an_answer_is_no_answer_of_a_pair(write, fixtures, settings):
+    turn = "{% if m.role == 'user' %}Q{{ m.content }}{% else %}{% generation %}{{ m.content }}{% endgeneration %}"
+    template = f"{{% for m in messages %}}{turn}{{% endif %}}.{{% endfor %}}"
+    row = {"prompt": "abcdefgh", "chosen": "ijk", "rejected": "lmnopqrst"}
+    own = {"conversations": pairs, "documents": 2, "compares": True, "train_on": "last", "too_long": "shorten"}
+    how = settings(template=template, max_length=12, **own)
+    tokenizer = AutoTokenizer.from_pretrained(fixtures / "tok_gpt2")
+    dataset = load_dataset(write("pairs.jsonl", [row]), tokenizer, settings=how)
+    assert [tokenizer.decode(dataset[number][0].tolist()) for number in (0, 1)] == ["Qabcdefgijk", "Qabcdefglmnop"]
 
 
 def test_an_end_that_is_not_written_is_a_label(fixtures, tmp_path, settings, write):
@@ -559,6 +586,31 @@ def test_the_cache_is_used_for_the_same_content_tokenizer_and_settings(
     assert len(digests) == 3
 
 
+def test_parts_of_other_paths_and_files_of_another_kind_are_other_samples(write, letters, settings):
+    for name in "ab":
+        path = write(f"set/{name}.jsonl", [{"text": name * 3}] * 4)
+    assert len(load_dataset(path.parent, letters, settings=settings(rows=[":3"]))) == 3
+    files = sorted(path.parent.iterdir())
+    assert len(load_dataset(files, letters, settings=settings(rows=[":3"]))) == 6, "of each"
+    content = gzip.compress(b'{"text": "abc"}')
+    read = [load_dataset(write(f"rows.{kind}.gz", content), letters, settings=settings()) for kind in ("txt", "jsonl")]
+    assert [spelled(one)[0][0] for one in read] == ['<{"text": "abc"}>', "<abc>"]
+
+
+def test_an_objective_is_known_by_its_module(tmp_path, monkeypatch):
+    """What reads the rows may call what stands beside it."""
+    found = set()
+    for change in ("strip", "lower"):
+        text = f"def clean(text):\n    return text.{change}()\n\n\ndef read(columns):\n    return clean(columns)\n"
+        (tmp_path / "reading_rows.py").write_text(text)
+        spec = importlib.util.spec_from_file_location("reading_rows", tmp_path / "reading_rows.py")
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "reading_rows", module)
+        spec.loader.exec_module(module)
+        found.add(cache_module.source_of(module.read))
+    assert len(found) == 2
+
+
 @pytest.mark.parametrize("damage", ["flip", "shorten", "remove", "meta", "field"])
 def test_a_damaged_cache_is_made_again_with_one_warning(write, letters, settings, tokenised, tmp_path, caplog, damage):
     path = write("rows.jsonl", CHAT * 3)
@@ -779,6 +831,26 @@ def test_a_tokenizer_that_cannot_be_sent_is_used_here(write, new_letters, settin
     with caplog.at_level(logging.WARNING):
         assert len(load_dataset(path, Local(), settings=settings(workers=2))) == 5000
     assert "cannot be sent to other processes" in caplog.text
+
+
+@pytest.mark.parametrize("rows", [{"streaming": True, "stream_window": 5000}, {}])
+def test_a_tokenizer_of_the_users_own_script_is_used_here(write, rows, tmp_path):
+    """A worker could not import the script's classes: it ended, and the run with it."""
+    conftest = Path(__file__).with_name("conftest.py").read_text()
+    loading = (
+        f"load_dataset({str(write('rows.jsonl', [{'text': 'abc'}] * 10000))!r}, LetterTokenizer(), settings=settings)"
+    )
+    script = write(
+        "own.py",
+        f"""{conftest}
+from pet.data import load_dataset, make_loader
+settings = {{"workers": 2, "max_length": 20, "packing": "none", "cache_dir": {str(tmp_path / "cache")!r}, **{rows}}}
+print(sum(len(batch["sample_ids"]) for batch in make_loader({loading}, 2, settings).batches(0)))
+""",
+    )
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert ran.stdout == "10000\n" and ran.stderr.count("cannot be sent to other processes") == 1, ran.stderr
+    assert "Traceback" not in ran.stderr
 
 
 def test_chatglm_packed(write, fixtures, settings):

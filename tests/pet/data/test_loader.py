@@ -210,6 +210,8 @@ def test_settings_name_what_is_wrong():
     assert "3 problems" in text and "'buckets'" in text and "max_length" in text and "'prompt'" in text
     with pytest.raises(InputError, match="did you mean 'max_length'"):
         DataSettings.of({"max_length": 9}, max_lenght=10)
+    with pytest.raises(InputError, match=r"data\.max_lenght: no such setting.*did you mean 'max_length'"):
+        DataSettings.of({"max_lenght": 9})
     assert DataSettings.of({"max_length": 9, "train": ["x"]}).max_length == 9
 
 

@@ -9,7 +9,8 @@ import pytest
 from mindspore.dataset import GeneratorDataset
 
 from model_zoo.errors import InputError
-from pet.data import CollateLoader, DataSettings, from_mindspore
+from pet.data import CollateLoader, DataSettings, from_mindspore, load_dataset
+from pet.data.classified import classified
 from pet.data.formats import read_rows
 from pet.data.token_rows import learnt_beside, without_padding
 
@@ -41,8 +42,6 @@ def test_rows_of_a_batch_are_learnt_each_for_itself():
 
 
 def test_only_rows_that_say_nothing_of_it_are_read_so(letters, tmp_path):
-    from pet.data.load import load_dataset
-
     rows = ['{"input_ids": [5, 6, 0, 0]}', '{"input_ids": [5, 6, 0], "labels": [-100, 6, 0]}', '{"input_ids": [0, 0]}']
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     for padding, wanted in (
@@ -53,6 +52,15 @@ def test_only_rows_that_say_nothing_of_it_are_read_so(letters, tmp_path):
         settings = DataSettings(cache_dir=str(tmp_path / "cache"), **padding)
         found = load_dataset(tmp_path / "rows.jsonl", letters, settings=settings)
         assert [found[number][0].tolist() for number in range(len(found))] == wanted
+
+
+def test_a_text_of_padding_alone_is_left_out(letters, tmp_path):
+    rows = [json.dumps({"input_ids": ids, "label": 1}) for ids in ([5, 6, 0], [7, 0], [0])]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    settings = DataSettings(cache_dir=str(tmp_path / "cache"), padding=0, conversations=classified)
+    found = load_dataset(tmp_path / "rows.jsonl", letters, settings=settings)
+    assert [found[number][0].tolist() for number in range(len(found))] == [[5, 6], [7]]
+    assert found.counts.dropped_unlabelled == 1 and found.label_counts.tolist() == [1, 0]
 
 
 def test_a_mindspore_dataset_and_batches_of_a_function_of_the_users():

@@ -1,7 +1,10 @@
 """Streaming gives every row once, resumes at any batch, and divides over ranks as the Loader does."""
 
+import gc
 import gzip
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -118,13 +121,42 @@ def test_resuming_at_any_batch(stream, accumulation):
             assert all(same(left, right) for left, right in zip(rest, whole[start:], strict=True))
 
 
+def test_texts_of_many_pieces_fill_as_many_rows_in_every_epoch(write, letters, tmp_path, monkeypatch):
+    """Or resuming by the steps of an earlier epoch would begin at another batch."""
+    monkeypatch.setattr("pet.data.plan.PACKED_TOGETHER", 8)
+    random = np.random.default_rng(0)
+    write("set/a.jsonl", [{"text": "x" * int(random.integers(1, 60))} for _ in range(40)])
+    how = {"streaming": True, "stream_window": 20, "max_length": 12, "cache_dir": str(tmp_path / "cache")}
+    made = make_loader(load_dataset(tmp_path / "set", letters, settings=how), 1, how)
+    epochs = [list(made.batches(epoch)) for epoch in range(6)]
+    assert {len(epoch) for epoch in epochs} == {made.steps_per_epoch()}
+    for number, whole in enumerate(epochs):
+        again = made.batches(number, start=len(whole) - 1)
+        assert same(next(again), whole[-1]) and next(again, None) is None
+
+
+def test_every_epoch_has_the_same_processes(stream, monkeypatch):
+    """They would have to be started again and again, maybe of another version that was installed meanwhile."""
+    monkeypatch.setattr(streaming, "CHUNK", 1)
+    # last: a worker imports the tokenizer's module from it, and no package that is installed
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[3])])
+    data = stream(workers=2)
+    made = loader(data)
+    first = samples(made.batches(0))
+    processes = data.pool._processes
+    assert sorted(samples(made.batches(1))) == sorted(first) == sorted(samples(loader(stream()).batches(0)))
+    assert len(processes) == 2 and data.pool._processes is processes
+    assert [process.poll() for process in processes] == [None, None]
+    del made, data
+    gc.collect()
+    assert all(process.poll() is not None for process in processes)
+
+
 def test_resuming_does_not_tokenise_the_windows_before(stream, monkeypatch):
     whole = list(loader(stream()).batches(0))
     taken = []
     original = Streaming.window
-    monkeypatch.setattr(
-        Streaming, "window", lambda self, number, pool=None: taken.append(number) or original(self, number, pool)
-    )
+    monkeypatch.setattr(Streaming, "window", lambda self, number: taken.append(number) or original(self, number))
     last = next(loader(stream()).batches(0, start=len(whole) - 1))
     assert same(last, whole[-1]) and len(taken) == 1
 

@@ -31,9 +31,10 @@ def test_a_mindspore_dataset_of_tokens():
 
 def test_a_mindspore_dataset_with_labels_and_mask():
     ids, labels, mask = np.array([5, 6, 7, 0]), np.array([-100, 6, 7, -100]), np.array([1, 1, 1, 0])
-    data = generator_dataset(["input_ids", "labels", "attention_mask"], [(ids, labels, mask)])
-    tokens, trained = from_mindspore(data)[0]
-    assert tokens.tolist() == [5, 6, 7] and trained.tolist() == [False, True, True]
+    for names in (["labels", "attention_mask"], ["label_ids", "input_mask"]):
+        data = generator_dataset(["input_ids", *names], [(ids, labels, mask)])
+        tokens, trained = from_mindspore(data)[0]
+        assert tokens.tolist() == [5, 6, 7] and trained.tolist() == [False, True, True]
     with pytest.raises(InputError, match=r"no column 'input_ids'.*'input_id'"):
         from_mindspore(generator_dataset(["input_id"], [(ids,)]))
 

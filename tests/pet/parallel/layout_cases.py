@@ -93,7 +93,7 @@ class Case:
     @property
     def from_base(self) -> bool:
         """Whether the adapter starts from whole weights, so that the base is loaded first and divided then."""
-        return self.method in ("pissa", "pissa_dora", "olora", "loftq")
+        return self.method in ("pissa", "pissa_dora", "olora", "loftq", "tokens")
 
     @property
     def adapted(self) -> bool:
@@ -102,8 +102,8 @@ class Case:
 
     @property
     def planned(self) -> bool:
-        """Whether a plan knows what is trained: it knows nothing of what a script freezes."""
-        return self.method != "partly_frozen"
+        """Whether a plan knows what is trained: it knows nothing of what a script freezes, nor of single rows."""
+        return self.method not in ("partly_frozen", "tokens")
 
     @property
     def cut(self) -> str:
@@ -150,6 +150,8 @@ TWO = (
     ),
     # gradients sent while the backward pass runs
     Case("glm", "lora", data=2, reduce_buckets=3),
+    # trained rows of the tied embedding are the head's on the last stage
+    Case("gpt2", "tokens", pipeline=2, micro_batches=2, layers=2, compiled=False),
     # files hold what is not trained besides: the factors that these start from, cut by columns and by stages
     Case("llama_gqa", "pissa", tensor=2, packed="nf4_double", layers=1),
     Case("llama_gqa", "pissa", tensor=2, layers=1, full=True),
@@ -214,6 +216,7 @@ def config_for(method: str, family):
         "olora": LoRAConfig(rank=4, init="olora"),
         "loftq": LoRAConfig(rank=4, init="loftq"),
         "ia3": IA3Config(),
+        "tokens": LoRAConfig(rank=4, seed=3, trainable_tokens=[*range(5, 45)]),
     }[method]
 
 

@@ -46,6 +46,10 @@ from pet.recipe import load
         ("parallel.data=2 parallel.shard_base=true adapter={method: none}", "every weight is trained"),
         ("parallel.data=2 parallel.shard_base=true model.quantization.type=nf4", "packed weights are not gathered"),
         ("parallel.data=3", "4 rows cannot be divided over 3 copies"),
+        (
+            "parallel.pipeline=2 parallel.micro_batches=2 adapter={method: lora, layers: [0]}",
+            "a stage would have nothing to train; of layers 2 to 3 nothing is",
+        ),
         ("parallel.pipeline=4 parallel.micro_batches=2", "2 micro-batches leave stages idle; expected at least 4"),
         ("parallel.data=2 parallel.pipeline=2 parallel.micro_batches=4", "cannot be divided over 2 × 4 micro-batches"),
     ],

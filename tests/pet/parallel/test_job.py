@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CHECK = """
 from pet.cli.imports import import_quickly
 import_quickly()
+import warnings
 import numpy as np
 from pet.parallel.join import join, leave
 job = join()
@@ -26,6 +27,7 @@ with collectives.counting() as traffic:
     half = Tensor(np.full((2, 3), job.rank + 1, np.float32)).astype(ms.bfloat16)
     assert collectives.all_reduce(half, everybody).astype(ms.float32).asnumpy().tolist() == [[3.0] * 3] * 2
     assert collectives.all_reduce(Tensor(np.arange(3)), everybody).asnumpy().tolist() == [0, 2, 4]
+    warnings.simplefilter("error")  # of an infinite norm: a step of half precision that overflows is nothing to warn of
     assert collectives.sum_numbers([1e10 + job.rank + 0.25, np.inf], everybody) == [2e10 + 1.5, np.inf]
     notes = [(np.dtype("int8"), collectives.Group("", "", (0,), rank)) for rank in (0, 1)]
     assert collectives.all_gather_object(notes[job.rank], everybody) == notes  # also what is no type of Python's own
@@ -39,6 +41,25 @@ from pet.parallel.context import ParallelContext
 block = np.frombuffer(bytes(range(100)) * 300, np.int8)
 assert (ParallelContext(data=2).broadcast(block if job.rank == 0 else np.zeros_like(block)) == block).all()
 assert traffic["send", "pipeline"].bytes == 16 and traffic["all_reduce", "world"].calls == 2
+
+# what of the gradients is added up over whom, and that each number counts once in their norm; all go by any one
+from types import SimpleNamespace as Some
+segments = [Some(parameters=[Some(parallel_role=role)]) for role in ("whole", "split", "partial", "tied")]
+own, rank = [1.0, 10.0, 100.0, 1000.0], job.rank + 1
+vectors = [Tensor(np.full((2, 2), rank * value, np.float32)) for value in own]
+for layout, sums, summed, loss, square in (
+    ({"data": 2}, [rank], [3, 3, 3, 3], 3.0, 1111.0),  # whose summed gradients, so their squares, are the same
+    ({"tensor": 2}, [7.0], [rank, rank, 3, rank], 7.0, 1131.0),
+    ({"pipeline": 2, "micro_batches": 2}, [5.0 * job.rank], [rank, rank, rank, 3], 5.0, 1333.0),
+):
+    context = ParallelContext(**layout)
+    if "pipeline" in layout:
+        context.ends_group = collectives.make_group("tied", [0, 1])
+    found = context.all_reduce_sum(vectors, segments)
+    assert [float(each.asnumpy().reshape(-1)[-1]) for each in found] == [a * b for a, b in zip(summed, own)], layout
+    squares = [value * (rank if "pipeline" in layout or (value == 10.0 and "tensor" in layout) else 1) for value in own]
+    assert context.statistics(sums, squares, segments) == ([loss], square), layout
+    assert [context.any(flag) for flag in (job.rank == 0, job.rank == 1, False)] == [True, True, False]
 
 # a matrix of which each has two rows: gathered forward, and again for the gradient of what it is multiplied with
 whole, x = np.arange(12, dtype=np.float32).reshape(4, 3), np.float32([[1, 2, 3]])

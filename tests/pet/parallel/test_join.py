@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -58,7 +59,7 @@ def calls(monkeypatch) -> list[tuple]:
     monkeypatch.setenv("RANK_ID", "1")
     monkeypatch.setattr(join, "_job", None)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # joining puts another one there
-    monkeypatch.setattr(join.atexit, "register", lambda function: None)
+    monkeypatch.setattr(join.atexit, "register", lambda function, **settings: None)
     monkeypatch.setattr(ms, "set_device", note("set_device"))
     monkeypatch.setattr(communication, "init", note("init"))
     monkeypatch.setattr(communication, "create_group", note("create_group"))
@@ -215,6 +216,20 @@ def test_rank_0_says_why_nobody_can_meet_there(monkeypatch, host):
     assert str(error.value) == f"the workers cannot meet at {job.master}: {why}"
 
 
+def test_a_loopback_that_is_down_is_said_at_once():
+    """MindSpore's store tried for a minute, in 7,788 lines."""
+    code = (
+        "from pet.launching.environment import Job\nfrom pet.parallel import meeting\n"
+        "try:\n    meeting.serve(Job(0, 2, 0, 0, 'pet', '127.0.0.1:9999'))\n"
+        "except ValueError as error:\n    print(error)"
+    )
+    alone = ["unshare", "--net", "--map-root-user"]
+    if not shutil.which("unshare") or subprocess.run([*alone, "true"], capture_output=True).returncode:
+        pytest.skip("this user may make no network of its own")
+    found = subprocess.run([*alone, sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert found.stdout.startswith("the workers cannot meet at 127.0.0.1:9999: no network interface leads there"), found
+
+
 def test_who_waits_for_rank_0_says_so(meet, monkeypatch):
     def refuse(*arguments, **settings):
         raise ConnectionRefusedError(111, "Connection refused")
@@ -329,7 +344,7 @@ def test_what_is_wrong_on_one_machine_is_said_on_all(monkeypatch, capsys, launch
     assert joined == ([] if launcher == "pet" else [f"rank 1: {mine}\n" if mine else "", "parted"])
 
 
-def test_who_parts_tells_the_others_and_waits_for_them(monkeypatch):
+def test_who_parts_tells_the_others_and_waits_for_them(monkeypatch, capsys):
     done = []
     monkeypatch.setattr(join, "_job", Job(0, 2, launcher="environment"))
     monkeypatch.setattr(join, "_told", [done.append])
@@ -339,6 +354,26 @@ def test_who_parts_tells_the_others_and_waits_for_them(monkeypatch):
     monkeypatch.setattr(join, "PART_LIMIT", 0.01)
     monkeypatch.setattr(join, "_meet_all", Event().wait)  # who is gone does not come
     join.part()
+
+    def fail():
+        raise RuntimeError("Launch kernel failed")
+
+    monkeypatch.setattr(join, "PART_LIMIT", None)
+    monkeypatch.setattr(join, "_meet_all", fail)  # as where others are in the middle of something else
+    join.part()
+    assert capsys.readouterr().err == ""  # the last words of who ends say why
+
+
+def test_a_script_that_ends_waits_for_the_others():
+    """In what is registered to run at exit Python 3.12 starts no thread."""
+    code = (
+        "from pet.parallel import join\n"
+        "join._connect, join._meet_all = lambda job, limit: job, lambda: print('met')\n"
+        "join.join()\nprint('done')\n"
+    )
+    environment = os.environ | {"RANK_ID": "1", "RANK_SIZE": "2"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr, done.returncode) == ("done\nmet\n", "", 0)
 
 
 @pytest.mark.parametrize(

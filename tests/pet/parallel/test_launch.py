@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -25,6 +26,7 @@ from pet.launching.addresses import free_address
 from pet.launching.environment import Job, read_job, report_success, split_address
 from pet.launching.heartbeat import CALLING, JOINING, LEAVING, PAUSING, SILENT, WAITING, WORKING
 from pet.launching.launcher import launch, parse_devices
+from pet.launching.output import Output
 from pet.launching.relaunch import relaunch
 from pet.launching.stacks import Stack
 from pet.launching.watch import Clock, Watch, find_awaited, find_hanging
@@ -190,7 +192,7 @@ def test_raising_worker_ends_the_job_with_its_traceback(job, assert_gone):
 def test_killed_worker_and_exit_code(tmp_path, assert_gone):
     code = NOTE_PID + "noted(2)\nos.kill(os.getpid(), 9) if r == 1 else forever()"
     result, _, err = finish(start(tmp_path, ["-n", "2"], code))
-    assert result == 128 + 9 and "rank 1 was killed by SIGKILL" in err
+    assert result == 128 + 9 and "rank 1 was killed by SIGKILL (as the system does where memory runs out" in err
     assert_gone(tmp_path / "pids", 2)
     assert finish(start(tmp_path, ["-n", "2"], "import os; os._exit(7 * int(os.environ['RANK_ID']))"))[0] == 7
 
@@ -240,6 +242,51 @@ def test_no_orphans_when_the_launcher_is_killed_or_interrupted(tmp_path, until, 
     for number, process in processes.items():
         assert process.wait(300) == expected[number]
         assert_gone(tmp_path / number.name / "pids", 2)
+
+
+def test_what_is_sent_to_every_process_of_a_job_leaves_it_time_to_save(tmp_path, until):
+    """And more than once, as batch systems and `timeout` do: the second SIGTERM had the launcher kill its workers, and
+    SIGINT ended its guard with a traceback."""
+    code = NOTE_PID + (
+        "def save(*_):\n    time.sleep(2)\n    pathlib.Path(f'saved {r}').touch()\n    os._exit(143)\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\nsignal.signal(signal.SIGTERM, save)\n"
+        "pathlib.Path(f'ready {r}').touch()\nforever()"
+    )
+    process = start(tmp_path, ["-n", "2"], code)
+    until(lambda: len(list(tmp_path.glob("ready *"))) == 2)
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        for each in (*psutil.Process(process.pid).children(), process):
+            each.send_signal(number)
+        time.sleep(0.1)
+    result, _, err = finish(process)
+    assert result == 143 and err == "pet launch: ended by SIGTERM\n"
+    assert len(list(tmp_path.glob("saved *"))) == 2
+
+
+def test_sigterm_ends_a_command_that_waits_for_another_machine(tmp_path):
+    """Process 1 of a container has no other way to end: a signal without a handler does not reach it."""
+    options = ["-n", "1", "--nnodes", "2", "--master", f"127.0.0.1:{free_address()[1]}", "--secret", 32 * "x"]
+    command = [sys.executable, "-m", "pet", "launch", *options, "--", "true"]
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr.readline().startswith("pet launch: waiting at")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+        assert process.stderr.read() == "pet launch: interrupted\n"
+
+
+def test_a_job_keeps_its_exit_code_where_nothing_can_be_shown(tmp_path):
+    """A closed terminal or a full disk made it 1, and so did SIGHUP, for which it should be 129."""
+    command = [sys.executable, "-m", "pet", "launch", "-n", "1", "--", "sh", "-c", "echo words; exit 7"]
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    with open("/dev/full", "w") as full:
+        assert subprocess.run(command, cwd=tmp_path, env=environment, stdout=full, stderr=full).returncode == 7
+
+
+def test_an_address_that_is_none_of_this_machine_is_named():
+    """IPv4 may have none at all, not even 127.0.0.1."""
+    with pytest.raises(InputError, match=r"workers cannot meet at 198\.51\.100\.9: Cannot assign requested address"):
+        free_address("198.51.100.9")
 
 
 @pytest.mark.slow
@@ -304,6 +351,14 @@ def test_joins_a_job_that_is_there(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (0, "3 False\n")
     assert not (tmp_path / "output").exists()
+
+
+def test_a_job_of_fewer_than_are_to_be_started_is_refused(tmp_path):
+    """A machine's RANK_SIZE=1 would leave -n without effect."""
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT), "RANK_ID": "0", "RANK_SIZE": "1"}
+    command = [sys.executable, "-m", "pet", "launch", "-n", "2", "--", "true"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "-n 2, but the environment says" in done.stderr and "RANK_SIZE" in done.stderr
 
 
 def test_environments_are_recognised():
@@ -745,3 +800,16 @@ def test_a_log_that_takes_no_more_is_said_and_ends_no_worker(tmp_path, fine):
         lost = f"worker.log: cannot be written: No space left on device; the job goes on, and what rank {rank} says"
         assert err.count(lost) == 1, err
     assert ("[rank 1] AssertionError: a reason" in err) is not fine
+
+
+def test_a_character_that_comes_in_parts_is_shown(tmp_path, until, capsys):
+    reader, writer = os.pipe()
+    with open(reader, "rb") as pipe, open(tmp_path / "log", "wb", buffering=0) as log:
+        output, sent = Output(0, SimpleNamespace(stdout=pipe), log, show=True), b""
+        for part in (b"a\xe4", b"\xbd", b"\xa0b\n"):
+            sent += part
+            os.write(writer, part)
+            until(lambda: output.end == sent)  # noqa: B023
+        os.close(writer)
+        output.join()
+    assert capsys.readouterr().out == "a\u4f60b\n" and (tmp_path / "log").read_bytes() == sent

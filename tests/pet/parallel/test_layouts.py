@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mindspore import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -33,16 +34,24 @@ from layout_cases import (
     shorten,
 )
 
+import pet
 from model_zoo.auto import AutoModel
+from model_zoo.checkpoint.reading import Checkpoint
 from model_zoo.checkpoint.safetensors_io import read_file
 from model_zoo.errors import InputError
 from pet.launching.control import Alone
+from pet.launching.relaunch import check_size
 from pet.meta_model import MetaModel
+from pet.parallel.build import starts_from_base
 from pet.parallel.checks import check_divisible
+from pet.parallel.collectives import Group
+from pet.parallel.loading import load_parts
 from pet.parallel.mesh import Mesh
 from pet.parallel.shares import shares
 from pet.parallel.specs import balance
 from pet.parallel.split import Division, parts_of
+from pet.parallel.tensor import shard
+from pet.parallel.whole import base_fingerprint
 from pet.planning.process_memory import memory, saving_bytes
 from pet.planning.search import Work
 from pet.planning.traffic import Steps, step_traffic
@@ -71,7 +80,9 @@ def start(output: Path, which: str, full: bool, options: list[str], name: str) -
     environment |= {"PYTHONPATH": f"{ROOT}:{HERE}:{ROOT / 'tests' / 'support'}", "OMP_NUM_THREADS": "1", "GLOG_v": "3"}
     environment["PET_LAUNCH_SECRET"] = "of both of the launchers"
     environment["LAYOUT_BASES"] = str(output / "bases")
-    command = [sys.executable, "-m", "pet", "launch", *options, "--log-dir", str(output / f"log_{name}"), "--"]
+    # beside other tests each of four may have a fifth of a core, which is no hang
+    options = [*options, "--hang-timeout", "60", "--log-dir", str(output / f"log_{name}")]
+    command = [sys.executable, "-m", "pet", "launch", *options, "--"]
     command += [sys.executable, str(HERE / "layout_job.py"), which, "full" if full else "usual", str(output)]
     return subprocess.Popen(
         command, cwd=output, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -275,14 +286,66 @@ def test_a_process_holds_its_part_alone(jobs):
         assert peak - before < 1.3 * part + 64, f"{peak - before:.0f} MB for a part of {part:.0f} MB"
 
 
+@pytest.mark.parametrize("targets", [["embed_tokens"], ["embed_tokens", "q_proj", "o_proj", "lm_head"]])
+def test_a_loaded_dora_gets_the_norms_of_a_base_that_is_read_after_it(fixtures, tmp_path, targets):
+    base, random = fixtures / "llama_gqa", np.random.default_rng(0)
+    whole = pet.apply_lora(AutoModel.from_pretrained(base), rank=2, targets=targets, use_dora=True)
+    for parameter in pet.trainable_parameters(whole):
+        parameter.set_data(Tensor(parameter.asnumpy() + random.normal(0, 0.1, parameter.shape).astype(np.float32)))
+    pet.save_adapter(whole, tmp_path)
+    with Checkpoint(base) as checkpoint:
+        model = AutoModel.unloaded(checkpoint, whole.config, "float32", None)
+    model.base_fingerprint = base_fingerprint(model, base)
+    pet.load_adapter(model, tmp_path)
+    assert not starts_from_base(model)  # so that no process need load the whole
+    load_parts(model, base, Group("tensor", "", (0,), 0))
+    ids = np.arange(5, 21).reshape(2, 8)
+    assert np.array_equal(model(ids).asnumpy(), whole(ids).asnumpy())
+
+
+def test_copies_that_are_trained_whole_begin_as_the_base_that_is_read_after_them(fixtures):
+    base, settings = fixtures / "qwen2_5", {"rank": 2, "targets": ["up_proj"], "bias": "all"}
+    settings["modules_to_save"] = ["embed_tokens", "o_proj", "input_layernorm"]
+    whole = pet.apply_lora(AutoModel.from_pretrained(base), **settings)
+    with Checkpoint(base) as checkpoint:
+        model = pet.apply_lora(AutoModel.unloaded(checkpoint, whole.config, "float32", None), **settings)
+    load_parts(model, base, Group("tensor", "", (0,), 0))
+    held = {parameter.name: parameter.asnumpy() for parameter in whole.get_parameters()}
+    assert any("modules_to_save" in name and name.endswith("bias") for name in held)
+    for parameter in model.get_parameters():
+        assert np.array_equal(parameter.asnumpy(), held.pop(parameter.name)), parameter.name
+    assert not held
+
+
+def test_loaded_copies_are_cut_though_the_base_is_read_after_them(fixtures, tmp_path):
+    """They became zeros, as the base's own parameters do until they are read."""
+    base, random = fixtures / "llama_gqa", np.random.default_rng(0)
+    whole = pet.apply_lora(AutoModel.from_pretrained(base), rank=2, modules_to_save=["o_proj", "up_proj"])
+    for parameter in pet.trainable_parameters(whole):
+        parameter.set_data(Tensor(random.normal(0, 0.1, parameter.shape).astype(np.float32)))
+    pet.save_adapter(whole, tmp_path)
+    with Checkpoint(base) as checkpoint:
+        model = AutoModel.unloaded(checkpoint, whole.config, "float32", None)
+    model.base_fingerprint = base_fingerprint(model, base)
+    pet.load_adapter(model, tmp_path)
+    shard(model, Group("tensor", "", (0, 1), 1), loaded=False)
+    held = {parameter.name: parameter.asnumpy() for parameter in pet.trainable_parameters(whole)}
+    copies = [parameter for parameter in pet.trainable_parameters(model) if "modules_to_save" in parameter.name]
+    assert len(copies) == 6  # of three layers
+    for copy in copies:
+        expected = held[copy.name]
+        axis = next(place for place, size in enumerate(copy.shape) if size != expected.shape[place])
+        assert np.array_equal(copy.asnumpy(), np.split(expected, 2, axis)[1]), copy.name
+
+
 def test_what_cannot_be_divided_is_refused(fixtures):
     config = AutoModel.from_pretrained(fixtures / "llama_gqa").config
     with pytest.raises(InputError, match="key/value heads cannot be divided evenly over"):
         check_divisible(config.dims, config.dims.kv_heads * 2)
     with pytest.raises(InputError, match="the product must be the number of workers"):
         Mesh(2, 2, 1, rank=4)
-    with pytest.raises(InputError, match="but the job has 3 workers"):
-        Mesh(2, 2, 1).check_size(3)
+    with pytest.raises(InputError, match=r"a job of 3 workers .*; the product must be the number of workers"):
+        check_size(4, 3)
     with pytest.raises(InputError, match="5 stages for 4 layers"):
         balance([1] * 4, 0, 0, 5)
 

@@ -104,7 +104,8 @@ def test_the_end_of_one_is_the_end_of_all(ended, request):
     assert codes == [-9 if kind == "deaf" else 1, -9 if kind == "killed" else 3]
     end = "this process, which does not end by itself, is killed" if kind == "deaf" else "told so"
     place = f"rank 1 on {socket.gethostname()}"
-    why = {"killed": f"{place} was killed by SIGKILL", "says": "rank 1 failed: a fault"}
+    memory = "as the system does where memory runs out, the machine's or the container's"
+    why = {"killed": f"{place} was killed by SIGKILL ({memory})", "says": "rank 1 failed: a fault"}
     assert logs[0].strip() == f"{why.get(kind, f'{place} ended with exit code 3')}: {end}" and logs[1] == ""
 
 

@@ -121,8 +121,10 @@ def test_dump_loads_as_the_same_recipe(write, tmp_path, comments, monkeypatch):
             "adapter.rank_pattern={'.*q_proj': 4}",
             "generation.stop=['\\n', '问：']",
             "train.clip_norm=null",
+            'description="a\\x85b\\u2028c\\x7fd\\ufeffe 😀"',
         ],
     )
+    assert recipe.description == "a\x85b\u2028c\x7fd\ufeffe 😀"
     text = dump(recipe, comments=comments)
     again = tmp_path / "again.yaml"
     again.write_text(text)
@@ -178,6 +180,8 @@ def test_overrides_are_yaml(write):
         ("data.system=", None),
         ("data.system=null", None),
         ("data.system='null'", "null"),
+        ("data.template=### Human: {prompt} ### Assistant:", "### Human: {prompt} ### Assistant:"),
+        ("data.system=# Be short.", "# Be short."),
     ],
 )
 def test_a_text_is_taken_as_it_stands(write, text, value):
@@ -192,6 +196,29 @@ def test_override_value_may_hold_equals_signs():
 def test_override_of_epochs_puts_steps_aside(write):
     recipe = load(write(), ["train.epochs=2"])
     assert (recipe.train.steps, recipe.train.epochs) == (None, 2.0)
+
+
+def test_an_override_puts_the_other_of_two_settings_aside_where_it_says_something(write):
+    kept = GOOD + "eval: {every_epochs: 1}\n"
+    schedule = load(write(kept), ["data.eval=home/train.jsonl", "eval.every_steps=5"]).eval
+    assert (schedule.every_steps, schedule.every_epochs) == (5, None)
+    held_out = GOOD.replace("max_length: 128", "eval: train.jsonl")
+    assert load(write(held_out), ["data.eval_fraction=0"]).data.eval
+    assert not load(write(held_out), ["data.eval_fraction=0.5"]).data.eval
+
+
+@pytest.mark.parametrize("text", ["80%:", "5:", "[80%:]", "[{5: null}]", ":5%", "'80%:'"])
+def test_a_part_of_the_rows_needs_no_quotes(write, text):
+    (part,) = load(write(), [f"data.rows={text}"]).data.rows
+    assert part in text
+
+
+def test_a_directory_is_looked_into(write, tmp_path):
+    (tmp_path / "home" / "set" / "part").mkdir(parents=True)
+    (problem,) = problems(write(), ["data.train=home/set"])
+    assert "home/set: the directory holds no files" in problem
+    (tmp_path / "home" / "set" / "part" / "rows.jsonl").write_text("{}\n")
+    assert load(write(), ["data.train=home/set"]).data.train
 
 
 def test_overrides_as_a_mapping(write):
@@ -280,6 +307,13 @@ def test_the_values_of_environment_variables_are_neither_written_nor_shown(write
     assert "s3cret" not in problem and "${PET_TEST_TOKEN}" in problem
 
 
+def test_a_variable_whose_value_is_the_name_of_a_key_hides_no_key(write, monkeypatch):
+    monkeypatch.setenv("PET_TEST_DIR", "data")
+    found = problems(write(GOOD.replace("train.jsonl", "${PET_TEST_DIR}/none.jsonl").replace("128", "0")))
+    assert "data.train: " in found[0] and "${PET_TEST_DIR}/none.jsonl: no such file" in found[0]
+    assert "data.max_length: expected at least 2" in found[1]
+
+
 def test_a_group_of_settings_with_nothing_in_it_is_as_one_that_is_left_out(write):
     plain = load(write())
     assert load(write(GOOD + "generation:\neval:\ncallbacks:\n")) == plain
@@ -354,6 +388,15 @@ def test_all_problems_in_one_report(write):
         (["train.epochs=1e30"], "train.epochs", "expected at most"),
         (["train.r_drop_alpha=4"], "train.r_drop_alpha", "adapter.dropout is 0"),
         (["train.r_drop_alpha=0.1"], "train.r_drop_alpha", "adapter.dropout is 0"),
+        (["train.r_drop_alpha=1", "adapter={method: none}"], "train.r_drop_alpha", "compares two dropouts"),
+        (["train.objective=dpo", "data.train_on=all"], "data.train_on", "dpo compares last answers"),
+        (
+            ["train.objective=dpo", "data.train={path: home/train.jsonl, train_on: all}"],
+            "data.train[0].train_on",
+            "dpo compares last answers",
+        ),
+        (["data.format=chat", "data.padding=0"], "data.padding", "token ids, which chat rows are not"),
+        (["data.format=text", "data.labels_ahead=true"], "data.labels_ahead", "token ids, which text rows are not"),
         (
             ["train.objective=robust", "train.label_smoothing=0.5"],
             "train.label_smoothing",
@@ -387,6 +430,8 @@ def test_all_problems_in_one_report(write):
         (["data.mix=[1, 2]"], "data.mix", "2 weights for 1 paths"),
         (["data.rows=[':1', ':2']"], "data.rows", "2 parts for 1 paths"),
         (["data.rows=5%"], "data.rows", "'5%' is no part of a file's rows"),
+        (["data.rows={5: 6}"], "data.rows[0]", "expected a text"),
+        (["data.rows=5"], "data.rows", "expected a list"),
         (["data.eval_rows=':5'"], "data.eval_rows", "data.eval and data.test, which are missing"),
         (["data.eval_fraction=1.5"], "data.eval_fraction", "neither a whole number"),
         (["data.template_without_input=Q {prompt}"], "data.template_without_input", "belongs to a template"),
@@ -475,6 +520,7 @@ def test_all_problems_in_one_report(write):
         (["train.betas=[0.9]"], "train.betas", "at least 2 entries"),
         (["train.learning_rate=-1"], "train.learning_rate", "more than 0; got -1"),
         (["train.learning_rate=.nan"], "train.learning_rate", "finite number"),
+        (["model.config={vocab_size: .nan}"], "model.path", "vocab_size is nan"),
         (["eval.metrics=[loss, los]"], "eval.metrics[1]", "did you mean 'loss'"),
         (["train.steps=2.5"], "train.steps", "whole number; got 2.5"),
         (["train.steps=true"], "train.steps", "whole number; got true"),
@@ -534,6 +580,17 @@ def test_data_by_a_pattern_are_there(write):
     assert "data.train" in problem and "*.csv: no such file or directory" in problem
 
 
+def test_what_may_be_of_two_kinds_is_called_by_its_key(write):
+    for key, kinds in (
+        ("forced_eos_token_id", ["list", "whole number"]),
+        ("early_stopping", ["true or false", "text"]),
+    ):
+        found = problems(write(), [f"generation.{key}=1.5"])
+        assert len(found) == 2
+        for problem, kind in zip(found, kinds, strict=True):
+            assert f": generation.{key}: expected " in problem and kind in problem
+
+
 def test_what_is_missing_is_named(write):
     (problem,) = problems(write(), ["data.train=null", "data.eval_fraction=0.1"])
     assert "data.eval_fraction: takes rows out of data.train, which is missing" in problem
@@ -555,6 +612,10 @@ def test_settings_that_are_no_mistake(write):
     assert load(write(), robust).train.label_smoothing == 0.49
     judged = ["train.objective=classification", "data.eval_fraction=0.1", "eval.metrics=[loss, accuracy, f1]"]
     assert load(write(), judged).eval.metrics == ["loss", "accuracy", "f1"]
+    for other in ("train.base_dropout={hidden: 0.1}", "train.neftune_alpha=5", "adapter.dropout=0.1"):
+        assert load(write(), ["train.r_drop_alpha=1", other]).train.r_drop_alpha == 1
+    for format in ("auto", "tokens", "mindrecord"):
+        assert load(write(), [f"data.format={format}", "data.padding=0"]).data.padding == 0
     # the default length of answers is no reason to refuse a small context
     assert load(write(), ["model.config={max_position_embeddings: 48}", "data.max_length=48"]).data.max_length == 48
 
@@ -652,6 +713,7 @@ def test_settings_of_trl_alone_have_a_hint():
 
 def test_settings_of_trls_newest_have_a_hint():
     assert "train.recompute" in trl_names.hint("activation_checkpointing")
+    assert "in Python an argument of pet.data.load_dataset" in trl_names.hint("tokenizer")
     assert "no counterpart" in trl_names.hint("router_aux_loss_coef")
     assert "data.train_on: answers" in trl_names.hint("assistant_only_loss")
 

@@ -10,9 +10,11 @@ import pytest
 from first_layers import first_layers
 
 import pet
-from adapters.dropout import set_dropout_key
+from adapters.dropout import dropouts, set_dropout_key
 from model_zoo.errors import InputError
 from pet.names import bundled_models
+from pet.parallel.mesh import Mesh
+from pet.parallel.stages import cut_stage
 from pet.train.base_dropout import HeadDropout, attach_dropout
 from pet.train.noise import key_setter
 from pet.train.trainer import Trainer
@@ -77,6 +79,26 @@ def test_the_engine_draws_what_the_operators_draw(rates, caplog, tmp_path):
     assert abs(fused[0] - losses(True, base=base)[0]) > 1e-3
 
 
+def test_a_later_run_drops_what_it_asks_for_alone():
+    """Of the first one nothing is left; but what a program has given the model stays where no run asks for more."""
+    ids = {"input_ids": IDS.astype(np.int32)}
+
+    def loss(model, **settings):
+        how = {"steps": 1, "batch_size": 2, "warmup": 0, "learning_rate": 1e-12, "compiled": False}
+        trainer = Trainer(model, [ids], **how, **settings)
+        trainer.train()
+        return trainer.history[0]["loss"]
+
+    one, two, own = (pet.apply_lora(pet.AutoModel.from_pretrained("gpt_tiny"), rank=2) for _ in range(3))
+    plain, dropped = loss(two), loss(two, base_dropout={"embedding": 0.3})
+    assert abs(plain - dropped) > 1e-3
+    first = loss(one, base_dropout={"hidden": 0.5})
+    assert loss(one) == pytest.approx(plain, abs=1e-5) != pytest.approx(first, abs=1e-3)
+    assert loss(one, base_dropout={"embedding": 0.3}) == pytest.approx(dropped, abs=1e-5)
+    attach_dropout(own, {"embedding": 0.3})
+    assert loss(own) == loss(own) == pytest.approx(dropped, abs=1e-5)
+
+
 def test_a_model_that_was_trained_whole_is_saved_as_ever(tmp_path):
     losses(True, tmp_path / "model", base_dropout={"embedding": 0.1, "hidden": 0.1})
     saved = pet.AutoModel.from_pretrained(tmp_path / "model")
@@ -97,6 +119,16 @@ def test_divided_heads_draw_their_part_of_one_mask():
     whole = drawn(4, 1, 0)
     assert 0.2 < (whole == 0).mean() < 0.8
     assert np.array_equal(np.concatenate([drawn(2, 2, 0), drawn(2, 2, 1)], 1), whole)
+
+
+def test_the_embedding_is_dropped_once_in_a_pipeline():
+    found = []
+    for rank in (0, 1):
+        model = pet.AutoModel.from_pretrained("gpt_tiny")
+        cut_stage(model, Mesh(1, 1, 2, rank))
+        attach_dropout(model, {"embedding": 0.1, "hidden": 0.1})
+        found.append(sum(1 for drop in dropouts(model) if drop is model.transformer.drop))
+    assert found == [1, 0] and model.transformer.h[-1].mlp.drop is not None
 
 
 def test_other_families_have_none():

@@ -23,8 +23,8 @@ from pet.train.callbacks.progress import short
 from pet.train.trainer import Trainer
 
 
-def run(model, batch, directory, callback):
-    settings = {"learning_rate": 0.01, "steps": 4, "batch_size": 4, "warmup": 0}
+def run(model, batch, directory, callback, **more):
+    settings = {"learning_rate": 0.01, "steps": 4, "batch_size": 4, "warmup": 0, **more}
     trainer = Trainer(model, [batch], directory=directory, callbacks=[callback], **settings)
     trainer.train()
     return trainer
@@ -244,7 +244,7 @@ def test_without_a_writer_it_says_what_to_install(monkeypatch):
 
 @pytest.mark.parametrize("settings", [{"first": 2, "steps": 2}, {"first": 9}], ids=["in the run", "beyond its end"])
 def test_the_profiler_leaves_its_files(toy, batch, tmp_path, settings):
-    run(toy(), batch(4), tmp_path, make_callback("profiler", settings))
+    run(toy(), batch(4), tmp_path, make_callback("profiler", settings), log_every=4)
     assert list((tmp_path / "profile").rglob("*.csv"))
 
 
@@ -299,6 +299,7 @@ def test_rewards_have_a_panel_of_their_own():
     rewards = {"reward_chosen": 1.0, "reward_rejected": -2.0, "reward_accuracy": 0.75, "reward_margin": 3.0, "pairs": 2}
     plain = [{"step": step, "loss": 1.0, "learning_rate": 0.1} for step in (1, 2)]
     assert [axis.get_ylabel() for axis in picture(plain, "").axes] == ["loss per label token", "learning rate"]
+    assert picture([{**line, "texts": 4} for line in plain], "").axes[0].get_ylabel() == "loss per text"
     axes = picture([{**line, **rewards} for line in plain], "").axes
     assert [axis.get_ylabel() for axis in axes] == ["loss per pair", "reward", "learning rate", "accuracy"]
     assert [line.get_ydata()[-1] for line in (*axes[1].lines, *axes[3].lines)] == [1.0, -2.0, 0.75]
@@ -332,3 +333,20 @@ def test_a_run_directory_that_was_moved_is_not_made_anew_for_a_picture(toy, batc
     with pictures(), pytest.raises(CannotWrite, match="its directory is gone"):
         Trainer(toy(), [batch(4)], directory=place, callbacks=["metrics", "plot", Moves()], **settings).train()
     assert moved.is_dir() and not place.exists()
+
+
+def test_a_run_directory_that_was_moved_is_not_made_anew_for_a_checkpoint(toy, batch, tmp_path):
+    """The run would go on in two halves, and end as if all were well."""
+    place, moved = tmp_path / "run", tmp_path / "moved"
+
+    class Moves(Callback):
+        every_step = True
+
+        def step(self, trainer, record):
+            if record["step"] == 3:
+                place.rename(moved)
+
+    settings = {"learning_rate": 0.01, "steps": 6, "save_every": 2, "log_every": 100, "batch_size": 4, "warmup": 0}
+    with pytest.raises(CannotWrite, match="its directory is gone"):
+        Trainer(toy(), [batch(4)], directory=place, callbacks=["metrics", Moves()], **settings).train()
+    assert not place.exists() and [path.name for path in (moved / "checkpoints").iterdir()] == ["step-000002"]

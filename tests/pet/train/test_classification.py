@@ -40,6 +40,8 @@ LABELS = {
 }
 """Of eight texts, by what is learnt."""
 STEPS, RATE = 10, 1e-3
+EPS = 1e-7
+"""Adam's, above how gradients are rounded: those of 0 are rounding alone, which it divides by their own size."""
 
 
 @pytest.fixture(scope="module")
@@ -117,13 +119,13 @@ def test_steps_are_those_of_transformers_and_peft(theirs, base, problem, packing
     loader = Loader(data, 8, DataSettings(packing=packing, max_length=16, shuffle=False))
     model = AutoModel.from_pretrained(base)
     pet.load_adapter(model, tmp_path / "start")
-    how = {"learning_rate": RATE, "schedule": "constant", "warmup": 0, "clip_norm": None}
+    how = {"learning_rate": RATE, "schedule": "constant", "warmup": 0, "clip_norm": None, "eps": EPS}
     ours = Trainer(model, loader, objective="classification", steps=STEPS, **how)
     ours.train()
     ids, mask = (torch.tensor(array) for array in padded(rows, adapted.config.pad_token_id, "right"))
     given = torch.tensor(labels) if problem.startswith("single") else torch.tensor(labels, dtype=torch.float32)
     trained = [one for one in adapted.parameters() if one.requires_grad]
-    optimizer, losses = torch.optim.AdamW(trained, lr=RATE, weight_decay=0.0), []
+    optimizer, losses = torch.optim.AdamW(trained, lr=RATE, weight_decay=0.0, eps=EPS), []
     for _ in range(STEPS):
         loss = adapted(ids, attention_mask=mask, labels=given).loss
         loss.backward()
@@ -177,11 +179,17 @@ def test_batches_of_a_program_are_judged_at_their_last_token(side):
     expected = np.log(np.exp(scores).sum(1)) - scores[np.arange(7), labels]
     assert trainer.history[0]["loss"] == pytest.approx(expected.mean(), abs=1e-5)
 
+    empty = {name: np.concatenate((batch[name], np.zeros_like(ids[:2]))) for name in ("input_ids", "attention_mask")}
+    how = {"objective": "classification", "steps": 1, "learning_rate": 1e-9}
+    filled = Trainer(model, [{**empty, "label": [*labels, 0, 0]}], **how)
+    filled.train()  # rows of padding alone fill up a batch
+    assert (filled.history[0]["texts"], filled.history[0]["loss"]) == (7, pytest.approx(expected.mean(), abs=1e-5))
+
     def forward_step(data, model):
         states = model.hidden_states(*(data[name] for name in ("input_ids", "position_ids", "start", "end")), None)
         return {"logits": model.head(states)}
 
-    own = Trainer(model, [batch], objective="classification", steps=1, learning_rate=1e-9, forward_step=forward_step)
+    own = Trainer(model, [batch], forward_step=forward_step, **how)
     own.train()
     assert own.history[0]["loss"] == pytest.approx(expected.mean(), abs=1e-5)
     with pytest.raises(InputError, match="label has 1 values, input_ids 7 rows"):

@@ -77,6 +77,20 @@ def test_an_adapted_embedding_is_compiled_with_noise_on_it(fixtures):
     assert trainer.train_step.gradient.compiled
 
 
+def test_a_later_run_without_noise_has_none(fixtures):
+    ids = np.load(fixtures / "gpt2" / "ref.npz")["input_ids"]
+
+    def loss(model, **settings):
+        how = {"steps": 1, "batch_size": 2, "warmup": 0, "learning_rate": 1e-12, "compiled": False}
+        trainer = Trainer(model, [{"input_ids": ids}], **how, **settings)
+        trainer.train()
+        return trainer.history[0]["loss"]
+
+    first, second = (apply(AutoModel.from_pretrained(fixtures / "gpt2"), LoRAConfig(rank=2)) for _ in range(2))
+    plain, noisy = loss(second), loss(first, neftune_alpha=50.0)
+    assert loss(first) == pytest.approx(plain, abs=1e-5) != pytest.approx(noisy, abs=1e-3)
+
+
 def test_nothing_random_needs_no_key(fixtures):
     assert key_setter(Model()) is None
     plain = nn.Dense(4, 4)

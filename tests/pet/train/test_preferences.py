@@ -221,6 +221,18 @@ def test_ktos_questions_have_other_questions_answers():
     assert found["labels"].tolist() == [[IGNORED, IGNORED, 5, 6, IGNORED, 3], empty, empty, empty]
 
 
+def test_kto_wants_rows_in_pairs(comparisons, finetune):
+    """Who has no partner is left out: of single rows nothing would be left, and the estimate be 0."""
+    model = apply_lora(AutoModel.from_pretrained("gpt_tiny"), rank=2, targets=["c_attn"])
+    feeds = [comparisons(model, "answers", rows=rows) for rows in (2, 3)]
+    for train, held_out in (feeds, feeds[::-1]):
+        with pytest.raises(InputError, match="kto: 3 rows in a batch; answers of two rows are exchanged; give an even"):
+            Trainer(model, train, held_out, objective="kto", steps=1, compiled=False)
+    for name in ("train", "eval"):
+        said, _ = finetune("wrong", f"{name}.batch_size=3", objective="kto")
+        assert f"{name}.batch_size: kto: answers of two rows are exchanged; give an even number" in said
+
+
 def test_ktos_estimate_is_a_mean_over_all_processes_answers():
     """Of what the model gives mismatched answers over the reference's, at least 0."""
     objective = make_objective(Train(objective="kto"))

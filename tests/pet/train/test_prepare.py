@@ -183,3 +183,23 @@ def test_repeated_rows_are_left_out_before_rows_are_held_out_and_sets_are_mixed(
     assert (len(prepared.train), len(prepared.evaluation)) == (8, 1)
     with pytest.raises(InputError, match=r"data.deduplicate.*samples that stream cannot be compared"):
         prepare(tmp_path, {**data, "streaming": True})
+
+
+def test_what_reaches_nothing_is_said(tmp_path, caplog):
+    """A path that is named again, unless each has a part or a weight; a format beside an objective's own rows."""
+    rows = write(tmp_path / "rows.jsonl", [{"prompt": f"number {n}", "completion": str(n)} for n in range(4)])
+    twice = {"train": [rows, rows], "packing": "none", "max_length": 32}
+    for more, samples, said in (({}, 4, 1), ({"mix": [1, 1]}, 8, 0), ({"rows": [":1", "2:"]}, 3, 0)):
+        caplog.clear()
+        _, prepared = prepare(tmp_path, {**twice, **more})
+        assert len(prepared.train) == samples
+        assert caplog.text.count("rows.jsonl is named 2 times and read once; a weight of 2 in data.mix") == said
+    pairs = write(tmp_path / "pairs.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 2)
+    for train in (pairs, {"path": pairs, "format": "chat"}):
+        for own in ({"format": "alpaca"}, {}):
+            caplog.clear()
+            steps = {"steps": 2, "batch_size": 2, "warmup": 0, "objective": "dpo"}
+            prepare(tmp_path, {"train": train, "max_length": 64, **own}, train=steps)
+            unused = [*own.values(), *(["chat"] if train is not pairs else [])]
+            said = f"format {', '.join(unused)} is not used: dpo reads rows of its own form"
+            assert (said in caplog.text) if unused else ("not used" not in caplog.text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import os
@@ -11,9 +12,12 @@ import struct
 import sys
 import termios
 import threading
+import time
 
 import pytest
 
+from model_zoo.progress import takes_a_line
+from pet.train.callbacks import progress as progress_module
 from pet.train.callbacks.progress import Progress
 
 
@@ -142,3 +146,33 @@ def test_a_log_that_cannot_be_written_ends_no_run(screen, monkeypatch):
     monkeypatch.setattr(shown, "write", write)
     progress.end(run, {})
     assert progress.bar is None
+
+
+def test_a_clock_that_is_set_back_changes_no_elapsed_time(screen, monkeypatch):
+    shown, run, back = screen(False), Run(), [0]
+    monkeypatch.setattr("tqdm.std.time", lambda: time.time() - back[-1])
+    progress = Progress()
+    progress.start(run)
+    back.append(86400)
+    progress.step(run, record(1235))
+    progress.end(run, {})
+    assert "elapsed 00:0" in shown.getvalue()
+
+
+def test_a_pipe_that_nobody_reads_holds_no_run_up(monkeypatch):
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, bytes(1000))
+    os.set_blocking(writing, True)
+    with open(reading, "rb"), open(writing, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(progress_module, "print", lambda *_, **__: pytest.fail("it would wait"), raising=False)
+        progress, run = Progress(), Run()
+        progress.start(run)
+        progress.step(run, record(1235))
+        progress.end(run, {})
+        assert progress.bar is None
+        assert not takes_a_line(stream)
+    assert takes_a_line(io.StringIO())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 
@@ -10,12 +11,14 @@ import pytest
 
 import pet
 from model_zoo.errors import InputError
+from model_zoo.unwritable import CannotWrite
 from pet import AutoModel
 from pet.cli.main import main
 from pet.data import DataSettings, Loader, TokenDataset
 from pet.data.dataset import IGNORED
 from pet.train.distributed import DistributedContext
 from pet.train.objectives import reference
+from pet.train.objectives.pairs import DPO
 from pet.train.trainer import Trainer
 
 
@@ -176,6 +179,31 @@ def test_a_run_is_not_resumed_beside_another_reference(finetune, llama_layer, tm
     assert [line["loss"] for line in again.history][-2:] == [line["loss"] for line in whole.history][1:]
 
 
+def test_an_objective_of_a_second_trainer_has_its_own_reference(comparisons):
+    """Documents of other data have the same numbers."""
+    objective = DPO(0.1)
+    for seed in (1, 2):
+        model = pet.apply_lora(AutoModel.from_pretrained("gpt_tiny"), rank=2, targets=["c_attn"])
+        feed = comparisons(model, shuffle=True, seed=seed, packing="none")
+        feed.dataset.tokens[...] = (feed.dataset.tokens + seed) % 60
+        trainer = Trainer(model, feed, objective=objective, steps=1, compiled=False)
+        trainer.train()
+        assert trainer.history[0]["loss"] == pytest.approx(np.log(2), abs=1e-5)
+        assert trainer.history[0]["kl"] == pytest.approx(0, abs=1e-8)
+
+
+def test_numbers_that_find_no_room_on_disk_are_used_all_the_same(comparisons, monkeypatch, caplog):
+    def full(path, writer):
+        raise CannotWrite(errno.ENOSPC, f"{path}: cannot be written: the disk is full")
+
+    monkeypatch.setattr(reference, "atomic_file", full)
+    model = pet.apply_lora(AutoModel.from_pretrained("gpt_tiny"), rank=2, targets=["c_attn"])
+    trainer = Trainer(model, comparisons(model), objective="dpo", steps=1, compiled=False)
+    trainer.train()
+    assert trainer.history[0]["loss"] == pytest.approx(np.log(2), abs=1e-5)
+    assert "the disk is full; another run computes the log-probabilities again" in caplog.text
+
+
 def test_numbers_on_disk_are_those_of_the_same_marks(tmp_path):
     """Of the same tokens other ones may be learnt, which have log-probabilities then and before had none."""
 
@@ -223,7 +251,7 @@ def test_a_trainers_reference_that_is_not_there_is_named(finetune, tmp_path):
 
 
 @pytest.mark.parametrize(("objective", "start"), [("dpo", "none"), ("kto", "load")])
-def test_an_evaluation_afterwards_has_the_same_reference(finetune, graphs, tmp_path, objective, start):
+def test_an_evaluation_afterwards_has_the_same_reference(finetune, graphs, llama_layer, tmp_path, objective, start):
     """And all that is asked of one model with the same adapters is one graph: KTO also asks the trained one."""
     adapter = {"method": "none"}
     if start == "load":
@@ -236,3 +264,7 @@ def test_an_evaluation_afterwards_has_the_same_reference(finetune, graphs, tmp_p
     assert main(["evaluate", str(tmp_path / "run"), "--output", str(tmp_path / "numbers.json")]) == 0
     found = json.loads((tmp_path / "numbers.json").read_text())
     assert found == pytest.approx(summary["after"], rel=1e-5, abs=1e-6)
+    if start == "load":  # an adapter by the recipe whose run began with another one
+        words = [str(tmp_path / "run.yaml"), f"model.path={llama_layer}", "--output", str(tmp_path / "again.json")]
+        assert main(["evaluate", *words, "--adapter", str(tmp_path / "run/adapter")]) == 0
+        assert json.loads((tmp_path / "again.json").read_text()) == found

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -129,6 +131,33 @@ def test_weights_that_cannot_be_chosen(base, tmp_path, changes, problem):
 def nobody_there(text):
     """The terminal was closed, which ends no run."""
     raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+LATE = """
+import json, sys
+from pet.recipe.loading import from_dict
+from pet.train import run
+from pet.train.callbacks import Callback
+
+class Late(Callback):
+    def step(self, trainer, record):
+        self.before = getattr(self, "before", None) or {*sys.modules}
+
+late = Late()
+run.finetune(from_dict(json.loads(sys.argv[1])), callbacks=[late], show=lambda text: None)
+new = {*sys.modules} - late.before
+print(sorted(name for name in new if name.partition(".")[0] in ("pet", "adapters", "model_zoo")))
+"""
+
+
+@pytest.mark.slow
+def test_nothing_of_the_library_is_imported_after_the_first_step(base, tmp_path):
+    """Another version may have taken its place meanwhile."""
+    changes = {"train__steps": 2, "train__epochs": None, "eval__before": False, "output__merged": True}
+    given = recipe(base, tmp_path / "run", **changes).model_dump(mode="json", exclude_unset=True)
+    found = subprocess.run([sys.executable, "-c", LATE, json.dumps(given)], capture_output=True, text=True, check=False)
+    assert found.stdout.splitlines()[-1:] == ["[]"], found.stdout + found.stderr
+    assert (tmp_path / "run" / "merged" / "model.safetensors").exists()
 
 
 @pytest.mark.slow

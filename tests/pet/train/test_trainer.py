@@ -26,11 +26,12 @@ from pet.train.callbacks import Callback, make_callback
 from pet.train.callbacks.records import read_metrics
 from pet.train.checkpoint import checkpoints, load
 from pet.train.distributed import DistributedContext
+from pet.train.evaluate import LossEvaluation
 from pet.train.feed import BatchList, as_feed
 from pet.train.memory import present_memory
 from pet.train.noise import key_setter
 from pet.train.origins import origins_of_objects
-from pet.train.stop import Interrupted, LossWatch, RunFailed
+from pet.train.stop import Interrupted, LossWatch, RunFailed, check_signals
 from pet.train.trainer import Trainer
 
 
@@ -130,6 +131,24 @@ def test_the_schedule_and_log_every(toy, batch):
     measured.train()
     lines = {line["step"]: "eval_loss" in line for line in measured.history}
     assert lines == {2: True, 4: True, 5: False, 6: True, 7: True}
+    own = {"evaluation": lambda: {"score": 1.0}, "eval": {"every_steps": 2}}
+    scored = make(toy(), [batch(4)], steps=7, log_every=5, **own)
+    scored.train()
+    assert [line["step"] for line in scored.history if "eval_score" in line] == [2, 4, 6, 7]
+
+
+def test_a_callback_may_ask_for_every_step(toy, batch):
+    seen = {True: [], False: []}
+
+    class Sees(Callback):
+        def __init__(self, every_step):
+            self.every_step = every_step
+
+        def step(self, trainer, record):
+            seen[self.every_step].append(record["step"])
+
+    make(toy(), [batch(4)], steps=6, log_every=4, callbacks=[Sees(True), Sees(False)]).train()
+    assert seen == {True: [1, 2, 3, 4, 5, 6], False: [4, 6]}
 
 
 def test_evaluation_best_checkpoint_and_early_stop(toy, batch, tmp_path):
@@ -157,6 +176,123 @@ def test_evaluation_best_checkpoint_and_early_stop(toy, batch, tmp_path):
     assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["step-000004", "step-000008"]
     lines = read_metrics(tmp_path / "metrics.jsonl")
     assert [line.get("eval_loss") for line in lines] == [None, 2.0, None, 1.5, None, 1.6, None, 1.4995]
+
+
+def of(losses):
+    """An evaluation that gives these, one by one."""
+    given = iter(losses)
+    return lambda: {"loss": next(given)}
+
+
+def test_a_run_that_ended_for_want_of_patience_is_not_gone_on_with(toy, batch, tmp_path, caplog):
+    """Unless more is asked for; what is measured as NaN is no better, either."""
+
+    def trainer(losses, patience=2):
+        how = {"directory": tmp_path, "steps": 20, "eval": Eval(every_steps=2, patience=patience, before=False)}
+        return make(toy(), [batch(4)], evaluation=of(losses), **how)
+
+    said = "loss was not better than 2 for 2 evaluations"
+    first = trainer([2.0, 2.5, math.nan, 1.0])
+    assert first.train()["stopped"] == said and first.train()["steps"] == 6
+    outcome = trainer([1.0] * 9).train(resume=True)
+    assert (outcome["steps"], outcome["stopped"], outcome["best"]["step"]) == (6, said, 2)
+    assert caplog.text.count(f"{said}: nothing is trained") == 2
+    outcome = trainer([1.0, 3.0, 3.0, 3.0, 3.0], patience=3).train(resume=True)
+    assert (outcome["steps"], outcome["best"]["step"]) == (14, 8)
+
+
+def test_a_training_goes_on_from_its_last_step_and_not_from_the_best(toy, batch, tmp_path, weights):
+    class Once(Callback):
+        def step(self, trainer, record):
+            if record["step"] == 3:
+                trainer.stop("enough for now")
+
+    wanted = Eval(every_steps=1, before=False, load_best_model_at_end=True)
+    how = {"eval": wanted, "evaluation": of([1.0, 2.0, 3.0, 0.5, 2.0, 0.1]), "callbacks": [Once()]}
+    trainer = make(toy(), [batch(4)], directory=tmp_path, **how)
+    assert (trainer.train()["weights_step"], trainer.position.step) == (1, 3)
+    assert (trainer.train()["weights_step"], trainer.position.step) == (6, 6)
+    whole = make(toy(), [batch(4)])
+    whole.train()
+    for name, value in weights(whole.model).items():
+        assert np.array_equal(weights(trainer.model)[name], value), name
+
+
+def test_the_best_of_another_metric_does_not_count(toy, batch, tmp_path):
+    losses, accuracies = iter(range(9, 0, -1)), iter([0.5, 0.3, 0.2, 0.4])
+
+    def trainer(**settings):
+        def evaluation():
+            return {"loss": float(next(losses)), "accuracy": next(accuracies)}
+
+        how = {"metrics": ["loss", "accuracy"], "every_steps": 1, "before": False, **settings}
+        return make(toy(), [batch(4)], directory=tmp_path, evaluation=evaluation, eval=how, steps=4 if settings else 2)
+
+    assert trainer().train()["best"] == {"step": 2, "loss": 8.0}
+    assert trainer(best_metric="accuracy").train(resume=True)["best"] == {"step": 4, "accuracy": 0.4}
+
+
+def test_nothing_is_measured_before_the_first_step_of_a_run_that_has_made_it(toy, batch, tmp_path):
+    make(toy(), [batch(4)], directory=tmp_path, steps=2).train()
+    trainer = make(toy(), [batch(4)], [batch(4)], directory=tmp_path, steps=4)
+    trainer.train(resume=True)
+    assert trainer.before is None and "eval_loss" in trainer.history[-1]
+
+
+def test_a_model_is_measured_as_it_is(toy, batch, tmp_path):
+    """Not as it was at the last step, where a program has exchanged its weights since."""
+    data, other = [batch(4)], tmp_path / "other"
+    make(toy(3), data, steps=2, directory=other).train()
+    trainer = make(toy(), data, data, steps=2)
+    trainer.train()
+    assert trainer.evaluate() == trainer.evaluate(anew=False)
+    trainer.resume(other / "checkpoints" / "step-000002")
+    found = trainer.evaluate(anew=False)
+    assert found["loss"] == LossEvaluation(trainer.model, BatchList(data), trainer.objective)()["loss"]
+    trainer.model.mix.set_data(trainer.model.mix * 0)
+    assert trainer.evaluate()["loss"] != found["loss"]
+
+
+def test_an_evaluation_that_was_left_twice_has_one_line(toy, batch, tmp_path):
+    """Its checkpoint is gone on from again where the run was killed before the next one."""
+
+    def trainer(signal_at=None, die_at=None):
+        def evaluation():
+            if made.position.step == signal_at:
+                signal.raise_signal(signal.SIGTERM)
+            check_signals()
+            return {"loss": 1.0 + made.position.step}
+
+        class Dies(Callback):
+            def step(self, trainer, record):
+                if record["step"] == die_at:
+                    raise RuntimeError("killed")
+
+        how = {"directory": tmp_path, "evaluation": evaluation, "eval": Eval(every_steps=2, before=False)}
+        made = make(toy(), [batch(4)], callbacks=["metrics", "csv", Dies()], **how)
+        return made
+
+    with pytest.raises(Interrupted):
+        trainer(signal_at=4).train()
+    with pytest.raises(RuntimeError, match="killed"):
+        trainer(die_at=5).train(resume=True)
+    last = trainer()
+    last.train(resume=True)
+    expected = [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in last.history] == expected
+    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == expected
+    assert [line.split(",")[0] for line in (tmp_path / "metrics.csv").read_text().split()[1:]] == list("123456")
+
+
+def test_a_model_whose_evaluation_was_left_is_not_in_training(toy, batch):
+    def evaluation():
+        signal.raise_signal(signal.SIGINT)
+        check_signals()
+
+    trainer = make(toy(), [batch(4)], evaluation=evaluation, eval=Eval(every_steps=2, before=False))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert not trainer.model.training and trainer.position.step == 2
 
 
 def test_evaluating_every_half_epoch(toy, batch):
@@ -206,7 +342,8 @@ def test_an_exploding_loss_stops_the_run(toy, batch):
     good, bad = batch(4, seed=1), batch(4, seed=2)
     good["input_ids"][0, 0], bad["input_ids"][0, 0] = 5, 30
     data = [good] * 10 + [bad]
-    with pytest.raises(RunFailed, match=r"step 11: the loss is .* over 10 times its recent median; .*sample 2\.0"):
+    said = r"step 11: the loss is .* over 10 times its recent median; .*sample 2\.0.*train\.max_loss_ratio: null"
+    with pytest.raises(RunFailed, match=said):
         make(toy(), data, forward_step=jumps, steps=12).train()
     make(toy(), data, forward_step=jumps, steps=12, max_loss_ratio=None).train()
 
@@ -217,6 +354,25 @@ def test_near_zero_a_hard_batch_is_no_explosion():
         watch.add(loss)
     assert watch.limit == 3.0
     assert LossWatch(None).limit == math.inf
+
+
+def test_one_text_with_a_wrong_label_is_no_explosion(toy, batch):
+    """Where a step counts few it alone makes the loss many times the median: the others are learnt by heart."""
+
+    def forward_step(data, model):
+        worst = (data["input_ids"][0, 0] == 30).astype("float32")
+        return {"loss": 0.7 * (model.mix * model.mix).sum() / (model.mix * model.mix).sum() + 12.0 * worst}
+
+    def trainer(labels):
+        good, bad = batch(1, seed=1), batch(1, seed=2)
+        for one, first in ((good, 5), (bad, 30)):
+            one["labels"] = np.where(np.arange(8) < 8 - labels, -100, one["input_ids"])
+            one["input_ids"][0, 0] = first
+        return make(toy(), [good] * 10 + [bad], forward_step=forward_step, steps=12, batch_size=1)
+
+    assert trainer(labels=2).train()["steps"] == 12
+    with pytest.raises(RunFailed, match=r"step 11: the loss is 12\.7"):
+        trainer(labels=7).train()
 
 
 def test_an_overflow_lowers_the_scale_and_the_run_goes_on(toy, batch, weights):
@@ -251,6 +407,9 @@ def test_resume_in_one_process_and_other_models_are_refused(toy, batch, tmp_path
     rest.train(resume=True)
     for name, value in weights(whole.model).items():
         assert np.array_equal(weights(rest.model)[name], value), name
+    assert [line["step"] for line in half.history] == [1, 2, 3, 4]
+    half.resume()
+    assert [line["step"] for line in half.history] == [1, 2, 3, 4], "no file holds them"
     other = toy()
     other.bias.requires_grad = False
     with pytest.raises(InputError, match="'bias' is not trained here"):

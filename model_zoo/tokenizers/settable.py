@@ -1,4 +1,4 @@
-"""Attributes of a tokenizer that scripts of MindFormers set."""
+"""Attributes of a tokenizer that scripts set."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
+from model_zoo.elsewhere import OF_TOKENIZERS
 from model_zoo.errors import InputError
 
 
 class Setting:
-    """An attribute that tokenizer_config.json gives its first value, and a script another one.
-
-    Args:
-        default: where the file says none.
-        fits: whether a value can be used.
-        expected: what can.
-    """
+    """An attribute that tokenizer_config.json gives its first value, or ``default``, and a script another one: whether
+    it can be used says ``fits``, and what can be ``expected``."""
 
     def __init__(self, default: Any, fits: Callable[[Any], bool], expected: str) -> None:
         self.default, self.fits, self.expected = default, fits, expected
@@ -37,12 +33,8 @@ class Setting:
 
 
 class Around:
-    """Whether a text has the token that begins, or ends, documents at its side; a script may set it.
-
-    Args:
-        token: whose id it is.
-        side: where the ids in front of texts are kept, or those behind them.
-    """
+    """Whether a text has the token that begins, or ends, documents at its side: ``token`` is its id's attribute, and
+    ``side`` that of the ids in front of texts, or behind them. A script may set it."""
 
     def __init__(self, token: str, side: str) -> None:
         self.token, self.side = token, side
@@ -60,9 +52,24 @@ class Around:
         self._check(tokenizer, InputError)
         number, own = getattr(tokenizer, self.token), vars(tokenizer)
         own[self.side] = [number] if value and number is not None else []
-        for kept in {"_settings", "_own"} & own.keys():
-            own[kept] = {**own[kept], self.name: bool(value)}
+        own["_settings"] = {**own["_settings"], self.name: bool(value)}
 
     def _check(self, tokenizer: Any, kind: type[Exception]) -> None:
         if not {*chain(*tokenizer.around)} <= {tokenizer.bos_token_id, tokenizer.eos_token_id}:
             raise kind(f"{self.name}: this tokenizer has tokens of its own around a text")
+
+
+class Settable:
+    """What scripts set: ``padding_side`` of calls that name none, whether ``add_bos_token`` and ``add_eos_token`` put
+    these around texts (but for ChatGLM's and GLM-4's), and ``chat_template``. And what is said of methods elsewhere."""
+
+    padding_side: Any = "left"
+    add_bos_token, add_eos_token = Around("bos_token_id", "_before"), Around("eos_token_id", "_after")
+    chat_template = property(
+        lambda self: self._chat_template,
+        lambda self, text: vars(self).update(vars(self.with_chat_template(text or "", "chat_template"))),
+    )
+
+    def __getattr__(self, name: str) -> Any:
+        told = f": it {OF_TOKENIZERS[name]}" if name in OF_TOKENIZERS else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{told}")

@@ -1,0 +1,179 @@
+"""Directories as published models have them, with and without the files beside a vocabulary: ids and texts are those of
+transformers 5, or where that has left the vocabulary's own rule, the library's that the vocabulary is of."""
+
+import json
+import shutil
+
+import pytest
+from tiny_tokenizers import sentencepiece_like_json
+
+from model_zoo.errors import InputError
+from model_zoo.tokenizers import AutoTokenizer, GPT2Tokenizer, LlamaTokenizer
+
+transformers = pytest.importorskip("transformers", reason="the comparison needs transformers")
+
+MODEL, PAIR = ["tok_llama/tokenizer.model"], ["tok_gpt2/vocab.json", "tok_gpt2/merges.txt"]
+END = "<|endoftext|>"
+FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+LLAMA = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+LLAMA |= {"add_bos_token": True, "add_eos_token": False, "legacy": False}
+GPT2 = {"tokenizer_class": "GPT2Tokenizer", **dict.fromkeys(("bos_token", "eos_token", "unk_token"), END)}
+RUNS = {" " * many: 600 + place for place, many in enumerate((8, 4, 3, 2))} | {"\t\t": 604}
+FIM = {"<fim_prefix>": 600, "<fim_middle>": 601}
+
+
+def token(content, special=False, **flags):
+    return {"content": content, **FLAGS, "special": special, **flags}
+
+
+CONTROLS = {str(number): token(text, True) for number, text in enumerate(("<unk>", "<s>", "</s>"))}
+STRIPS = CONTROLS | {
+    "600": token("<l>", lstrip=True),
+    "601": token("<r>", True, rstrip=True),
+    "602": token("<b>", rstrip=True, lstrip=True),
+    "603": token("word", single_word=True),
+    "604": token("<c>", True, single_word=True, lstrip=True),
+}
+SHAPES = {
+    "alpaca": (MODEL, "llama", {"tokenizer_config": LLAMA, "added_tokens": {"[PAD]": 600, "<think>": 601, " a": 602}}),
+    "vicuna": (
+        MODEL,
+        "llama",
+        {
+            "tokenizer_config": {**LLAMA, "pad_token": {"__type": "AddedToken", "content": "[PAD]", **FLAGS}},
+            "special_tokens_map": {"pad_token": "[PAD]", "eos_token": {**FLAGS, "content": "</s>"}},
+            "added_tokens": {"[PAD]": 600, "<tool>": 601},
+        },
+    ),
+    "strips": (MODEL, "llama", {"tokenizer_config": {**LLAMA, "added_tokens_decoder": STRIPS}}),
+    "piece": (MODEL, "llama", {"tokenizer_config": {**LLAMA, "eos_token": "▁world"}}),
+    "phi": (
+        PAIR,
+        "gpt2",
+        {"tokenizer_config": {**GPT2, "tokenizer_class": "CodeGenTokenizer"}, "added_tokens": {**RUNS, END: 0}},
+    ),
+    "gpt2": (PAIR, "gpt2", {"tokenizer_config": GPT2, "added_tokens": {"[PAD]": 600, "<think>": 601}}),
+    "starcoder": (PAIR, "gpt2", {"tokenizer_config": {**GPT2, "additional_special_tokens": [END, *FIM]}}),
+    "qwen2": (
+        PAIR,
+        "qwen2",
+        {
+            "tokenizer_config": {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>", "pad_token": END},
+            "special_tokens_map": {"additional_special_tokens": ["<|im_end|>"]},
+            "added_tokens": {"<|im_end|>": 600, "<tool_call>": 601},
+        },
+    ),
+}
+TEXTS = (
+    *("a{0}b", "{0}", "{0}{0}", "a {0}  b", "\n{0}\n c", "{0} hello\t{0}", "你{0}好", "x{0}{1}y {1} z", "{0}\n\n{1}"),
+    *(
+        "",
+        "say word swordw word2",
+        "if x:\n        pass\t\t",
+        "1234 don't\r\n\r\n x",
+        "e\u0301 ﬁ\u3000",
+        "👍🏽\u0000",
+        "\n\n x",
+    ),
+)
+
+
+@pytest.fixture
+def shape(fixtures, tmp_path):
+    """Makes a directory in one of `SHAPES`."""
+
+    def build(name):
+        sources, kind, objects = SHAPES[name]
+        directory = tmp_path / name
+        directory.mkdir()
+        for source in sources:
+            shutil.copy(fixtures / source, directory)
+        if name == "starcoder":
+            vocabulary = json.loads((directory / "vocab.json").read_text())
+            (directory / "vocab.json").write_text(json.dumps(vocabulary | FIM))
+        for file, value in {**objects, "config": {"model_type": kind}}.items():
+            (directory / f"{file}.json").write_text(json.dumps(value), encoding="utf-8")
+        return directory
+
+    return build
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_ids_and_texts_are_those_of_transformers(shape, tmp_path, name):
+    directory = shape(name)
+    theirs = transformers.AutoTokenizer.from_pretrained(directory)
+    special = {one.content: number for number, one in theirs.added_tokens_decoder.items() if one.special}
+    plain = {one.content: number for number, one in theirs.added_tokens_decoder.items() if not one.special}
+    AutoTokenizer.from_pretrained(directory).save_pretrained(tmp_path / "saved")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert again.encode("a[PAD] <think>  b<fim_prefix>") == theirs.encode("a[PAD] <think>  b<fim_prefix>")
+    for ours in map(AutoTokenizer.from_pretrained, (directory, tmp_path / "saved")):
+        assert len(ours) == len(theirs) and ours.eos_token_id == theirs.eos_token_id
+        assert special.items() <= ours.special_tokens.items() and ours.plain == plain
+        assert ours.special_tokens.keys() - special <= {"</s>"}  # a control piece whatever ends texts
+        names = [*special, *plain]
+        for text in {form.format(one, other) for form in TEXTS for one in names for other in names[-2:]}:
+            found = ours.encode_written(text)
+            assert found == theirs.encode(text, add_special_tokens=False), text
+            if not any(one in text for one in special):
+                assert ours.encode(text, add_special_tokens=False) == found
+            for ids in (found, found[1:], found[:-1]):
+                if "\ufffd" in ours.decode(ids):  # beside which transformers 5 loses whole characters
+                    continue
+                assert ours.decode(ids, True) == theirs.decode(ids, skip_special_tokens=True)
+                if "</s>" in special and name != "piece":
+                    assert ours.decode(ids, False) == theirs.decode(ids, skip_special_tokens=False)
+        assert all(ours.token_to_id(one) == number for one, number in {**special, **plain}.items())
+
+
+def test_lists_of_special_tokens_count_wherever_they_are(shape):
+    """transformers 5 leaves out special_tokens_map.json's; its version 4 wrote and read it."""
+    directory = shape("gpt2")
+    (directory / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": ["[PAD]"]}))
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    assert tokenizer.special_tokens == {END: 0, "[PAD]": 600} and tokenizer.plain == {"<think>": 601}
+
+
+def test_a_sign_for_a_space_in_an_added_token_is_one(fixtures, tmp_path):
+    """Gemma's tokenizer.json has its runs of spaces as added tokens."""
+    description = sentencepiece_like_json(fixtures)
+    description["added_tokens"] += [{"id": 600, **token("▁▁x")}, {"id": 601, **token(" y")}]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description), encoding="utf-8")
+    theirs, ours = (kind.AutoTokenizer.from_pretrained(tmp_path) for kind in (transformers, __import__("pet")))
+    for ids in ([353, 600, 358], [600, 353], [601, 353], [353, 601]):
+        assert ours.decode(ids) == theirs.decode(ids)
+
+
+def test_mistrals_model_alone_has_its_first_space(fixtures, tmp_path):
+    """As sentencepiece has it, and Mistral's own tokenizer; transformers 5 leaves it out."""
+    shutil.copy(fixtures / MODEL[0], tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(LLAMA))
+    ours = AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("Hello world", " Hello", "a", "\n"):
+        assert ours.encode(text, add_special_tokens=False) == ours.processor.encode(text)
+
+
+def test_the_description_of_two_files_is_there(fixtures):
+    tokenizer = GPT2Tokenizer(*(fixtures / name for name in PAIR))
+    description = tokenizer.description()
+    assert description["model"]["vocab"][END] == 0 and description["added_tokens"] == tokenizer.added
+
+
+def test_a_chat_template_among_the_settings_of_a_file_counts(fixtures):
+    settings = {"chat_template": "{{ bos_token }}{{ messages[0].content }}"}
+    tokenizer = LlamaTokenizer(fixtures / MODEL[0], settings=settings)
+    assert tokenizer.prompt([{"role": "user", "content": "Hello world"}]) == [
+        1,
+        *tokenizer.encode_further("Hello world"),
+    ]
+
+
+def test_where_a_hub_s_token_and_files_are_is_said():
+    import pet
+
+    with pytest.raises(InputError, match="token is HF_TOKEN in the environment") as caught:
+        pet.AutoTokenizer.from_pretrained("llama_tiny", token="x", cache_dir="/tmp/x")
+    assert "cache_dir is HF_HOME in the environment" in str(caught.value)
+    with pytest.raises(InputError, match="cache_dir is HF_HOME"):
+        pet.AutoModel.from_pretrained("llama_tiny", cache_dir="/tmp/x")
