@@ -12,6 +12,7 @@ A worker writes one line to a file of its own whenever a piece of work begins, w
   something outside of the job.
 * `LEAVING`: it is through, waits for the others, and ends by itself if they do not come.
 * `SILENT`: nothing is promised, as before the first line.
+* `JOINED`: nothing is promised, but it has joined the job, and may wait for a peer at any time: a script's own loop.
 
 The library's own loops write these lines (`tick`, through `model_zoo.progress`) while a run or a command is `watched`.
 A script that works for longer than the limit between two of them promises its next sign of life itself: `beat(600)`.
@@ -31,7 +32,9 @@ from pet.launching.environment import read_job
 from pet.launching.stacks import answering
 
 BEAT_FILE = "PET_BEAT_FILE"
-SILENT, WORKING, CALLING, WAITING, PAUSING, LEAVING, JOINING = range(7)
+SILENT, WORKING, CALLING, WAITING, PAUSING, LEAVING, JOINING, JOINED = range(8)
+QUIET = (SILENT, JOINED)
+"""States that promise nothing."""
 FACTOR = 5.0
 """How many times as long as lately a graph may run. Batches of one shape take the same time but for other work."""
 OFTEN = 0.5
@@ -39,7 +42,7 @@ OFTEN = 0.5
 RECENT = 3
 """Runs of a graph whose shortest counts: in the others it may have waited for a peer that compiled."""
 
-_watched = False
+_watched = _joined = False
 _now: tuple[int, float] = (SILENT, 0.0)  # what was written last: state, seconds
 _place: Hashable | None = None
 _begun = 0.0
@@ -57,7 +60,7 @@ def beat(within: float = 0.0) -> None:
 
 def rest() -> None:
     """Takes the last promise back: what comes now may take any time."""
-    _write(SILENT)
+    _write(JOINED if _joined else SILENT)
 
 
 def repeat() -> None:
@@ -112,6 +115,14 @@ def waiting() -> contextlib.AbstractContextManager:
 def joining() -> contextlib.AbstractContextManager:
     """Within, this process waits for its peers to join, and has nothing to save."""
     return _asleep(JOINING)
+
+
+def joined() -> None:
+    """Says that this process has joined the job."""
+    global _joined
+    _joined = True
+    if _now[0] == SILENT:
+        rest()
 
 
 def leaving() -> contextlib.AbstractContextManager:

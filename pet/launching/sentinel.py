@@ -35,7 +35,7 @@ from model_zoo.resources import accelerators_present
 from pet.launching.control import Control
 from pet.launching.ends import describe_end
 from pet.launching.environment import Job
-from pet.launching.heartbeat import BEAT_FILE, PAUSING, SILENT, repeat
+from pet.launching.heartbeat import BEAT_FILE, PAUSING, QUIET, repeat
 from pet.launching.link import Link
 from pet.launching.msrun import Scheduler, runs, scheduler, waiting_launcher, zombie_exit_code
 from pet.launching.watch import View, Watch, find_hanging
@@ -205,7 +205,7 @@ class Sentinel:
             why = self.describe_end()
         elif running and self.watch is not None:
             alone = find_hanging([self.watch]) is not None
-            view = self.watch.view() if self.watch.state != SILENT else BUSY
+            view = self.watch.view() if self.watch.state not in QUIET else BUSY
             self.hangs = alone or (control is not None and control.awaited({0: view}) is not None)
             why = f"rank {self.rank} hangs: it {self.watch.reason}" if self.hangs else why
         elif control is not None and not running:

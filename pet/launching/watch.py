@@ -10,8 +10,8 @@ Each rule sees what the others do not:
 * Others that are overdue, or use no processor time and move no bytes, may wait within a graph for a peer that compiles.
   So they hang only where nobody works: all workers of the job are overdue, idle or say that they wait (heartbeat.py).
   Then it is one that does not wait within another library, and of these the one that was heard from first.
-  Of workers that never write a line, one that is idle hangs. On an accelerator a host rests while the device works:
-  there idleness says nothing.
+  Of workers that neither write a line nor join the job, one that is idle hangs. On an accelerator a host rests while
+  the device works: there idleness says nothing.
 
 A busy machine is no hang: the seconds in which a worker stood in line for a core hardly count (`Clock`). But those of
 Python code that takes no memory, which work does, count for more.
@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pet.launching.heartbeat import CALLING, JOINING, LEAVING, PAUSING, SILENT, WAITING, WORKING
+from pet.launching.heartbeat import CALLING, JOINING, LEAVING, PAUSING, QUIET, SILENT, WAITING, WORKING
 from pet.launching.stacks import QUESTION, Stack, file_of
 
 IDLE_SHARE = 0.002
@@ -157,7 +157,7 @@ class Watch:
         if not busy or self._has_reason(before):
             self.calm = self.clock.fair
         near = self.clock.fair > self.due - soon or self.clock.wall - self.active > self.limit - soon
-        if self.state != SILENT and QUESTION is not None and (busy or near):
+        if self.state not in QUIET and QUESTION is not None and (busy or near):
             with contextlib.suppress(OSError):
                 os.kill(self.clock.pid, QUESTION)
 

@@ -21,7 +21,7 @@ from datetime import timedelta
 from model_zoo.errors import InputError, first_line
 from pet.launching.addresses import await_listener, only_here
 from pet.launching.environment import Job, check_table, read_job
-from pet.launching.heartbeat import joining, leaving, waiting
+from pet.launching.heartbeat import joined, joining, leaving, waiting
 from pet.launching.msrun import SCHEDULER, check_port, end_scheduler, scheduler, start_guard
 from pet.parallel.meeting import meet
 
@@ -88,6 +88,7 @@ def join(limit: int | None = None) -> Job:
         show = sys.excepthook  # which MindSpore puts back to what it was when it was imported itself
         with joining():
             job = _connect(job, limit)
+        joined()
         _print_failures(show)
         atexit.register(leave, wait=_ready_to_wait())
     _job = job

@@ -24,7 +24,7 @@ from pet.data.workers import Workers
 from pet.launching import heartbeat, launcher
 from pet.launching.addresses import free_address
 from pet.launching.environment import Job, read_job, report_success, split_address
-from pet.launching.heartbeat import CALLING, JOINING, LEAVING, PAUSING, SILENT, WAITING, WORKING
+from pet.launching.heartbeat import CALLING, JOINED, JOINING, LEAVING, PAUSING, SILENT, WAITING, WORKING
 from pet.launching.launcher import launch, parse_devices
 from pet.launching.output import Output
 from pet.launching.relaunch import relaunch
@@ -218,6 +218,24 @@ def test_waiting_for_a_slow_peer_is_no_hang(tmp_path):
     code += "if r == 0:\n    while time.process_time() < 3: pass\n    pathlib.Path('pids', 'done').touch()\n"
     code += "else:\n    with waiting(): noted(3)"
     assert finish(start(tmp_path, ["-n", "2", "--hang-timeout", "1"], code))[0] == 0
+
+
+def test_a_script_may_wait_for_a_slow_peer_within_mindspore(tmp_path):
+    """Where it joined the job, but has a loop of its own, of which nothing is known."""
+    code = (
+        NOTE_PID
+        + """
+from pet.parallel.join import join, world_group
+join()
+import numpy as np
+from mindspore import Tensor, ops
+began = time.process_time()
+while r == 0 and time.process_time() < began + 7: pass
+print(ops.AllReduce(group=world_group())(Tensor(np.ones(1, np.float32))).asnumpy())
+"""
+    )
+    result, out, err = finish(start(tmp_path, ["-n", "2", "--hang-timeout", "5"], code))
+    assert result == 0 and "[2.]" in out, err
 
 
 def test_a_hang_is_one_without_an_option_too(tmp_path, assert_gone):
@@ -570,6 +588,10 @@ IDLE = {"active": 1.0}
         ([seen(WAITING, heard=0.5, **IDLE), seen(CALLING, **IDLE)], 1),
         ([seen(WAITING, heard=2.0, **IDLE), seen(WAITING, **IDLE)], 1),
         ([seen(SILENT), seen(SILENT, **IDLE)], 1),
+        ([seen(JOINED, heard=2.0, **IDLE), seen(JOINED, heard=1.0, **IDLE)], 1),
+        ([seen(WAITING), seen(JOINED, **IDLE)], 1),
+        # but one of a script that has joined may wait for another one
+        ([seen(JOINED), seen(JOINED, **IDLE)], None),
         # what it has done since it was last looked at is not known
         ([seen(SILENT), seen(SILENT, active=6.9, looked=9.5)], None),
         ([seen(WAITING), seen(WAITING, awake=6.9, looked=9.5)], None),
@@ -668,7 +690,7 @@ def times(tmp_path, monkeypatch):
     now = [1000.0]
     monkeypatch.setenv("PET_BEAT_FILE", str(tmp_path / "beat"))
     monkeypatch.setattr("pet.launching.heartbeat.time.monotonic", lambda: now[0])
-    for name, value in (("_now", (SILENT, 0.0)), ("_place", None), ("_took", {})):
+    for name, value in (("_now", (SILENT, 0.0)), ("_joined", False), ("_place", None), ("_took", {})):
         monkeypatch.setattr(heartbeat, name, value)
 
     def line():
@@ -712,9 +734,16 @@ def test_a_graph_may_take_a_multiple_of_its_last_runs(times):
         heartbeat.beat(600.0)
         assert line() == (WORKING, 600.0)
     assert line() == (SILENT, 0.0)
+    heartbeat.joined()
+    assert line() == (JOINED, 0.0)
+    with heartbeat.watched():
+        progress.tick()
+        heartbeat.joined()
+        assert line() == (WORKING, 0.0)
+    assert line() == (JOINED, 0.0)
     with heartbeat.waiting():
         assert line() == (WAITING, 0.0)
-    assert line() == (SILENT, 0.0)
+    assert line() == (JOINED, 0.0)
 
 
 def test_every_graph_says_when_it_runs_and_that_its_first_run_may_take_long(times):

@@ -80,8 +80,7 @@ def start(output: Path, which: str, full: bool, options: list[str], name: str) -
     environment |= {"PYTHONPATH": f"{ROOT}:{HERE}:{ROOT / 'tests' / 'support'}", "OMP_NUM_THREADS": "1", "GLOG_v": "3"}
     environment["PET_LAUNCH_SECRET"] = "of both of the launchers"
     environment["LAYOUT_BASES"] = str(output / "bases")
-    # beside other tests each of four may have a fifth of a core, which is no hang
-    options = [*options, "--hang-timeout", "60", "--log-dir", str(output / f"log_{name}")]
+    options = [*options, "--log-dir", str(output / f"log_{name}")]
     command = [sys.executable, "-m", "pet", "launch", *options, "--"]
     command += [sys.executable, str(HERE / "layout_job.py"), which, "full" if full else "usual", str(output)]
     return subprocess.Popen(
