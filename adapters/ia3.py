@@ -18,7 +18,7 @@ from adapters.lora_peft import written_targets
 from adapters.matching import check_feedforward, means
 from adapters.method import AdapterModule, MethodConfig
 from adapters.patterns import as_list
-from adapters.peft_config import IA3_KEYS, LORA_DEFAULTS, ia3_settings
+from adapters.peft_config import IA3_KEYS, ia3_settings
 from adapters.settings import IA3 as Settings
 from model_zoo.errors import InputError
 
@@ -56,12 +56,10 @@ class IA3Config(Settings, MethodConfig):
         else:
             short = sorted(feedforward)
         return {
-            "exclude_modules": None,
             "fan_in_fan_out": any(site.published_transposed for site in adapter.sites.values()),
             "feedforward_modules": short,
             "init_ia3_weights": True,
             "modules_to_save": self.modules_to_save,
-            "peft_version": LORA_DEFAULTS["peft_version"],
             "target_modules": names,
         }
 

@@ -14,7 +14,6 @@ from adapters.cells import own_parameters, plain_cells, weight_of
 from adapters.initial import START
 from adapters.matching import chosen_sites
 from adapters.patterns import GROUPS, as_list, in_any_order, is_glob, pattern_matches, pattern_value, within
-from adapters.peft_config import LORA_DEFAULTS
 from adapters.stacked import settings
 from model_zoo.errors import InputError
 from model_zoo.quantization.storage import is_quantized
@@ -67,12 +66,11 @@ def to_peft(config, model, adapter) -> dict[str, Any]:
         return {f"^{re.escape(path)}": value for path, value in values.items() if value != usual * factor}
 
     values = {
-        **LORA_DEFAULTS,
         **{key: getattr(config, name) for name, key in config.peft_names().items()},
         "r": config.rank * ranks,
         "lora_alpha": config.alpha * growth,
         "target_modules": written_targets(config, model, paths),
-        "exclude_modules": None,
+        "layers_pattern": None,
         "layers_to_transform": None,
         "modules_to_save": saved_whole(config, model),
         "rank_pattern": scaled(config.rank_pattern, config.rank, ranks),

@@ -50,11 +50,13 @@ OF_TASKS = re.compile(r"((score|classifier|qa_outputs)\.(weight|bias))|(encoder\
 
 COMMON_KEYS = ("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "revision", "task_type")
 """Keys that every adapter_config.json has."""
+VERSION = ("peft_version", "runtime_config")
+"""Keys of how it was written and is to be run, which change no number."""
 
 
 def known_keys(cls: type[Settings], *others: str) -> tuple[str, ...]:
     """The keys of a method's adapter_config.json: those of all methods, of its settings, and others."""
-    return (*COMMON_KEYS, *cls.peft_names().values(), *others)
+    return (*COMMON_KEYS, *VERSION, *cls.peft_names().values(), *others)
 
 
 IA3_KEYS = (
@@ -63,11 +65,9 @@ IA3_KEYS = (
     "feedforward_modules",
     "init_ia3_weights",
     "modules_to_save",
-    "peft_version",
-    "runtime_config",
     "target_modules",
 )
-TOKENS_KEYS = ("init_weights", "peft_version", "runtime_config", "target_modules", "token_indices")
+TOKENS_KEYS = ("init_weights", "target_modules", "token_indices")
 # Settings of LoRA that change the result and that nothing here computes, and what they do: refused unless they are off.
 UNSUPPORTED = {
     "alora_invocation_tokens": "the adapter works behind these tokens alone",
@@ -81,28 +81,21 @@ UNSUPPORTED = {
     "use_qalora": "A sees sums over groups of a GPTQ base's inputs (on any other base it is off, and may be removed)",
     "velora_config": "A's gradients are approximations",
 }
-# What PEFT writes for LoRA when nothing else is asked for.
-LORA_DEFAULTS: dict[str, Any] = {
-    "corda_config": None,
-    "eva_config": None,
-    "layers_pattern": None,
-    "loftq_config": {},
-    "lora_ga_config": None,
-    "megatron_config": None,
+# Settings of LoRA and IA3 that came after PEFT 0.4, each with what it is, in every version, where it is left out.
+LATER: dict[str, Any] = {
+    **dict.fromkeys((*UNSUPPORTED, "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules")),
+    **dict.fromkeys(("loftq_config", "lora_ga_config", "megatron_config")),
+    **dict.fromkeys(("alpha_pattern", "rank_pattern", "trainable_token_indices", "use_dora", "use_rslora")),
     "megatron_core": "megatron.core",
-    "peft_version": "0.21.2",
     "qalora_group_size": 16,
-    **dict.fromkeys(UNSUPPORTED),
-    **dict.fromkeys(("ensure_weight_tying", "lora_bias", "use_qalora"), False),
 }
 LORA_KEYS = (
-    *LORA_DEFAULTS,
-    "exclude_modules",
+    *LATER,
     "fan_in_fan_out",
     "init_lora_weights",
+    "layers_pattern",
     "layers_to_transform",
     "modules_to_save",
-    "runtime_config",
     "target_modules",
 )
 # Starting points that change the base weight in a way that the file does not record.
@@ -269,6 +262,13 @@ def read_settings(values: dict[str, Any], where: str | Path, known: Collection[s
         raise InputError(f"{where}: {error}") from None
     except (TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{where}: a value of the wrong type ({error})") from None
+
+
+def for_any_version(values: dict[str, Any]) -> dict[str, Any]:
+    """An adapter_config.json without the `LATER` settings that ask for nothing: PEFT 0.6 to 0.13 refuse a file for any
+    key that they do not know."""
+    off = {key for key in LATER if key in values and (is_off(values[key]) or values[key] == LATER[key])}
+    return {key: value for key, value in values.items() if key not in off}
 
 
 def is_off(value: Any) -> bool:

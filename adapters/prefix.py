@@ -23,15 +23,15 @@ from mindspore import Parameter, Tensor, nn, ops
 from adapters.factors import generator_for, kaiming_uniform
 from adapters.matching import sites
 from adapters.method import AdapterModule, MethodConfig
-from adapters.peft_config import LORA_DEFAULTS
 from adapters.settings import Prefix
 from model_zoo.activations import tanh
 from model_zoo.errors import InputError
 
 PEFT_NAME = "prompt_embeddings"
-PROMPT_DEFAULTS = {"modules_to_save": None, "num_transformer_submodules": 1}
-PROMPT_DEFAULTS["peft_version"] = LORA_DEFAULTS["peft_version"]
-PROMPT_KEYS = (*PROMPT_DEFAULTS, "num_attention_heads", "num_layers", "num_virtual_tokens", "token_dim")
+PROMPT_KEYS = (
+    *("modules_to_save", "num_attention_heads", "num_layers", "num_transformer_submodules"),
+    *("num_virtual_tokens", "token_dim"),
+)
 """Keys of adapter_config.json that PEFT's prompt methods have in common."""
 
 
@@ -135,7 +135,6 @@ class PrefixConfig(Prefix, InFront):
         return {
             **prompt_fields(self, dims, dims.kv_heads, dims.kv_heads * dims.head_dim),
             "encoder_hidden_size": self.projection_hidden or dims.hidden,
-            "init_weights": None,
             "prefix_projection": self.projection,
         }
 
@@ -325,4 +324,4 @@ def check_only(tensors: dict[str, Any], expected: dict[str, tuple[int, ...]], wh
 def prompt_fields(config, dims, heads: int, width: int) -> dict[str, Any]:
     """The JSON fields that PEFT's prompt methods have in common."""
     sizes = {"num_attention_heads": heads, "num_layers": dims.layers, "token_dim": width}
-    return {**PROMPT_DEFAULTS, **sizes, "num_virtual_tokens": config.length}
+    return {**sizes, "num_transformer_submodules": 1, "num_virtual_tokens": config.length}

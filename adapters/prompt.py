@@ -33,7 +33,8 @@ from model_zoo.layers import int_range
 # TEXT would make PEFT look for a tokenizer; the embeddings are in the file
 PROMPT_FIELDS = {
     "prompt_tuning_init": "RANDOM",
-    **dict.fromkeys(("prompt_tuning_init_text", "tokenizer_kwargs", "tokenizer_name_or_path")),
+    "prompt_tuning_init_text": None,
+    "tokenizer_name_or_path": None,
 }
 ENCODER_FIELDS = {"encoder_dropout": 0.0, "encoder_num_layers": 2, "encoder_reparameterization_type": "MLP"}
 """Of the network as it is here, in adapter_config.json."""
@@ -44,7 +45,7 @@ class PromptConfig(Prompt, InFront):
     al. found better than random vectors."""
 
     stackable = False
-    peft_keys = (*PROMPT_KEYS, *PROMPT_FIELDS)
+    peft_keys = (*PROMPT_KEYS, *PROMPT_FIELDS, "tokenizer_kwargs")
 
     def fixed_sites(self, model) -> list:
         """The token embedding and the model as a whole."""

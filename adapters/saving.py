@@ -35,6 +35,8 @@ from adapters.peft_config import (
     TASK_SCORE,
     WEIGHTS,
     another_base,
+    for_any_version,
+    is_off,
     known_keys,
     lacks_tokens,
     open_weights,
@@ -63,8 +65,9 @@ log = logging.getLogger("pet")
 REWRITTEN = (
     *("exclude_modules", "layers_pattern", "layers_to_transform", "modules_to_save"),  # narrow target_modules
     *("prompt_tuning_init_text", "tokenizer_kwargs", "tokenizer_name_or_path"),  # a prompt's first text
+    "peft_version",
 )
-"""PEFT's settings that are rewritten together with the others, also when they are None."""
+"""What of a file that an adapter came from is not true of it any more."""
 
 
 def adapter_config(directory: str | Path) -> tuple[dict[str, Any], MethodConfig]:
@@ -109,8 +112,9 @@ def save_adapter(model: nn.Cell, directory: str | Path, name: str = "default") -
     else:
         tensors = {saved_name(key, adapter.config): value for key, value in saved_arrays(adapter).items()}
         kept, told = source.get("values", {}), described(model, adapter)
-        told = {key: value for key, value in told.items() if value is not None or key not in kept or key in REWRITTEN}
-        values = dict(sorted({**kept, **told}.items()))
+        kept = {key: value for key, value in kept.items() if not is_off(value) and key not in REWRITTEN}
+        told = {key: value for key, value in told.items() if value is not None or key not in kept}
+        values = for_any_version(dict(sorted({**kept, **told}.items())))
         # The name under which its makers know the base says more than the directory that it was loaded from here.
         values["base_model_name_or_path"] = kept.get("base_model_name_or_path") or told["base_model_name_or_path"]
         with registry(model).disabled():

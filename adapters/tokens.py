@@ -18,7 +18,7 @@ from mindspore import Parameter, Tensor, ops
 from adapters.cells import weight_of
 from adapters.matching import live_token_rows, with_tokens
 from adapters.method import AdapterModule, Companion, MethodConfig
-from adapters.peft_config import LORA_DEFAULTS, TOKENS_KEYS, tokens_settings
+from adapters.peft_config import TOKENS_KEYS, tokens_settings
 from adapters.settings import Tokens
 from adapters.sites import weight_array
 from model_zoo.engine import stored_rows, unlearned
@@ -46,7 +46,6 @@ class TrainableTokensConfig(Tokens, MethodConfig):
         rows = [path for path, module in adapter.modules.items() if module.tensors()]
         return {
             "init_weights": True,
-            "peft_version": LORA_DEFAULTS["peft_version"],
             "target_modules": sorted(rows),
             "token_indices": list(self.trainable_tokens),
         }
