@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from typing import Any
 
-from mindspore import Parameter
+from mindspore import Parameter, nn
 
 from adapters import replacement
 from adapters.cells import Site
@@ -66,6 +66,18 @@ class Adapter:
         """Trains or freezes all its parameters."""
         for parameter in self.parameters():
             parameter.requires_grad = trained
+
+    def refuse_lost(self, model: nn.Cell) -> None:
+        """Raises InputError where a cell that it is on is no part of the model any more."""
+        there = {id(cell) for _, cell in model.cells_and_names()}
+        cells = [(path, site.cell) for path, site in self.sites.items()]
+        cells += [(item.saved_name.rpartition(".")[0], item.cell) for item in self.replaced]
+        for path, cell in cells:
+            if id(cell) not in there:
+                raise InputError(
+                    f"adapter {self.name!r} is on the cell that was {path} when it was applied, which is no part of "
+                    "the network any more: put it back, or delete the adapter and apply it anew"
+                )
 
     def refuse_merged(self, merged: tuple[str, ...], what: str) -> None:
         """Raises InputError where it, or what it was earlier, is among these adapters, which are merged."""

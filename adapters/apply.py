@@ -265,9 +265,13 @@ def trainable_parameters(model: nn.Cell) -> list[Parameter]:
     """What an optimizer gets: the parameters of the active adapters, and what `freeze_modules` made trainable.
 
     Raises:
-        InputError: one of them is stored in 8 or 4 bits.
+        InputError: one of them is stored in 8 or 4 bits, or an active adapter is on a cell that was exchanged.
     """
     check_model(model)
+    for _, part in model.cells_and_names():
+        if (state := part.__dict__.get("_adapter_registry")) is not None:
+            for name in state.active:
+                state.get(name).refuse_lost(part)
     found = [parameter for parameter in model.get_parameters() if parameter.requires_grad]
     for parameter in found:
         if (cell := getattr(parameter, "packed_in", None)) is not None:

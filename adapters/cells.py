@@ -78,6 +78,13 @@ def own_parameters(cell) -> dict[str, Any]:
     return {name: value for name, value in cell._params.items() if value is not None}
 
 
+def is_bias(attribute: str) -> bool:
+    """Whether a cell adds the parameter of this name: ``beta`` in MindSpore's norms, ``bias_ih_l0`` in its LSTM,
+    ``in_proj_bias`` in its attention."""
+    words = attribute.split("_")
+    return attribute == "beta" or "bias" in (words[0], words[-1])
+
+
 def plain_cells(model) -> Iterator[tuple[str, Any]]:
     """The model's own cells with their paths, without those that adapters added."""
     added = None

@@ -22,7 +22,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from adapters.cells import Site, own_parameters, plain_cells, weight_of
+from adapters.cells import Site, is_bias, own_parameters, plain_cells, weight_of
 from adapters.patterns import as_list, full_match, is_glob, layer_numbers, named, pattern_matches, within
 from adapters.schema import Settings
 from adapters.settings import IA3, Tokens
@@ -258,12 +258,11 @@ def wanted(model, config: Settings, chosen: list[Site]) -> list[tuple[str, Any, 
     adapted = {id(site.cell) for site in chosen}
 
     def want(path: str, cell, attributes: Iterable[str]) -> None:
-        for attribute in own_parameters(cell):
-            if attribute in attributes:
-                found_so_far.setdefault((id(cell), attribute), (path, cell, attribute))
+        for attribute in attributes:
+            found_so_far.setdefault((id(cell), attribute), (path, cell, attribute))
 
     for path, cell in biased.get(getattr(config, "bias", "none"), ()):
-        want(path, cell, config.shifts)
+        want(path, cell, filter(is_bias, own_parameters(cell)))
     problems = []
     for entry in config.modules_to_save or []:
         found = [(path, cell) for path, cell in cells if within(path, entry)]

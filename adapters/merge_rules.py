@@ -16,6 +16,7 @@ from model_zoo.quantization.storage import is_quantized
 def refuse_unmergeable(state: Registry, name: str) -> None:
     """Raises InputError with the reason when an adapter cannot become part of the weights."""
     adapter = state.get(name)
+    adapter.refuse_lost(state.model)
     if adapter.labels is not None and hasattr(state.model, "add_score"):
         state.model.config.as_classifier(adapter.labels)  # or there is none
     for reason in (adapter.config.unmergeable, *(module.why_unmergeable() for module in adapter.modules.values())):

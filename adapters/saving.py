@@ -102,9 +102,11 @@ def save_adapter(model: nn.Cell, directory: str | Path, name: str = "default") -
         name: which adapter.
 
     Raises:
-        InputError: an unknown name, or a method that PEFT's format has no place for.
+        InputError: an unknown name, a cell that was exchanged beneath it, or a method that PEFT's format has no place
+            for.
     """
     adapter = registry(model).get(name)
+    adapter.refuse_lost(model)
     directory = Path(directory)
     source = adapter.source
     if source and adapter.config == source["config"] and is_unchanged(model, adapter):

@@ -83,8 +83,6 @@ class Settings:
     """Why it can never become part of the weights; empty where it can."""
     marks: ClassVar[tuple[str, ...]] = ()
     """By which tensors a file shows that a cell is adapted."""
-    shifts: ClassVar[tuple[str, ...]] = ("bias",)
-    """What the parameters are called that ``bias`` means."""
 
     def __new__(cls, **settings):
         """Raises InputError for a setting that the method does not have; `dataclasses` would raise a TypeError."""

@@ -335,8 +335,6 @@ class BitFit(Settings):
     summary = "Train the biases alone."
     peft_type = "BITFIT"
     own_format = True
-    shifts = ("bias", "beta")
-    """MindSpore's norms say beta."""
 
     @property
     def bias(self) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from foreign_networks import NETWORKS, Convolutional, Small, Squared, Text, Vision, numbers
 from mindspore import Tensor, amp, nn, ops
+from safetensors.numpy import load_file
 
 import pet
 from adapters.cells import weight_of
@@ -297,6 +298,61 @@ def test_a_norm_whose_bias_alone_is_trained_keeps_the_bases_statistics(config):
     network(x).asnumpy()
     for name in ("stem.1.moving_mean", "stem.1.moving_variance"):
         np.testing.assert_array_equal(weights(network)[name], before[name], err_msg=name)
+
+
+class Shifted(nn.Cell):
+    """Cells that call their biases differently."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.norm = nn.Dense(4, 4), nn.LayerNorm((4,))
+        self.recurrent = nn.LSTM(4, 4, batch_first=True)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def construct(self, x):
+        x = self.recurrent(self.norm(self.dense(x)))[0]
+        return self.attention(x, x, x)[0]
+
+
+@pytest.mark.parametrize("config", (pet.BitFitConfig(add_missing=False), pet.LoRAConfig(targets=["dense"], bias="all")))
+def test_every_bias_is_trained_whatever_its_cell_calls_it(config, tmp_path):
+    network, x = Shifted(), numbers(2, 3, 4)
+    pet.apply(network, config)
+    pet.save_adapter(network, tmp_path)
+    written = [name.replace("base_layer.", "") for name in load_file(tmp_path / "adapter_model.safetensors")]
+    biases = {name.removeprefix("base_model.model.") for name in written if "lora" not in name}
+    inner = {"recurrent.bias_ih_l0", "recurrent.bias_hh_l0", "attention.in_proj_bias", "attention.out_proj.bias"}
+    assert biases == {"dense.bias", "norm.beta", *inner}
+    trained = [one for one in pet.trainable_parameters(network) if "lora" not in one.name]
+    before = [parameter.asnumpy().copy() for parameter in trained]
+    nn.TrainOneStepCell(Squared(network), nn.Adam(trained, 1e-2)).set_train()(x)
+    assert not any(np.array_equal(one.asnumpy(), array) for one, array in zip(trained, before, strict=True))
+
+
+@pytest.mark.parametrize("exchanged", ["head", "stem.1"])
+def test_a_cell_that_is_exchanged_beneath_an_adapter_is_not_lost_in_silence(exchanged, tmp_path):
+    network = Convolutional()
+    pet.apply_lora(network, rank=2, targets=["head"], modules_to_save=["stem.1"])
+    before = network.head, network.stem[1]
+    if exchanged == "head":
+        network.head = nn.Dense(6, 5)
+    else:
+        network.stem[1] = nn.BatchNorm2d(6)
+    said = f"'default' is on the cell that was {exchanged} when it was applied, which is no part of the network"
+    for act in (
+        lambda: pet.trainable_parameters(nn.WithLossCell(network, nn.MSELoss())),
+        lambda: pet.save_adapter(network, tmp_path / "adapter"),
+        lambda: pet.merge(network),
+    ):
+        with pytest.raises(pet.InputError, match=said):
+            act()
+    assert not (tmp_path / "adapter").exists()
+    network.head, network.stem[1] = before
+    pet.save_adapter(network, tmp_path / "adapter")
+    network.head = nn.Dense(6, 5)
+    pet.delete_adapter(network, "default")
+    pet.load_adapter(network, tmp_path / "adapter")
+    assert pet.list_adapters(network) == ["default"]
 
 
 @pytest.mark.parametrize("settings", ({}, {"use_reentrant": False}), ids=("reentrant", "hooks"))
