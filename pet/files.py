@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -17,7 +19,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from model_zoo import atomic
 from model_zoo.atomic import files_below, replacing, settled, sync, write_text
 from model_zoo.errors import nearest
 from model_zoo.posix import fcntl
@@ -32,6 +33,8 @@ __all__ = [
     "atomic_directory",
     "atomic_file",
     "copy",
+    "finite",
+    "json_text",
     "literal",
     "lock",
     "matching",
@@ -55,9 +58,23 @@ def append_text(path: str | os.PathLike, text: str) -> None:
             raise
 
 
+def finite(value: Any) -> Any:
+    """A value of JSON with None for what is no number there: NaN and the infinities."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """JSON that every program reads, see `finite`; keys keep their order, and characters stay what they are."""
+    return json.dumps(finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
 def write_json(path: str | os.PathLike, value: Any, indent: int | None = 2) -> None:
-    """Put ``value`` into the file ``path`` as JSON, all of it or nothing; keys keep their order."""
-    atomic.write_json(path, value, indent=indent, sort_keys=False)
+    """Put ``value`` into the file ``path`` as `json_text`, all of it or nothing."""
+    write_text(path, json_text(value, indent) + "\n")
 
 
 def absent(path: Path) -> str:

@@ -16,6 +16,7 @@ from model_zoo.checkpoint.directory import foreign
 from model_zoo.errors import InputError
 from pet import names
 from pet.cli.parser import Parser
+from pet.files import json_text
 
 EXAMPLES = [
     ("pet info glm_tiny", "a bundled tiny base, and what LoRA on it would take; a checkpoint directory works alike"),
@@ -199,5 +200,5 @@ def main(arguments: Sequence[str]) -> int:
     if facts["kind"] != "model":
         work = {action.dest for action in parser._actions} - {"name", "json", "debug", "help"}
         parser.idle(options, "on a run or an adapter, which is as it was trained", *work)
-    print(json.dumps(facts, indent=2, ensure_ascii=False) if options.json else text)
+    print(json_text(facts, indent=2) if options.json else text)
     return 0

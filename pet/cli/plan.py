@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from model_zoo.errors import InputError, nearest
 from pet.cli.info import work_options
 from pet.cli.parser import Parser
+from pet.files import json_text
 
 EXAMPLES = [
     ("pet plan llama_65b --devices 64 --memory 64GB", "the five fastest layouts that fit; no weights are needed"),
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     from pet.planning.table import as_dict, as_text
 
     print(
-        json.dumps(as_dict(found), indent=2)
+        json_text(as_dict(found), indent=2)
         if options.json
         else as_text(found, options.model, None if options.all else options.top)
     )

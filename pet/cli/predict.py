@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from model_zoo.errors import InputError
 from pet.cli.chat_session import GENERATION, ChatSession, add_chat_session, make_chat_session, not_text, read
 from pet.cli.output import check_output_file
 from pet.cli.parser import Parser
+from pet.files import json_text, write_text
 
 EXAMPLES = [
     ('pet predict --model merged --input "类型#裤*版型#宽松"', "one answer, from a plain checkpoint"),
@@ -116,10 +116,8 @@ def main(arguments: Sequence[str]) -> int:
     if not options.output and not options.json:
         print("\n".join(text for text, _ in found))
         return 0
-    rows = [json.dumps(row, ensure_ascii=False) for _, row in found]
+    rows = [json_text(row) for _, row in found]
     if options.output:
-        from pet.files import write_text
-
         write_text(options.output, "\n".join(rows) + "\n")
         print(f"{len(rows)} answers in {options.output}")
     else:

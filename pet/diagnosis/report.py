@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from model_zoo.atomic import write_json
 from model_zoo.errors import explain
+from pet.files import write_json
 
 OK, NOTE, BAD = "ok", "note", "bad"
 
@@ -71,7 +71,7 @@ class Section:
 
 def write_rows(path: Path, rows: Sequence[Row], **more: Any) -> None:
     """Rows, and more beside them, as JSON."""
-    write_json(path, {**more, "rows": [dataclasses.asdict(row) for row in rows]}, indent=1, ensure_ascii=False)
+    write_json(path, {**more, "rows": [dataclasses.asdict(row) for row in rows]}, indent=1)
 
 
 def read_rows(path: Path) -> list[Row]:

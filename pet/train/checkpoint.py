@@ -45,7 +45,7 @@ from model_zoo.checkpoint.digests import (
 )
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.errors import InputError, warn_once
-from pet.files import UNFINISHED, atomic_directory, sweep, write_json
+from pet.files import UNFINISHED, atomic_directory, finite, sweep, write_json
 from pet.train.copies import bring
 from pet.train.distributed import DistributedContext
 
@@ -173,6 +173,7 @@ def save(
             content["weights"]["names"] = sorted({name for names, *_ in everybody for name in names})
             content["beside"] = {name: note["digest"] for name, note in digests.items()}
             content["cuts"] = {name: note["cuts"] for name, note in files.items() if note.get("cuts")}
+            content = finite(content)  # as it will be read
             write_json(stage / STATE, {"digest": digest_of(content), **content})
     return path
 

@@ -138,7 +138,7 @@ class Measuring:
         if value is None:
             return
         sign = -1.0 if settings.direction() == "min" else 1.0
-        if not math.isnan(value) and (best is None or sign * (value - best) > settings.min_delta):
+        if math.isfinite(value) and (best is None or sign * (value - best) > settings.min_delta):
             self.best = Best(self.position.step, value, 0, settings.choice())
             return
         self.best.since += 1

@@ -6,10 +6,13 @@ import dataclasses
 import logging
 from typing import Any
 
+import mindspore
 import numpy as np
 
+import pet
 from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from model_zoo.errors import InputError, nearest
+from pet.train.callbacks.records import with_nan
 from pet.train.checkpoint import Checkpoint
 from pet.train.evaluate import Answer
 from pet.train.origins import differences
@@ -98,6 +101,8 @@ def fixed(trainer) -> dict[str, Any]:
     """What a resumed run must have in common with the interrupted one, to give the same numbers."""
     settings = trainer.settings
     return {
+        "mindspore-pet": pet.__version__,
+        "mindspore": mindspore.__version__,
         "seed": settings.seed,
         "rows_per_step": settings.batch_size * settings.accumulation,
         "total_steps": trainer.total_steps,
@@ -149,7 +154,7 @@ def restore(trainer, found: Checkpoint) -> None:
     trainer.weights_step = trainer.last_measured = None
     trainer.loss_scale.load(state["loss_scale"])
     trainer.watch.load(state["watch"])
-    trainer.before, trainer.unfinished = state["before"], state.get("unfinished")
+    trainer.before, trainer.unfinished = (state.get(one) and with_nan(state[one]) for one in ("before", "unfinished"))
     trainer.before_samples = [Answer(**sample) for sample in state["before_samples"]]
     trainer.base_samples = [Answer(**sample) for sample in state.get("base_samples", [])]
 

@@ -320,7 +320,7 @@ class Trainer(Measuring, Saving):
             "loss": result.loss,
             **self.measured_in_step(result),
             "learning_rate": rate,
-            "gradient_norm": result.gradient_norm if math.isfinite(result.gradient_norm) else None,
+            "gradient_norm": result.gradient_norm,
             self.objective.counted: result.count,
             "useful_tokens_per_second": result.useful_tokens / seconds,
             "tokens_per_second": result.tokens / seconds,

@@ -51,9 +51,9 @@ class Told(Callback):
         self.own.on_train_step_begin(self.context)
 
     def step(self, trainer, record: dict[str, Any]) -> None:
-        place, last, norm = trainer.position, record["step"] >= trainer.total_steps, record["gradient_norm"]
+        place, last = trainer.position, record["step"] >= trainer.total_steps
         numbers = record["loss"], record.get("skipped", False), record.get("loss_scale", 1.0), record["learning_rate"]
-        self.values.net_outputs = tuple(map(ms.Tensor, (*numbers, float("nan") if norm is None else norm)))
+        self.values.net_outputs = tuple(map(ms.Tensor, (*numbers, record["gradient_norm"])))
         self.own.on_train_step_end(self.context)
         over = place.step_in_epoch == trainer.feed.steps_per_epoch(place.epoch)
         stops = self.context.get_stop_requested()

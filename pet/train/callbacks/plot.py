@@ -77,7 +77,8 @@ def picture(lines: list[dict[str, Any]], title: str, before: float | None = None
     upper, *middle, lower = axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     few = len(steps) < 20
     upper.plot(steps, losses, color=TRAIN, alpha=0.9 if few else 0.25, linewidth=1.8 if few else 0.9)
-    measured = [(line["step"], line["eval_loss"]) for line in lines if "eval_loss" in line]
+    measured = [(line["step"], line["eval_loss"]) for line in lines if math.isfinite(line.get("eval_loss", math.nan))]
+    before = before if before is not None and math.isfinite(before) else None
     if before is not None:
         measured.insert(0, (0, before))
     memory = 0.0 if few else 1.0 - 1.0 / max(3.0, len(steps) / 50)

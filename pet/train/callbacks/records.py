@@ -7,19 +7,25 @@ import csv
 import dataclasses
 import io
 import json
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import warn_once
-from pet.files import append_text, write_text
+from pet.files import append_text, finite, json_text, write_text
 from pet.train.callbacks.base import Callback
+
+
+def with_nan(record: dict[str, Any]) -> dict[str, Any]:
+    """A record as it was before `pet.files.finite`; infinities are NaN, too."""
+    return {name: math.nan if value is None else value for name, value in record.items()}
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl or samples.jsonl. What is no record of a step is left out, with a warning; without
-    one the last where it has no end: a kill may have cut it off."""
+    one the last where it has no end: a kill may have cut it off. A number that JSON has not (null) is NaN."""
     path, found = Path(path), []
     # not splitlines: a text may hold what that takes for the end of a line, and JSON leaves as it is
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []
@@ -29,7 +35,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             record = None
         if isinstance(record, dict) and type(record.get("step")) is int:
-            found.append(record)
+            found.append(with_nan(record))
         elif line.strip() and number < len(lines):
             warn_of(path, number)
     return found
@@ -58,7 +64,7 @@ class MetricsFile(Callback):
         return read_metrics(self.path)
 
     def text(self, lines: list[dict[str, Any]]) -> str:
-        return "".join(json.dumps(line) + "\n" for line in lines)
+        return "".join(json_text(line) + "\n" for line in lines)
 
     def step(self, trainer, record) -> None:
         append_text(self.path, self.text([record]))
@@ -81,7 +87,7 @@ class SamplesFile(Callback):
             write_text(self.path, "".join(self.line(line) for line in kept))
 
     def line(self, values: dict[str, Any]) -> str:
-        return json.dumps(values, ensure_ascii=False) + "\n"
+        return json_text(values) + "\n"
 
     def evaluation(self, trainer, record) -> None:
         answers = []
@@ -135,5 +141,5 @@ class CsvFile(MetricsFile):
 
     def text(self, lines: list[dict[str, Any]]) -> str:
         stream = io.StringIO()
-        csv.DictWriter(stream, self.columns, extrasaction="ignore", lineterminator="\n").writerows(lines)
+        csv.DictWriter(stream, self.columns, extrasaction="ignore", lineterminator="\n").writerows(map(finite, lines))
         return stream.getvalue()

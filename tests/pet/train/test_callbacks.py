@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import sys
 import types
 
@@ -272,6 +273,8 @@ def test_a_picture_of_one_step_and_of_a_constant_loss(tmp_path):
     draw([{"step": 1, "loss": 2.0, "learning_rate": 0.0}], tmp_path / "one.png", "one")
     same = [{"step": step, "loss": 0.0, "learning_rate": 1e-3, "eval_loss": 0.0} for step in range(1, 30)]
     draw(same, tmp_path / "same.png", "same", before=0.0)
+    odd = [*same[:9], {**same[9], "eval_loss": math.inf}, {**same[10], "eval_loss": math.nan}, same[11]]
+    draw(odd, tmp_path / "odd.png", "some evaluations are no numbers", before=math.nan)
     assert (tmp_path / "one.png").stat().st_size > 5000 and (tmp_path / "same.png").stat().st_size > 5000
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import gc
 import json
 import math
@@ -383,7 +384,7 @@ def test_an_overflow_lowers_the_scale_and_the_run_goes_on(toy, batch, weights):
     assert [line["skipped"] for line in trainer.history] == [True, False, False, False, False]
     assert outcome["steps"] == 5 and outcome["updates"] == 4
     assert trainer.history[1]["loss"] == trainer.history[0]["loss"]
-    assert trainer.history[0]["gradient_norm"] is None and trainer.history[1]["gradient_norm"] > 0, "as JSON has it"
+    assert math.isnan(trainer.history[0]["gradient_norm"]) and trainer.history[1]["gradient_norm"] > 0
     make(plain, [batch(4)], steps=4).train()
     for name, expected in weights(plain).items():  # AdamW's corrections count updates
         np.testing.assert_allclose(weights(model)[name], expected, atol=1e-6)
@@ -396,7 +397,7 @@ def test_max_seconds_ends_with_everything_saved(toy, batch, tmp_path):
     assert checkpoints(tmp_path / "checkpoints")[-1].name == f"step-{outcome['steps']:06d}"
 
 
-def test_resume_in_one_process_and_other_models_are_refused(toy, batch, tmp_path, weights, caplog):
+def test_resume_in_one_process_and_other_models_are_refused(toy, batch, tmp_path, weights, caplog, monkeypatch):
     data = [batch(4, seed=seed) for seed in range(3)]
     whole = make(toy(), data, steps=7)
     whole.train()
@@ -416,7 +417,11 @@ def test_resume_in_one_process_and_other_models_are_refused(toy, batch, tmp_path
         make(other, data, directory=tmp_path).train(resume=True)
     assert "total_steps" in caplog.text and "optimizer" not in caplog.text
     make(toy(), data, steps=7, directory=tmp_path, optimizer="adam").resume()
-    assert "written with optimizer adamw, this run has adam" in caplog.text
+    assert "written with optimizer adamw, this run has adam" in caplog.text and "written with minds" not in caplog.text
+    version = pet.__version__
+    monkeypatch.setattr(pet, "__version__", f"{version}.1")
+    make(toy(), data, steps=7, directory=tmp_path).resume()
+    assert f"step-000007 was written with mindspore-pet {version}, this run has {version}.1: " in caplog.text
     last = tmp_path / "checkpoints" / "step-000007"
     for wrong in (tmp_path, last.parent):
         with pytest.raises(InputError, match=f"is no checkpoint; the last one in it is {last}$"):
@@ -576,6 +581,29 @@ def test_files_of_the_built_in_callbacks(toy, batch, tmp_path, pictures):
     assert float(table[3].split(",")[2]) == lines[2]["loss"]
     picture = (tmp_path / "loss.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and len(picture) > 10_000
+
+
+def strictly(text):
+    """JSON as a browser, a database or jq reads it: Python's NaN and Infinity are none."""
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_numbers_that_json_has_not_are_null_in_files_and_nan_in_a_resumed_run(toy, batch, tmp_path):
+    measures = iter([math.nan, math.inf, 2.0, math.nan, math.nan])
+    how = {"directory": tmp_path, "callbacks": ["metrics", "csv"], "evaluation": lambda: {"loss": next(measures)}}
+    eval = Eval(every_steps=2)
+    first = make(toy(), [batch(4)], **how, eval=eval)
+    assert first.train()["best"] == {"step": 4, "loss": 2.0}, "what is infinite is no better than nothing"
+    lines = list(map(strictly, (tmp_path / "metrics.jsonl").read_text().splitlines()))
+    assert [line["eval_loss"] for line in lines if "eval_loss" in line] == [None, 2.0, None]
+    table = csv.DictReader((tmp_path / "metrics.csv").open())
+    assert [row["eval_loss"] for row in table] == ["", "", "", "2.0", "", ""]
+    state = strictly((tmp_path / "checkpoints" / "step-000006" / "state.json").read_text())["state"]
+    assert state["before"] == {"loss": None}
+    again = make(toy(), [batch(4)], **how, eval=eval)
+    again.resume()
+    assert math.isnan(again.before["loss"])
+    assert repr([line.get("eval_loss") for line in again.history]) == "[None, nan, None, 2.0, None, nan]"
 
 
 @pytest.mark.parametrize(("every", "steps"), [(3, [3, 6]), (4, [4, 6]), (None, [6])])
