@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, explain
 from pet.installation import needed
 from pet.recipe.overrides import flat
 from pet.train.callbacks.base import Callback
+
+log = logging.getLogger("pet")
 
 TENSORBOARD = "callbacks: tensorboard needs the package tensorboardX: pip install 'mindspore-pet[tensorboard]'"
 
@@ -22,10 +27,12 @@ class Tracker(Callback):
     """What all trackers do; a sub-class says where numbers go.
 
     Numbers are called ``train/loss``, ``eval/loss`` and so on. Without a run directory nothing is written below it, and
-    there is no recipe to record. A resumed run is a new run of the tracker, with the steps that follow.
+    there is no recipe to record. A resumed run is a new run of the tracker, with the steps that follow. One that
+    cannot be opened is an error; one that fails later (its server is down) gets no more, with a warning, and the run
+    goes on.
     """
 
-    is_open = False  # a run may end before it starts
+    is_open = failed = False  # a run may end before it starts
 
     def open(self, directory: Path, title: str, config: dict[str, Any], step: int) -> None:
         """Begin.
@@ -58,11 +65,23 @@ class Tracker(Callback):
             if name != "step" and isinstance(value, (int, float)):
                 group = "eval" if name.startswith("eval_") else "train"
                 found[f"{group}/{name.removeprefix('eval_')}"] = value
-        self.write(found, record["step"])
+        if not self.failed:
+            with self.tolerated(f"gets nothing from step {record['step']} on"):
+                self.write(found, record["step"])
 
     def end(self, trainer, summary) -> None:
         if self.is_open:
-            self.close(summary.get("error"))
+            with self.tolerated("did not get the end of the run"):
+                self.close(summary.get("error"))
+
+    @contextlib.contextmanager
+    def tolerated(self, what: str) -> Iterator[None]:
+        """An error within becomes a warning: hours of training are not lost because of a tracker."""
+        try:
+            yield
+        except Exception as error:
+            self.failed = True
+            log.warning("callbacks: %s %s: %s", type(self).__name__, what, explain(error))
 
 
 class WandB(Tracker):
@@ -152,12 +171,14 @@ class MLflow(Tracker):
         known = self.client.get_experiment_by_name(self.project)
         experiment = known.experiment_id if known else self.client.create_experiment(self.project)
         self.run = self.client.create_run(experiment, run_name=self.name or title).info.run_id
-        for key, value in flat(config).items():
-            self.client.log_param(self.run, key, str(value)[:500])
+        params = [self.package.entities.Param(key, str(value)[:500]) for key, value in flat(config).items()]
+        for first in range(0, len(params), 100):  # more it does not take at once
+            self.client.log_batch(self.run, params=params[first : first + 100])
 
     def write(self, numbers, step) -> None:
-        for name, value in numbers.items():
-            self.client.log_metric(self.run, name, value, step=step)
+        now = int(time.time() * 1000)
+        metrics = [self.package.entities.Metric(name, value, now, step) for name, value in numbers.items()]
+        self.client.log_batch(self.run, metrics)  # one by one each would be a request
 
     def close(self, error) -> None:
         self.client.set_terminated(self.run, "FAILED" if error else "FINISHED")

@@ -21,6 +21,7 @@ from pet.recipe.training import Eval
 from pet.train.callbacks import Callback, make_callback, make_callbacks
 from pet.train.callbacks.plot import draw, picture, smoothed
 from pet.train.callbacks.progress import short
+from pet.train.callbacks.trackers import Tracker
 from pet.train.trainer import Trainer
 
 
@@ -227,6 +228,34 @@ def test_mlflow_in_files(recorded, toy, batch, tmp_path, monkeypatch):
     assert (one.info.status, one.data.params) == ("FINISHED", {"train.steps": "4"})
     histories = {name: client.get_metric_history(one.info.run_id, name) for name in one.data.metrics}
     assert {(name, point.step): point.value for name, points in histories.items() for point in points} == numbers
+
+
+def test_a_tracker_that_fails_does_not_end_the_run(toy, batch, tmp_path, caplog):
+    """But one that cannot be opened does, before the first step."""
+
+    class Server(Tracker):
+        written = ()
+
+        def open(self, directory, title, config, step):
+            if step > 1:
+                raise ConnectionError("refused")
+
+        def write(self, numbers, step):
+            self.written += (step,)
+            if step == 2:
+                raise ConnectionError("reset")
+
+        def close(self, error):
+            raise ConnectionError("gone")
+
+    server = Server()
+    assert len(run(toy(), batch(4), tmp_path, server).history) == 4 and server.written == (1, 2)
+    assert [record.getMessage() for record in caplog.records] == [
+        "callbacks: Server gets nothing from step 2 on: ConnectionError: reset",
+        "callbacks: Server did not get the end of the run: ConnectionError: gone",
+    ]
+    with pytest.raises(ConnectionError, match="refused"):
+        Trainer(toy(), [batch(4)], directory=tmp_path, callbacks=[Server()], steps=8, warmup=0).train(resume=True)
 
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab", "mlflow"])
