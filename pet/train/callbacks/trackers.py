@@ -201,14 +201,22 @@ class TensorBoard(Tracker):
         raise InputError(TENSORBOARD)
 
     def open(self, directory, title, config, step) -> None:
-        self.writer = self.writer_class(str(directory / "tensorboard"), purge_step=step)
+        self.writer = self.writer_class(str(directory / "tensorboard"), purge_step=step, max_queue=1000)
         if config:
             text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
             self.writer.add_text("recipe", "".join(f"    {line}\n" for line in text.rstrip("\n").split("\n")))  # code
 
     def write(self, numbers, step) -> None:
         for name, value in numbers.items():
+            self.check_thread()
             self.writer.add_scalar(name, value, step)
+
+    def check_thread(self) -> None:
+        """tensorboardX's thread ends where it cannot write; once its queue is full, a run would wait for it for ever.
+        torch's writer raises by itself what its thread met."""
+        with contextlib.suppress(AttributeError):
+            if not self.writer.file_writer.event_writer._worker.is_alive():
+                raise OSError("its thread has ended, see above; is the disk full?")
 
     def close(self, error) -> None:
         self.writer.close()

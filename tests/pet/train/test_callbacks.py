@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import sys
+import threading
 import types
 
 import numpy as np
@@ -83,7 +84,7 @@ def test_tensorboard_gets_every_number(toy, batch, tmp_path, monkeypatch):
     written = {}
 
     class SummaryWriter:
-        def __init__(self, directory, purge_step):
+        def __init__(self, directory, purge_step, max_queue):
             written["directory"], written["purge"] = directory, purge_step
 
         def add_scalar(self, name, value, step):
@@ -109,6 +110,23 @@ def test_tensorboard_shows_the_recipe_line_by_line(tmp_path, monkeypatch):
     make_callback("tensorboard").open(tmp_path, "a title", config, None)
     dumped = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
     assert written == [("recipe", "    " + dumped.rstrip("\n").replace("\n", "\n    ") + "\n")]
+
+
+@pytest.mark.parametrize("real", [False, True], ids=["stand-in", "tensorboardX"])
+def test_a_run_does_not_wait_for_a_tensorboard_writer_whose_thread_has_ended(tmp_path, monkeypatch, caplog, real):
+    """As tensorboardX's does on a full disk: its queue would fill up."""
+    if real:
+        pytest.importorskip("tensorboardX")
+    else:
+        ended = types.SimpleNamespace(event_writer=types.SimpleNamespace(_worker=threading.Thread()))
+        writer = types.SimpleNamespace(file_writer=ended)
+        monkeypatch.setitem(sys.modules, "tensorboardX", types.SimpleNamespace(SummaryWriter=lambda *_, **__: writer))
+    tracker = make_callback("tensorboard")
+    tracker.open(tmp_path, "a title", {}, 1)
+    if real:
+        tracker.writer.file_writer.event_writer._worker.stop()
+    tracker.step(None, {"step": 1, "loss": 2.5})
+    assert "TensorBoard gets nothing from step 1 on: OSError: its thread has ended" in caplog.text
 
 
 @pytest.fixture
