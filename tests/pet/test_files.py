@@ -1,6 +1,8 @@
 """Writes are whole or absent, also when the process dies in the middle of one."""
 
 import errno
+import json
+import math
 import os
 import resource
 import signal
@@ -35,6 +37,17 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
         files.atomic_file(path, writer)
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_json_is_what_every_program_reads(tmp_path):
+    """A browser, a database and jq know no NaN."""
+    value = {"灯": [math.nan, (np.float64(math.inf), {"b": -math.inf})], "a": [1, 2.5, None, True, "NaN"]}
+    files.write_json(tmp_path / "a.json", value)
+    text = (tmp_path / "a.json").read_text("utf-8")
+    assert text.startswith('{\n  "灯": [\n    null,') and text.endswith("}\n")
+    read = json.loads(text, parse_constant=pytest.fail)
+    assert read == {"灯": [None, [None, {"b": None}]], "a": [1, 2.5, None, True, "NaN"]}
+    assert json.loads(files.json_text(value)) == read and "\n" not in files.json_text(value)
 
 
 def test_permissions_are_the_usual_ones(tmp_path):
