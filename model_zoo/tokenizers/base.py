@@ -225,12 +225,12 @@ class Tokenizer(InPieces, Filled, Settable, ABC):
         return [number for part in parts for number, _ in self._part_ids(part)]
 
     def _checked(self, messages, options: dict, answered: bool):
-        for name, value in options.items():
+        found = check_messages(with_texts(messages), answered)
+        for name, value in (*options.items(), *(("tools", one.get("tools")) for one in messages)):
             if value is not None and value != []:
-                raise InputError(
-                    f"{self.source}: the prompt style {self.prompt_style!r} has no place for {name}; templates have"
-                )
-        return check_messages(with_texts(messages), answered)
+                style = f"the prompt style {self.prompt_style!r}"
+                raise InputError(f"{self.source}: {style} has no place for {name}; templates have")
+        return found
 
     def example(
         self, messages, train_on: str = "answers", tools: list | None = None, enable_thinking: bool | None = None

@@ -44,6 +44,8 @@ ANSWERED = {"role": "tool", "content": "1", "name": PROBE[1], "tool_call_id": PR
 """A call for a trial, and its result."""
 EACH = "first_of_two_parts", "second_of_two_parts"
 """A content in parts, for a trial."""
+TOOL = {"name": PROBE[1], "description": PROBE[1], "parameters": {"type": "object", "properties": {}}}
+TOOL = {"type": "function", "function": TOOL}
 ESCAPED = "&#34;"
 """What Jinja makes of a quotation mark in a text that stands beside one that a template marks as safe."""
 MARKED = "\u25a0 by which an answer is found \u25a0"
@@ -238,8 +240,11 @@ class ChatTemplate:
 
     def _values(self, messages: Messages, options: Mapping[str, Any], open_answer: bool) -> dict[str, Any]:
         given = {"tools": None, "documents": None, **{key: one for key, one in options.items() if one is not None}}
+        given["tools"] = given["tools"] or next((one["tools"] for one in messages if one.get("tools")), None)
         called = any(message.get("tool_calls") for message in messages)
         spoken = [as_called(message, *self.call_form) for message in messages] if called else messages
+        # gpt-oss's reads a thought by another name
+        spoken = [{**one, "thinking": one[SAID[1]]} if one.get(SAID[1]) else one for one in spoken]
         said = self.guarded({"messages": self._written(spoken), **given})
         return {**self.variables, "cut": CUT, "ends": ENDS, **said, "add_generation_prompt": open_answer}
 
@@ -274,6 +279,25 @@ class ChatTemplate:
         return PROBE[0] not in as_text.get("text", "") and PROBE[0] in as_parts.get("text", "")
 
     @functools.cached_property
+    def left_out(self) -> list[str]:
+        """What of a conversation the template does not write: ``tools``, ``tools within`` (those of a message),
+        ``system``, ``thought``."""
+        asked, answer = {"role": "user", "content": PROBE[0]}, {"role": "assistant", "content": PROBE[0]}
+        trials = {
+            "tools": ([asked, answer], {"tools": [TOOL]}),
+            "tools within": ([{"role": "system", "content": "", "tools": [TOOL]}, asked, answer], {}),
+            "system": ([{"role": "system", "content": PROBE[1]}, asked, answer], {}),
+            "thought": ([asked, {**answer, "reasoning_content": PROBE[1]}], {}),
+        }
+        found, counted = [], self.empty_thoughts
+        for what, (messages, options) in trials.items():
+            with contextlib.suppress(InputError):  # the conversation itself says what is wrong
+                if PROBE[1] not in "".join(part.text for part in self.example(messages, options, "last")):
+                    found.append(what)
+        self.empty_thoughts = counted
+        return found
+
+    @functools.cached_property
     def call_form(self) -> tuple[str | None, bool]:
         """The first of `CALL_FORMS` in which the template writes a call whole.
 
@@ -281,11 +305,10 @@ class ChatTemplate:
             InputError: it leaves calls out in each of them.
         """
         question, name, key, _ = PROBE
-        tools = [{"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}}]
         values = {**self.variables, "documents": None, "add_generation_prompt": False}
         answered, escaped = False, None
         # QwQ's reads a call that is answered otherwise; some refuse tools, and not their calls
-        for given, after, form in itertools.product([tools, None], [[ANSWERED], []], CALL_FORMS):
+        for given, after, form in itertools.product([[TOOL], None], [[ANSWERED], []], CALL_FORMS):
             messages = [{"role": "user", "content": question}, as_called(CALLED, *form), *after]
             try:
                 (text,) = self.renderer({**values, "tools": given, "messages": self._written(messages)})

@@ -39,7 +39,7 @@ def names_of(column: str) -> list[str]:
     return [column, *(earlier for earlier, now in EARLIER.items() if now == column)]
 
 
-_BESIDE = f"[system/system_prompt] [tools] [{KWARGS}]"
+_BESIDE = f"[system/system_prompt] [tools/functions] [{KWARGS}]"
 _PARTS = f"[input] [history] {_BESIDE}"
 _QUESTION = f"[messages/conversations/conversation] [prompt/question/query/instruction] {_PARTS}"
 COLUMNS = {
@@ -52,12 +52,17 @@ COLUMNS = {
     "tokens": _roles("input_ids " + " ".join(f"[{'/'.join(names_of(name))}]" for name in TOKEN_COLUMNS[1:])),
     "segments": _roles("segments"),
     "text": _roles("text"),
+    "input_target": _roles(f"prompt=input answer=target/output [history] {_BESIDE}"),
 }
 """Those of ``data.format``, in the order in which they are recognised by what they require."""
 BESIDE, PARTS = _roles(_BESIDE), _roles(_PARTS)
-PAIRS = _roles(f"chosen rejected {_QUESTION}")
+PAIRS = _roles(
+    "chosen/chosen_response/preferred_output "
+    f"rejected/rejected_response/rejected_messages/non_preferred_output {_QUESTION}"
+)
 """Two answers to a question, or two dialogues that are the same but for their last turn: texts of ``Human:`` and
-``Assistant:`` turns, or messages, as an answer may be, with or without the question before it."""
+``Assistant:`` turns, or messages, as an answer may be, with or without the question before it. Where the messages end
+with an answer, that is the chosen one."""
 RANKED = {**PAIRS, **_roles("[margin]")}
 """The same for a reward model: by how much the scores are to differ."""
 LABELLED = _roles(f"label=kto_tag/label [answer=completion/response/answer/output] {_QUESTION}")
@@ -84,7 +89,7 @@ SAYING_THE_SAME = (QUESTIONS, *(LABELLED[role].names for role in ("answer", "lab
 """Names of one thing, of which ``data.columns`` leaves one."""
 KNOWN = {name for roles in COLUMNS.values() for role in roles.values() for name in role.names} | {
     *RANKED,
-    *("functions", "images", "image", "videos", "audios", "weight", *LABELLED["label"].names),
+    *("images", "image", "videos", "audios", "weight", *LABELLED["label"].names),
 }
 """Names of columns that mean something to this or another loader."""
 
@@ -150,9 +155,11 @@ class Columns(dict):
             if name and name not in self and role not in PARTS and (answers or role not in ("answer", "label")):
                 raise Wrong(f"no column {name!r}, which is to be the {role}{nearest(name, self)}")
 
-    def unread(self, known: Collection[str]) -> list[str]:
-        """Of the columns with one of these names those that hold something and that nobody asked for."""
-        return [name for name, value in self.items() if name in known and name not in self.asked and _is_there(value)]
+    def unread(self, known: Collection[str]) -> tuple[list[str], list[str]]:
+        """The columns that hold something and that nobody asked for: those with one of these names, and those whose
+        names mean nothing to any loader."""
+        found = [name for name, value in self.items() if name not in self.asked and _is_there(value)]
+        return [name for name in found if name in known], [name for name in found if name not in KNOWN]
 
 
 def _is_there(value: Any) -> bool:
@@ -163,8 +170,9 @@ def _is_there(value: Any) -> bool:
 
 def compared(names: Iterable[str]) -> str:
     """Which objective reads rows with these columns, where answers are compared in them."""
-    pair = {"chosen", "rejected"} & set(names)
+    names = set(names)
+    pair = [role for role in ("chosen", "rejected") if names.intersection(PAIRS[role].names)]
     if len(pair) == 2:
         return "; chosen and rejected are learnt by train.objective: dpo, for one"
-    labelled = not pair and {"label", "kto_tag"} & set(names)
+    labelled = not pair and names.intersection(LABELLED["label"].names)
     return "; answers with a label are learnt by train.objective: kto" if labelled else ""

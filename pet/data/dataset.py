@@ -68,6 +68,7 @@ class Counts:
         dropped_empty: rows left out because an answer of theirs, or their text, is empty.
         first_empty: ``file:line`` of the first of these.
         unread: what rows say that is not read -> their number, and ``file:line`` of the first.
+        beside: the names of other columns, which mean nothing to any loader.
         dropped_equal: rows left out because the answers that they compare are the same once they are cut.
         repeated: samples left out because their tokens and labels are those of an earlier one.
         empty_thoughts: answers without the thought that the prompt of the chat template opens.
@@ -88,10 +89,12 @@ class Counts:
     empty_thoughts: int = 0
     longest: int = 0
     unread: dict[str, tuple[int, str]] = field(default_factory=dict)
+    beside: dict[str, None] = field(default_factory=dict)
 
     def add(self, other: Counts) -> None:
         longest, first = max(self.longest, other.longest), self.first_empty or other.first_empty
-        for name in self.__dataclass_fields__.keys() - {"longest", "first_empty", "unread"}:
+        self.beside |= other.beside
+        for name in self.__dataclass_fields__.keys() - {"longest", "first_empty", "unread", "beside"}:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.longest, self.first_empty = longest, first
         for what, (number, where) in other.unread.items():
@@ -265,14 +268,14 @@ class TokenDataset:
     def select(self, indices: Sequence[int] | np.ndarray) -> TokenDataset:
         """The samples at ``indices`` as a dataset of its own, over the same tokens."""
         indices = np.asarray(indices, np.int64)
-        origin = np.asarray(self.origin)[indices]
+        origin, beside = np.asarray(self.origin)[indices], self.counts.beside
         return replace(
             self,
             starts=self.starts[indices],
             lengths=self.lengths[indices],
             origin=origin,
             said_of=None if self.said_of is None else self.said_of[indices],
-            counts=Counts(rows=len(np.unique(origin, axis=0)), samples=len(indices) // self.documents),
+            counts=Counts(len(np.unique(origin, axis=0)), len(indices) // self.documents, beside=beside),
             _label_counts=self.label_counts[indices],
         )
 

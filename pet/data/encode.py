@@ -131,6 +131,7 @@ class Encoder:
         for number, row in enumerate(rows):
             progress.tick()
             own = self.of(row.path)
+            encoded.counts.beside |= dict.fromkeys(row.beside)
             for what in unread(row, own.tokenizer, own.settings):
                 encoded.counts.note_unread(what, row.where)
             if own.is_empty(row):

@@ -96,15 +96,16 @@ def read_file(
     rows = Rows(columns, **how)
     if place != BEGINNING and not rows.conversations:
         # the first row of the file decides, not the first one that is wanted
-        rows.decide(Columns(next(read_records(path, Problems())).columns))
+        rows.decide(Columns(level(next(read_records(path, Problems())).columns)))
     for record in read_records(path, problems, place):
         row = Row(path, record.line, place=record.place, row=record.row)
         try:
-            found = Columns(record.columns)
+            found = Columns(level(record.columns))
             if named or roles:
-                found = Columns({name: usual(value, named, roles or {}) for name, value in record.columns.items()})
+                found = Columns({name: usual(value, named, roles or {}) for name, value in found.items()})
             rows.fill(row, found)
-            row.unread += found.unread(known)
+            unread, row.beside = found.unread(known)
+            row.unread += unread
             for messages in (row.messages, *row.others) if row.messages is not None else ():
                 open_with(messages, system)
         except Wrong as error:
@@ -113,6 +114,14 @@ def read_file(
                 return
             continue
         yield row
+
+
+def level(columns: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Columns with those that stand within ``input``: ``messages`` and ``tools``, as in OpenAI's preference data."""
+    within = columns.get("input")
+    if not isinstance(within, dict) or "messages" not in within:
+        return columns
+    return {**{name: value for name, value in columns.items() if name != "input"}, **within}
 
 
 def recognise(names: Iterable[str], answers: bool = True) -> str | None:
@@ -180,8 +189,9 @@ class Rows:
             return
         if (system := found.text("system")) and not open_with(row.messages, system):
             row.unread.append(found.name("system"))
+        asked = self.conversations is None and row.messages[-1:] and row.messages[-1]["role"] == "user"
         for messages in (row.messages, *row.others):
-            check_turns(messages, self.answers, self.any_order)
+            check_turns(messages, self.answers, self.any_order, compared(columns) if asked else "")
         row.tools, row.thinking = tools_of(found.value("tools")), thinking_of(found.value(KWARGS))
         row.prompt = row.prompt or last_question(row.messages)
 

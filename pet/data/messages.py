@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from model_zoo.errors import nearest
@@ -23,13 +24,16 @@ ROLE_NAMES = {
     "developer": "developer",
     "user": "user",
     "human": "user",
+    "prompter": "user",
     "assistant": "assistant",
     "gpt": "assistant",
     "bot": "assistant",
     "model": "assistant",
     "chatgpt": "assistant",
     "function_call": "function_call",
+    "tool_call": "function_call",
     "tool": "tool",
+    "tool_response": "tool",
     "observation": "tool",
     "function": "tool",
     "ipython": "tool",
@@ -54,8 +58,13 @@ KEPT = {
 """What else of a message chat templates read, and the names that it has in data, as in transformers."""
 SPOKEN = ({"role", "content"}, {"from", "value"}, {"role", "tool_calls"})
 """What a message in JSON has at least."""
+IN_ONE = (("system",), ("human", "input"), ("assistant", "output"))
+"""A question and its answer in one object, as Firefly's, XTuner's and Capybara's conversations have them: by these
+names what the system, the user and the assistant say."""
 FLAGS = ("weight", "loss_weight", "loss", "train", "training")
 """Whether a message is learnt, as OpenAI's, LLaMA-Factory's, ms-swift's, SlimOrca's and axolotl's data say it."""
+IN_PART = "train_detail"
+"""Which characters of a message are learnt, as axolotl's data say it."""
 KWARGS, THINKING = "chat_template_kwargs", "enable_thinking"
 """The column of a row's own settings for the chat template, and the one that is known."""
 
@@ -70,7 +79,16 @@ class Wrong(ValueError):
 
 def messages_of(turns: list[Any]) -> list[dict[str, Any]]:
     """The messages of a list of turns. Raises `Wrong`."""
-    return [_message(number, turn) for number, turn in enumerate(turns, start=1)]
+    return [_message(number, turn) for number, turn in enumerate(chain.from_iterable(map(_apart, turns)), start=1)]
+
+
+def _apart(turn: Any) -> list[Any]:
+    """The messages of an object with a question and its answer (`IN_ONE`); anything else by itself."""
+    said = [next((turn[name] for name in names if name in turn), None) for names in IN_ONE if isinstance(turn, dict)]
+    if not said or not all(isinstance(text, str) for text in said[1:]) or not isinstance(said[0], (str, type(None))):
+        return [turn]
+    roles = ("system", "user", "assistant")
+    return [{"role": role, "content": text} for role, text in zip(roles, said, strict=True) if text or role != "system"]
 
 
 def usual(value: Any, names: Mapping[str, str], words: Mapping[str, str]) -> Any:
@@ -140,13 +158,15 @@ def _message(number: int, turn: Any) -> dict[str, Any]:
         content = ""
     if role is None or content is None:
         names = ", ".join(repr(name) + " of null" * (value is None) for name, value in turn.items()) or "nothing"
-        raise Wrong(f"message {number}: expected role and content (or from and value), found {names}")
+        hint = "; data.columns names others: {role: …, content: …}" if len(turn) > 1 else ""
+        raise Wrong(f"message {number}: expected role and content (or from and value), found {names}{hint}")
     if isinstance(content, list) and content:
         content = Joined([_part(number, part) for part in content])
     if not isinstance(content, str):
         raise Wrong(f"message {number}: content: expected a string, found {type_name(content)}")
     if not isinstance(role, str) or role.lower() not in ROLE_NAMES:
-        raise Wrong(f"message {number}: role {role!r} is not known{nearest(role, ROLE_NAMES)}")
+        hint = f"; data.roles says who that is: {{{role}: assistant}}, for one"
+        raise Wrong(f"message {number}: role {role!r} is not known{nearest(role, ROLE_NAMES)}{hint}")
     role = ROLE_NAMES[role.lower()]
     if role == "function_call":
         calls, content, role = parsed(content, f"message {number}: function_call"), "", "assistant"
@@ -154,6 +174,10 @@ def _message(number: int, turn: Any) -> dict[str, Any]:
     for key, names in KEPT.items():
         said = next((turn[name] for name in names if isinstance(turn.get(name), str)), None)
         message |= {} if said is None else {key: checked_text(said)}
+    if turn.get("tools"):
+        message["tools"] = listed(turn["tools"], "tools")
+    if turn.get(IN_PART):
+        raise Wrong(f"message {number}: {IN_PART}: parts of an answer cannot be learnt; only whole ones, by weight")
     if not _learnt(number, turn, message["role"]):
         message["weight"] = 0
     if calls is not None:
@@ -213,7 +237,14 @@ def tools_of(value: Any) -> list[dict[str, Any]] | None:
     for number, tool in enumerate(tools, start=1):
         if not isinstance(tool, dict):
             raise Wrong(f"column 'tools': tool {number}: expected an object, found {type_name(tool)}")
-    return tools or None
+    return [_function(tool) for tool in tools] or None
+
+
+def _function(tool: dict[str, Any]) -> dict[str, Any]:
+    """A function by itself in the form that chat templates read; anything else as it is."""
+    if "function" in tool or not isinstance(tool.get("name"), str):
+        return tool
+    return {"type": "function", "function": {key: one for key, one in tool.items() if key != "type"}}
 
 
 def thinking_of(value: Any) -> bool | None:
@@ -265,12 +296,13 @@ def checked_text(text: str) -> str:
     return text
 
 
-def check_turns(messages: list[dict[str, Any]], answers: bool, any_order: bool = False) -> None:
+def check_turns(messages: list[dict[str, Any]], answers: bool, any_order: bool = False, hint: str = "") -> None:
     """An optional system message, then user and assistant in turn, the assistant last; tools answer to their calls.
 
     Args:
         answers: the last message must be an answer.
         any_order: whether all else is the chat template's matter.
+        hint: what else learns from a conversation without an answer.
     """
     start = 1 if messages and messages[0]["role"] == "system" else 0
     before = "the beginning"
@@ -289,9 +321,8 @@ def check_turns(messages: list[dict[str, Any]], answers: bool, any_order: bool =
     if len(messages) == start:
         raise Wrong("the conversation has no messages")
     if answers and messages[-1]["role"] != "assistant":
-        raise Wrong(
-            f"the conversation ends with a message from {messages[-1]['role']!r}; expected an answer to learn from"
-        )
+        last = messages[-1]["role"]
+        raise Wrong(f"the conversation ends with a message from {last!r}; expected an answer to learn from{hint}")
 
 
 def last_question(messages: list[dict[str, Any]]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .columns import LABELLED, PAIRS, QUESTIONS, RANKED, Columns
-from .messages import OPENING, given, listed, messages_of, messages_of_history, open_with, speaker
+from .messages import OPENING, ROLE_NAMES, given, listed, messages_of, messages_of_history, open_with, speaker
 
 TURN = re.compile(r"(?:^|\n)\s*(Human|Assistant):[ \n]?")
 SPEAKERS = {"Human": "user", "Assistant": "assistant"}
@@ -21,8 +21,11 @@ Messages = list[dict[str, Any]]
 def pairs(columns: Mapping[str, Any]) -> list[Messages]:
     """The two conversations of a row, the preferred one first."""
     row = Columns(columns, PAIRS, "a pair")
-    answers = [(role, row.value(role, required=True)) for role in ("chosen", "rejected")]
     question, system = _question(row), row.text("system")
+    answered = len(question) > 1 and ROLE_NAMES.get(str(speaker(question[-1])).lower()) == "assistant"
+    if answered and row.value("chosen") is None:  # the messages end with it, as ms-swift's
+        row["chosen"], question = question[-1:], question[:-1]
+    answers = [(role, row.value(role, required=True)) for role in ("chosen", "rejected")]
     chosen, rejected = (_conversation(row, role, answer, question) for role, answer in answers)
     for messages in (chosen, rejected) if system else ():
         open_with(messages, system)
@@ -94,7 +97,7 @@ def _conversation(row: Columns, role: str, answer: Any, question: Messages) -> M
         raise ValueError(f"{row.name(role)}: expected a text or messages")
     else:
         found = [*question, {"role": "assistant", "content": answer}] if question else _turns(answer)
-    if isinstance(answer, str) and len(found) < 2:
+    if len(found) < 2:
         every = (*QUESTIONS, "input")
         if named := [column for column in every if column in row]:
             raise ValueError(f"{', '.join(named)}: is empty, a question was expected")

@@ -22,6 +22,8 @@ LEARNT, CONTEXT, BOLD, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
 WORSE = "\x1b[31m"
 WORD = re.compile(r"[A-Za-z0-9_]+|.", re.DOTALL)
 """What is compared between two answers: words, or single characters of other scripts."""
+NAMED = 12
+"""Columns that are listed."""
 
 
 def visible(text: str) -> str:
@@ -145,6 +147,9 @@ def describe(
     total, labels = int(dataset.lengths.sum()), int(dataset.label_counts.sum())
     lines.append(heading("samples"))
     lines.append(f"  {dataset.counts}")
+    if beside := list(dataset.counts.beside):
+        more = f" and {len(beside) - NAMED} more" if len(beside) > NAMED else ""
+        lines.append(f"  columns not read: {', '.join(map(visible, beside[:NAMED]))}{more}")
     lines.append(f"  {total} tokens, {labels} learnt ({labels / total:.1%})")
     if shared := total - int(loaders["none"].row_lengths(dataset).sum()):
         lines.append(f"  {total - shared} tokens in rows: a pair's question stands there once")

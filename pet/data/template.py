@@ -107,6 +107,11 @@ def as_chat_template(template: str, opening: str, system: str | None = None) -> 
     return text.replace("PROMPT", " + ".join(pieces), 1)
 
 
+OF_A_ROW = dict.fromkeys(("tools", "tools within"), "the list of tools")
+OF_A_ROW |= {"system": "the system message", "thought": "the thought"}
+"""What a chat template may leave out, in words."""
+
+
 def unread(row: Any, tokenizer: Any, settings: Any) -> list[str]:
     """What a row says that is not read: in columns, for lack of a place in a template that is a text, and control
     tokens, which stay text."""
@@ -115,11 +120,20 @@ def unread(row: Any, tokenizer: Any, settings: Any) -> list[str]:
     said = [row.text or "", row.text_pair or "", *(message["content"] for message in messages)]
     if named := controls_in(tokenizer, said):
         found.append(f"{', '.join(named)} in what is said, which stays text, as a control token")
-    if settings.template is None or not messages:
+    if not messages:
         return found
-    places = settings.template + (settings.template_without_input or "")
-    if messages[0]["role"] == "system" and "{system}" not in places:
-        found.append("the system message, for which data.template has no {system},")
-    if any(message.get("reasoning_content") for message in messages):
-        found.append("the thought, for which data.template has no place,")
+    system, thought = messages[0]["role"] == "system", any(one.get("reasoning_content") for one in messages)
+    if settings.template is not None:
+        places = settings.template + (settings.template_without_input or "")
+        if system and "{system}" not in places:
+            found.append("the system message, for which data.template has no {system},")
+        if thought:
+            found.append("the thought, for which data.template has no place,")
+    else:
+        own = getattr(tokenizer, "template", None)
+        form, left_out = ("chat template", own.left_out) if own else ("prompt form", ["thought"])
+        within = not row.tools and any(one.get("tools") for one in messages)
+        said = {"tools": row.tools, "tools within": within, "system": system, "thought": thought}
+        lacking = [OF_A_ROW[what] for what, there in said.items() if there and what in left_out]
+        found += [f"{what}, for which the {form} has no place," for what in lacking]
     return found

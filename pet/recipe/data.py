@@ -42,6 +42,7 @@ Format = Literal[
     "text",
     "segments",
     "tokens",
+    "input_target",
     "mindrecord",
 ]
 

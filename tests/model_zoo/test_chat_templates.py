@@ -719,11 +719,43 @@ def test_what_no_json_can_hold_is_refused(made):
     assert tokenizer.prompt(TALK[:2]) and tokenizer.template.renderer.worker.process is process
 
 
+WITH_ALL = (
+    "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}"
+    "{{ m.thinking }}{{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
+)
+LEAVES_OUT = {
+    "nothing": (WITH_ALL, []),
+    "tools": (WITH_ALL.replace("tools or", ""), ["tools", "tools within"]),
+    "those of the column": (
+        WITH_ALL.replace("in tools or", "in messages[0].tools or"),
+        ["tools"],
+    ),
+    "system": (WITH_ALL.replace("in messages %}", "in messages if m.role != 'system' %}"), ["system"]),
+    "thought": (WITH_ALL.replace("{{ m.thinking }}", ""), ["thought"]),
+    "a refused system message": (WITH_ALL.replace("{{ m.role }}", "{{ 1 // (m.role != 'system') }}{{ m.role }}"), []),
+}
+
+
+@pytest.mark.parametrize(("template", "left_out"), LEAVES_OUT.values(), ids=LEAVES_OUT)
+def test_what_a_template_leaves_out_is_known(made, template, left_out):
+    assert AutoTokenizer.from_pretrained(made(template)).template.left_out == left_out
+
+
+def test_tools_of_a_message_are_those_of_the_conversation(made):
+    tokenizer = AutoTokenizer.from_pretrained(made(WITH_ALL))
+    opened = [{"role": "system", "content": "", "tools": TOOLS}, *TALK[1:]]
+    shown = tokenizer.decode(tokenizer.example(opened)[0], skip_special_tokens=False)
+    assert shown.startswith(f"{TOOLS[0]['function']['name']}<|im_start|>")
+
+
 def test_styles_have_no_place_for_tools(made):
     styled = AutoTokenizer.from_pretrained(made(CHATML), prompt_style="chatml")
     for options in ({"tools": TOOLS}, {"enable_thinking": True}):
         with pytest.raises(InputError, match="'chatml' has no place for"):
             styled.prompt(TALK[:2], **options)
+    with pytest.raises(InputError, match="'chatml' has no place for tools"):
+        styled.prompt([{**TALK[0], "tools": TOOLS}, TALK[1]])
 
 
 @pytest.mark.parametrize(

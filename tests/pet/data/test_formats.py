@@ -179,6 +179,30 @@ ROWS = {
         {"id": "t0", "system_prompt": "", "question": "a", "response": "b"},
         [user("a"), assistant("b")],
     ),
+    "Firefly's questions with answers": (
+        {"conversation": [{"human": "a", "assistant": "b"}, {"human": "c", "assistant": "d"}], "category": "x"},
+        [user("a"), assistant("b"), user("c"), assistant("d")],
+    ),
+    "XTuner's questions with answers": (
+        {"conversation": [{"system": "s", "input": "a", "output": "b"}, {"input": "c", "output": "d"}]},
+        [system("s"), user("a"), assistant("b"), user("c"), assistant("d")],
+    ),
+    "Firefly and pCLUE": ({"kind": "NLI", "input": "a", "target": "b"}, [user("a"), assistant("b")]),
+    "Open Assistant's role": (
+        {"messages": [{"role": "prompter", "content": "a"}, assistant("b")]},
+        [user("a"), assistant("b")],
+    ),
+    "ms-swift's roles of calls": (
+        {
+            "messages": [
+                user("a"),
+                {"role": "tool_call", "content": '{"name": "find", "arguments": {"what": "shop"}}'},
+                {"role": "tool_response", "content": "12"},
+                assistant("b"),
+            ]
+        },
+        CALLED,
+    ),
     "sharegpt with train": (
         {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", "train": False}]},
         [user("a"), {**assistant("b"), "weight": 0}],
@@ -340,7 +364,7 @@ UNREAD = {
     "two questions": ({"prompt": "a", "question": "b", "completion": "c", "response": "d"}, ["question", "response"]),
     "another format": ({"messages": SAID, "instruction": "d", "input_ids": [1]}, ["instruction", "input_ids"]),
     "a text beside its parts": ({"instruction": "a", "input": "b", "output": "c", "text": "a: b, c"}, ["text"]),
-    "pictures": ({"messages": SAID, "images": ["a.png"], "functions": [{"name": "f"}]}, ["images", "functions"]),
+    "pictures": ({"messages": SAID, "images": ["a.png"], "videos": ["b.mp4"]}, ["images", "videos"]),
     "a question beside a text": ({"text": "a", "prompt": "b", "input": "c"}, ["prompt", "input"]),
     "a text beside tokens": ({"input_ids": [5], "text": "b"}, ["text"]),
     "answers that are compared": ({"messages": SAID, "chosen": "c", "rejected": "d"}, ["chosen", "rejected"]),
@@ -361,6 +385,12 @@ OF_PAIRS = {
 def test_columns_that_are_not_read_are_known(write, row, names):
     (found,) = read_rows(write("rows.jsonl", [row]))
     assert found.unread == names
+
+
+def test_columns_of_other_names_that_are_not_read_are_known(write):
+    choice = {"question": "a", "A": "b", "B": "c", "C": "", "answer": "A", "explanation": None}
+    (found,) = read_rows(write("rows.jsonl", [choice]))
+    assert (found.unread, found.beside) == ([], ["A", "B"])
 
 
 @pytest.mark.parametrize(("row", "names"), OF_PAIRS.values(), ids=OF_PAIRS)
@@ -850,10 +880,27 @@ def test_a_large_file_is_not_held_in_memory(write):
     assert peak < 2_000_000
 
 
-@pytest.mark.parametrize("tools", [[{"name": "find"}], '[{"name": "find"}]'])
-def test_tools_are_a_list_or_the_json_of_one(write, tools):
-    (found,) = read_rows(write("rows.jsonl", [{"messages": [user("a"), assistant("b")], "tools": tools}]))
-    assert found.tools == [{"name": "find"}]
+FUNCTION = {"name": "find", "parameters": {}}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"tools": [{"type": "function", "function": FUNCTION}]},
+        {"tools": json.dumps([FUNCTION])},  # LLaMA-Factory's
+        {"functions": [FUNCTION]},  # OpenAI's earlier form
+        {"tools": [{"type": "function", **FUNCTION}]},  # and its latest
+    ],
+)
+def test_tools_are_a_list_or_the_json_of_one_in_the_form_of_templates(write, columns):
+    (found,) = read_rows(write("rows.jsonl", [{"messages": [user("a"), assistant("b")], **columns}]))
+    assert (found.tools, found.unread) == ([{"type": "function", "function": FUNCTION}], [])
+
+
+def test_tools_of_a_message_stay_with_it(write):
+    opened = {**system(""), "tools": [FUNCTION]}
+    (found,) = read_rows(write("rows.jsonl", [{"messages": [opened, user("a"), assistant("b")]}]))
+    assert (found.messages[0], found.tools) == (opened, None)
 
 
 @pytest.mark.parametrize(
@@ -927,7 +974,7 @@ def test_what_is_null_in_a_table_is_not_there(tmp_path):
     first, second, third = read_rows(tmp_path / "rows.parquet")
     assert first.messages[1]["tool_calls"][0]["function"]["arguments"] == {"city": "b"}
     assert second.messages[1]["tool_calls"][0]["function"]["arguments"] == {"zone": "b"}
-    assert third.messages == [user("a"), assistant("b")] and third.tools == tools
+    assert third.messages == [user("a"), assistant("b")] and [one["function"] for one in third.tools] == tools
     assert without_nulls([None, {"a": None, "b": [1, None]}]) == [None, {"b": [1, None]}]
 
 
@@ -1050,9 +1097,7 @@ def test_a_row_group_is_not_held_in_memory(tmp_path):
 def test_the_page_about_data_names_the_columns_of_the_table():
     page = (Path(__file__).parents[3] / "docs/data.md").read_text("utf-8")
     rows = dict(
-        re.findall(
-            r"^\| (chat|ShareGPT|alpaca|prompt and completion|ADGEN|Dolly|segments|text|tokens) \| (.*) \|$", page, re.M
-        )
+        re.findall(r"^\| (chat|ShareGPT|alpaca|\w+ and \w+|ADGEN|Dolly|segments|text|tokens) \| (.*) \|$", page, re.M)
     )
     called = {
         "chat": "chat",
@@ -1063,7 +1108,7 @@ def test_the_page_about_data_names_the_columns_of_the_table():
         "segments": "segments",
         "text": "text",
     }
-    called |= {"prompt and completion": "prompt_completion", "tokens": "tokens"}
+    called |= {"prompt and completion": "prompt_completion", "tokens": "tokens", "input and target": "input_target"}
     assert rows.keys() == called.keys() and set(called.values()) == COLUMNS.keys()
     for form, row in rows.items():
         given = [role for role in COLUMNS[called[form]].items() if role[0] not in ("chat_template_kwargs", *PACKED)]

@@ -140,6 +140,33 @@ def test_a_text_without_a_place_for_what_rows_say(write, settings, letters, capl
             load_dataset(write("tools.jsonl", [row]), letters, settings=settings(template="{prompt}?"))
 
 
+def test_what_a_chat_template_leaves_out_is_told(write, settings, caplog):
+    tokenizer = AutoTokenizer.from_pretrained(bundled_models()["llama_tiny"])
+    answer = {"role": "assistant", "content": "b", "thinking": "t"}
+    row = {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}, answer]}
+    path = write("rows.jsonl", [{**row, "tools": [{"name": "find"}]}])
+    text = "{% for m in messages %}{{ m.content }}</s>{% endfor %}"
+    for template, told in {
+        text: ["the list of tools", "the thought"],
+        text.replace("{{ m.content", "{{ m.thinking }}{{ tools }}{{ m.content"): [],
+        text.replace("in messages", "in messages[1:]"): ["the list of tools", "the system message", "the thought"],
+    }.items():
+        caplog.clear()
+        load_dataset(path, tokenizer, settings=settings(template=template))
+        assert [line.getMessage().partition(": ")[2] for line in caplog.records] == [
+            f"{what}, for which the chat template has no place, is not read in 1 of 1 rows (the first: {path}:1)"
+            for what in told
+        ]
+
+
+def test_a_prompt_form_has_no_place_for_thoughts(write, settings, letters, caplog):
+    answer = {"role": "assistant", "content": "b", "reasoning_content": "t"}
+    load_dataset(
+        write("rows.jsonl", [{"messages": [{"role": "user", "content": "a"}, answer]}]), letters, settings=settings()
+    )
+    assert "the thought, for which the prompt form has no place, is not read in 1 of 1 rows" in caplog.text
+
+
 def test_other_words_for_who_speaks_are_other_samples(write, settings, letters):
     """The cache is not that of the words before."""
     path = write("a.jsonl", [{"messages": [{"role": "x", "content": "q"}, {"role": "y", "content": "r"}] * 2}])
@@ -1010,7 +1037,7 @@ def test_the_question_of_an_alpaca_row_holds_its_input(write, letters, settings)
 
 
 TEMPLATE = """\
-{% for tool in tools or [] %}{{ tool.name }} {% endfor %}
+{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}
 {% for m in messages %}
 <|{{ m.role }}|>{{ m.content }}{% if m.role == 'assistant' %}<|endoftext|>{% endif %}
 {% endfor %}

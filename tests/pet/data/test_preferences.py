@@ -31,6 +31,9 @@ EXPECTED = [[USER, GOOD], [USER, BAD]]
         {"prompt": "Q", "messages": [USER, GOOD], "chosen": [USER, GOOD], "rejected": [USER, BAD], "score_chosen": 8.0},
         {"messages": [USER], "chosen": GOOD, "rejected": BAD},
         {"instruction": "Q", "input": "", "chosen": "A", "rejected": "B"},
+        {"instruction": "Q", "chosen_response": "A", "rejected_response": "B"},
+        {"messages": [USER, GOOD], "rejected_response": "B"},
+        {"messages": [USER, GOOD], "rejected_messages": [USER, BAD]},
         {"chosen": "\n\nHuman: Q\n\nAssistant: A", "rejected": "\n\nHuman: Q\n\nAssistant: B"},
     ],
 )
@@ -44,6 +47,15 @@ def test_forms(columns, tmp_path):
         )
     (row,) = read_rows(tmp_path / "rows.csv", conversations=pairs, documents=2)
     assert [row.messages, *row.others] == EXPECTED
+
+
+def test_openais_pairs(tmp_path):
+    tools = [{"type": "function", "function": {"name": "find"}}]
+    row = {"input": {"messages": [USER], "tools": tools}, "preferred_output": [GOOD], "non_preferred_output": [BAD]}
+    found = of_one_row(tmp_path, "dpo", row)
+    assert ([found.messages, *found.others], found.tools, found.unread) == (EXPECTED, tools, [])
+    with pytest.raises(InputError, match=r"from 'user'; expected an answer .*; chosen and rejected are learnt by"):
+        list(read_rows(tmp_path / "rows.jsonl"))
 
 
 def test_sharegpt_with_ranking():
@@ -158,6 +170,7 @@ def test_a_margin_is_a_reward_models(objective, tmp_path):
     [
         ({"prompt": "Q", "chosen": "A", "rejected": "A"}, "the same"),
         ({"chosen": "A", "rejected": "B"}, "no question"),
+        ({"chosen": [GOOD], "rejected": [BAD]}, "no question"),
         ({"prompt": "Q", "chosen": 3, "rejected": "B"}, "chosen: expected a text or messages"),
         ({"prompt": "Q", "chosen": [], "rejected": "B"}, "chosen: expected messages"),
         ({"chosen": [USER, GOOD], "rejected": [BAD, GOOD]}, "differ before"),
@@ -235,7 +248,7 @@ PAIR, JUDGED = {"prompt": "Q", "chosen": "A", "rejected": "B"}, {"prompt": "Q", 
 @pytest.mark.parametrize(
     ("objective", "row", "words"),
     [
-        ("dpo", {"prompt": "Q", "chosen": "A", "rejectd": "B"}, r"no column 'rejected', .*did you mean 'rejectd'"),
+        ("dpo", {"prompt": "Q", "chosen": "A", "rejectd": "B"}, r"no column 'rejected' or .*did you mean 'rejectd'"),
         ("dpo", {**PAIR, "rejected": None}, "column 'rejected': expected a text or messages, found null"),
         ("dpo", {**PAIR, "prompt": 3}, "column 'prompt': expected a string, found a number"),
         ("dpo", {**PAIR, "system": 3}, "column 'system': expected a string, found a number"),

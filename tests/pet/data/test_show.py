@@ -27,6 +27,15 @@ def test_tokens_are_marked_by_whether_they_are_learnt(dataset, letters):
     assert "\x1b[32man↵\nswer</s>\x1b[0m" in coloured and "\x1b[31m" not in coloured and "[[" not in coloured
 
 
+def test_columns_that_nobody_reads_are_listed(write, letters, tmp_path):
+    rows = [{"prompt": "a", "completion": "b", "A": "c\x1b", **{f"n{number}": 1 for number in range(20)}}] * 3
+    settings = DataSettings(cache_dir=str(tmp_path / "cache"))
+    for _ in range(2):  # in the cache as well
+        data = load_dataset(write("rows.jsonl", rows), letters, settings=settings)
+        text = describe(data.select([0, 2]), letters, settings=settings)
+        assert f"  columns not read: A, {', '.join(f'n{number}' for number in range(11))} and 9 more\n" in text
+
+
 def test_padding_of_each_way(dataset, letters):
     data, settings = dataset
     text = describe(data, letters, settings=settings, batch_size=2)
