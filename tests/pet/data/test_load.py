@@ -1064,7 +1064,7 @@ def test_a_jinja_file_makes_prompts_and_samples(write, tmp_path, settings, think
     said = [{"messages": talk, "chat_template_kwargs": {"enable_thinking": own}} for own in (False, True, None)]
     prompts = [text(one.prompt_ids) for one in load_questions(write("own.jsonl", said), tokenizer, settings=chosen)]
     assert [one.rpartition("<|assistant|>")[2] for one in prompts] == ["ok ", "", opening], "a row's own goes first"
-    (tmp_path / "own.jinja").write_text(TEMPLATE.replace("find", "").replace("{{ tool.name }}", "{{ tool.name * 2 }}"))
+    (tmp_path / "own.jinja").write_text(TEMPLATE.replace("{{ tool.function.name }}", "{{ tool.function.name * 2 }}"))
     again, _ = load_dataset(path, tokenizer, settings=chosen)[0]
     assert text(again).startswith("findfind <|user|>"), "the file's text decides, not its name"
 
