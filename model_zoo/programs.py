@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-FIND = "import os, sys; sys.path += sys.argv.pop(1).split(os.pathsep); "
+FIND = r"import sys; sys.path += sys.argv.pop(1).split('\n'); "
+"""A directory's name may have a colon in it."""
 
 
 def program(code: str, *arguments: str) -> list[str]:
@@ -15,7 +16,8 @@ def program(code: str, *arguments: str) -> list[str]:
     It finds the packages that this process finds, wherever they lie: in a user's own directory (``pip install
     --user``), or one that ``PYTHONPATH`` names. Python's option -I alone would hide both.
     """
-    places = os.pathsep.join(os.path.abspath(place) for place in sys.path if place)
+    # not those beside a current directory that is gone
+    places = "\n".join(os.path.abspath(place) for place in sys.path if place and os.path.exists(place))
     return [sys.executable, "-I", "-c", FIND + code, places, *arguments]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import pickle
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,7 +27,7 @@ from .settings import DataSettings
 from .shorten import kept, kept_of_pairs, turns_of
 from .template import chat_template, controls_in, filled, parse_template, unread
 from .token_rows import without_padding
-from .workers import Workers
+from .workers import NoWorkers, Workers
 
 log = logging.getLogger("pet.data")
 T = TypeVar("T")
@@ -391,10 +390,10 @@ def start_workers(encoder: Encoder) -> Workers | None:
     wanted = encoder.settings.workers
     # beyond 16 the reader in this process is the slow part
     count = min(available_cores(), 16) if wanted is None else wanted
-    if count < 2:
+    if count < 2 or Workers.within:  # a module that is imported for the tokenizer may load data itself
         return None
     try:
         return Workers(encoder, count)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        log.warning("this tokenizer cannot be sent to other processes (%s); one process tokenises", error)
+    except NoWorkers as why:
+        log.warning("%s; one process tokenises", why)
         return None

@@ -8,6 +8,7 @@ over. So a worker is a fresh interpreter that runs :func:`main`; chunks go in an
 from __future__ import annotations
 
 import contextlib
+import marshal
 import os
 import pickle
 import signal
@@ -19,8 +20,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
 
-# -c puts the current directory first on the path, where any file of the user's would shadow a module
-START = "import sys; sys.path = [*filter(None, sys.path)]; from pet.data.workers import main; main()"
+from model_zoo.errors import InputError
+
+# Both modules are built in: -c puts the current directory first on the path, where any file of the user's would shadow
+# another one. The path comes through the pipe, as a directory's name may have a colon in it.
+START = "import marshal, sys; sys.path = marshal.load(sys.stdin.buffer); from pet.data.workers import main; main()"
+BEGINS = b"\0answers\n"
+"""What a worker writes before its answers: the start of Python itself may print (``sitecustomize``)."""
+PATIENCE = 10.0
+"""Seconds in which a worker that answers no more has ended."""
+
+
+class NoWorkers(Exception):
+    """This process is to do the work by itself; the message says why."""
 
 
 class Workers(contextlib.AbstractContextManager["Workers"]):
@@ -29,38 +41,56 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
     Args:
         function: importable by name, or otherwise able to be pickled; it gets one chunk.
 
+    Attributes:
+        within: whether this process is a worker itself.
+
     Raises:
-        pickle.PicklingError, AttributeError, TypeError: the function cannot be sent to a process, or a process cannot
-            load it: a class of the user's script is in no module that another process could import.
+        NoWorkers: the function cannot be sent to a process, a process cannot load it (a class of the user's script is
+            in no module that another process could import), or none can be started.
     """
 
+    within = False
+
     def __init__(self, function: Callable[[Any], Any], count: int) -> None:
-        first = pickle.dumps(function)
-        environment = dict(os.environ, TOKENIZERS_PARALLELISM="false")
-        path = sorted(sys.path, key=lambda entry: entry == "")  # the current directory, where it takes part, is last
-        environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path))
+        try:
+            first = pickle.dumps(function)
+        except Exception as error:  # also whatever a tokenizer's own code raises
+            raise NoWorkers(f"this tokenizer cannot be sent to other processes ({error})") from error
+        # the current directory, where it takes part, is last
+        path = sorted((entry for entry in sys.path if isinstance(entry, str)), key=lambda entry: entry == "")
         self._free: SimpleQueue[subprocess.Popen] = SimpleQueue()
         self._processes: list[subprocess.Popen] = []
         self._threads = ThreadPoolExecutor(count)
         self.count = count
-        for _ in range(count):
-            process = subprocess.Popen(
-                [sys.executable, "-c", START],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment,
-            )
-            self._processes.append(process)
         try:
+            for _ in range(count):
+                self._processes.append(self._started())
             for process in self._processes:  # after all have been started: a large tokenizer waits to be read
-                self._send(process, first)
+                self._send(process, marshal.dumps(path) + first)
                 self._free.put(process)
             for process in self._processes:
-                if (error := self._answer(process)[0]) is not None:
-                    raise pickle.PicklingError(str(error))
+                while not (line := process.stdout.readline()).endswith(BEGINS) and line:
+                    pass
+                error, _ = self._answer(process)
+                if error is not None:
+                    raise NoWorkers(f"this tokenizer cannot be sent to other processes ({error})")
+        except InputError as ended:
+            self.close()
+            raise NoWorkers(f"this tokenizer cannot be sent to other processes ({ended})") from ended
+        except OSError as error:
+            self.close()
+            raise NoWorkers(f"other processes cannot be started ({error})") from error
         except BaseException:
             self.close()
             raise
+
+    @staticmethod
+    def _started() -> subprocess.Popen:
+        if getattr(sys, "frozen", False) or not sys.executable:
+            raise OSError("this program has no Python beside it")
+        environment = dict(os.environ, TOKENIZERS_PARALLELISM="false")
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        return subprocess.Popen([sys.executable, "-c", START], env=environment, **pipes)
 
     @staticmethod
     def _send(process: subprocess.Popen, pickled: bytes) -> None:
@@ -73,7 +103,13 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
         try:
             return pickle.load(process.stdout)
         except (EOFError, pickle.UnpicklingError) as broken:
-            raise RuntimeError(f"a data worker ended with exit code {process.wait()}") from broken
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(PATIENCE)
+            process.kill()
+            code = process.wait()
+            why = "was ended by the system (SIGKILL), most likely for lack of memory" if code == -9 else ""
+            why = why or f"ended with exit code {code}"
+            raise InputError(f"a data worker {why}; data.workers: 0 tokenises in the process itself") from broken
 
     def _ask(self, chunk: Any) -> Any:
         process = self._free.get()
@@ -113,11 +149,19 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
 def main() -> None:
     """A worker: the function first, then chunk after chunk until the pipe closes. Each is answered: (error, result)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    Workers.within = True
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the function prints must not land among the results
+    results.write(BEGINS)
 
     def answer(error: Exception | None, result: Any) -> None:
-        pickle.dump((error, result), results, pickle.HIGHEST_PROTOCOL)
+        try:
+            said = pickle.dumps((error, result), pickle.HIGHEST_PROTOCOL)
+            if error is not None:
+                pickle.loads(said)
+        except Exception:  # an error of the user's own kind
+            said = pickle.dumps((RuntimeError(f"{type(error).__name__}: {error}"), None))
+        results.write(said)
         results.flush()
 
     try:

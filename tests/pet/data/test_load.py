@@ -2,6 +2,7 @@
 
 import errno
 import gzip
+import importlib
 import importlib.util
 import io
 import itertools
@@ -10,6 +11,7 @@ import logging
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,13 +36,13 @@ from pet.data import (
     load_questions,
     split_dataset,
 )
-from pet.data.encode import Encoder
+from pet.data.encode import Encoder, start_workers
 from pet.data.finding import find_files
 from pet.data.preferences import labelled, pairs
 from pet.data.prompt import Prompt
 from pet.data.row import Row
 from pet.data.show import describe
-from pet.data.workers import Workers
+from pet.data.workers import NoWorkers, Workers
 from pet.names import bundled_models, find_model
 
 
@@ -845,9 +847,78 @@ def test_an_error_in_a_worker_is_the_callers():
             list(workers.map(["1", "x"]))
 
 
-def test_a_worker_that_dies_is_reported():
-    with Workers(os._exit, 1) as workers, pytest.raises(RuntimeError, match="exit code 7"):
-        list(workers.map([7]))
+@pytest.mark.parametrize(
+    ("end", "given", "words"),
+    [(os._exit, 7, "ended with exit code 7; data.workers: 0"), (signal.raise_signal, 9, "SIGKILL.*lack of memory")],
+)
+def test_a_worker_that_dies_is_reported(end, given, words):
+    with Workers(end, 1) as workers, pytest.raises(InputError, match=words):
+        list(workers.map([given]))
+
+
+USERS = """
+import sys
+print("printed when it is imported")
+class Odd(Exception):
+    def __init__(self, one, two):
+        super().__init__(one + two)
+class Tokenizer:
+    def __init__(self):
+        self.state = 1
+    def __call__(self, chunk):
+        if chunk == "x":
+            raise Odd("an ", "error")
+        return chunk * 2
+class Ends(Tokenizer):
+    def __setstate__(self, state):
+        sys.exit(3)
+class Raises(Tokenizer):
+    def __getstate__(self):
+        raise RuntimeError("it has no state")
+"""
+
+
+@pytest.fixture
+def users(tmp_path, monkeypatch):
+    """A module of the user's, beside a Python that prints at its start and in a directory that is gone."""
+    gone, begins, beside = tmp_path / "gone", tmp_path / "begins", tmp_path / "named:so"
+    for directory in (gone, begins, beside):
+        directory.mkdir()
+    (begins / "sitecustomize.py").write_text("print('the start', end='')")
+    (beside / "modules_of_a_user.py").write_text(USERS)
+    monkeypatch.setenv("PYTHONPATH", str(begins))
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.syspath_prepend("")
+    monkeypatch.syspath_prepend(str(beside))
+    yield importlib.import_module("modules_of_a_user")
+    del sys.modules["modules_of_a_user"]
+
+
+def test_workers_find_what_this_process_finds(users):
+    with Workers(users.Tokenizer(), 2) as workers:
+        assert list(workers.map(["a", "b", "c"])) == ["aa", "bb", "cc"]
+        with pytest.raises(RuntimeError, match=r"^Odd: an error$"):
+            list(workers.map(["x"]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("Ends", r"other processes \(.*exit code 3"), ("Raises", r"\(it has no state\)")]
+)
+def test_a_tokenizer_that_no_worker_can_have(users, kind, words):
+    with pytest.raises(NoWorkers, match=words):
+        Workers(getattr(users, kind)(), 1)
+
+
+def test_a_process_that_can_start_no_other_works_alone(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "")
+    with pytest.raises(NoWorkers, match="other processes cannot be started"):
+        Workers(json.loads, 1)
+
+
+def test_a_worker_has_no_workers(monkeypatch, letters, settings):
+    monkeypatch.setattr(Workers, "within", True)
+    assert start_workers(Encoder(letters, settings(workers=2))) is None
 
 
 def test_a_tokenizer_that_cannot_be_sent_is_used_here(write, new_letters, settings, caplog):
