@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -77,10 +78,16 @@ def write_json(path: str | os.PathLike, value: Any, indent: int | None = 2) -> N
     write_text(path, json_text(value, indent) + "\n")
 
 
+ADDRESS = re.compile(r"(^|/)[a-z][a-z0-9+.-]+:/.")
+"""An address as a path has it, which keeps one of its slashes."""
+
+
 def absent(path: Path) -> str:
     """What is said of a path where nothing is, with the names beside it that come near."""
     if path.is_symlink():
         return f"a link to {os.readlink(path)}, which is not there"
+    if ADDRESS.search(str(path)):
+        return "an address, and no file of this machine; download what is there first"
     try:
         return f"no such file or directory{nearest(path.name, [entry.name for entry in path.parent.iterdir()])}"
     except OSError:

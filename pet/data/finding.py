@@ -14,13 +14,15 @@ from pet.files import absent, literal, matching
 from .compressed import OPENERS, inner_stem, inner_suffix, is_compressed
 from .records import Problems
 
-KINDS = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".tsv": "csv", ".txt": "text", ".text": "text"}
-KINDS |= {".mindrecord": "mindrecord", ".parquet": "arrow", ".arrow": "arrow"}
+KINDS = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "csv"}
+KINDS |= {".txt": "text", ".text": "text", ".mindrecord": "mindrecord", ".parquet": "arrow", ".arrow": "arrow"}
 TEXTS = ("json", "jsonl", "csv", "text")
 EXPECTED = f"{', '.join(KINDS)} (files of text also with {', '.join(OPENERS)} behind)"
 DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 """What Hugging Face's datasets and LLaMA-Factory say of the files beside."""
+SUMS = ("md5", "sha1", "sha256", "sha512")
 TEXTS_BESIDE = ("readme", "license", "licence", "copying", "notice", "changelog", "citation", "requirements")
+TEXTS_BESIDE += ("vocab", "checksum", "checksums", *(f"{sum}{end}" for sum in SUMS for end in ("", "sum", "sums")))
 """Names of texts about data or code, which would be learnt as if they were data."""
 SPLITS = {
     "train": ("train", "training"),

@@ -264,7 +264,7 @@ class Rows:
                 )
                 raise Wrong(
                     f"the format is not known by these columns: {', '.join(map(repr, names)) or 'none'}; expected "
-                    f"those of {'; '.join(every)}, or data.columns to name them{compared(names)}"
+                    f"those of {'; '.join(every)}, or data.columns to name them{compared(names)}{_within(names)}"
                 )
         if format not in COLUMNS:
             raise InputError(f"data.format: {format!r} is not known{nearest(format, ['auto', *COLUMNS])}")
@@ -277,6 +277,15 @@ class Rows:
         free = {role: one for role, one in own.items() if role not in left_out}
         free = {role: one for role, one in free.items() if one.required or not taken & set(one.names)}
         self.roles, self.reader = {**free, **given}, f"the {format} format"
+
+
+def _within(columns: Mapping[str, Any]) -> str:
+    """What is said where a column of the only row holds all of them (LMFlow's ``instances``, ``data`` of many)."""
+    lists = (
+        name for name, value in columns.items() if isinstance(value, list) and value and isinstance(value[0], dict)
+    )
+    name = next(lists, None)
+    return "" if name is None else f"; where {name!r} holds the rows, save that list alone"
 
 
 def _check_has(columns: Mapping[str, str], roles: Mapping[str, Role], what: str) -> None:

@@ -132,7 +132,7 @@ def _read_jsonl(path: Path, problems: Problems, place: Place) -> Iterator[Record
         except (ValueError, RecursionError) as error:
             if text.strip() == "{":  # every line would be another problem
                 problems.add(
-                    path, line, "an object over several lines; expected one per line, or a list of them: [ … ]"
+                    path, line, "an object over several lines; expected one per line, or a list of them alone: [ … ]"
                 )
                 return
             problems.add(path, line, f"broken JSON: {_json_error(error)}; expected one JSON object per line")

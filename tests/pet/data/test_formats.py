@@ -621,6 +621,11 @@ BROKEN_FILES = {
         b'text\tlabel\na\t0\n"b\t1\nc\t0\nso he said"\t1\nd\t0\n',
         "texts.tsv:3: 3 lines, each a row by itself, would be one row; a quotation mark that is text is doubled",
     ),
+    "instances.json": (
+        b'{"type": "text2text", "instances": [{"input": "a", "output": "b"}]}',
+        "instances.json:1: the format is not known by these columns: 'type', 'instances'",
+    ),
+    "within.json": (b'{"instances": [{"input": "a"}]}', "; where 'instances' holds the rows, save that list alone"),
     "header.csv": (b"text\n", "the file has no rows"),
     "blank.txt": (b"\n\n", "the file has no rows"),
 }
@@ -639,6 +644,7 @@ def test_what_is_wrong_with_a_file(write, name):
     {
         "a.jsonl": f"\n{GOOD}\n \n{GOOD}\n\n",
         "a list.jsonl": f"[{GOOD},\n{GOOD}]",
+        "a.ndjson": f"{GOOD}\n{GOOD}\n",
         "empty lines.csv": "instruction,output\n\na,b\n\na,b\n\n",
         "pandas.csv": ",instruction,output\n0,a,b\n1,a,b\n",
         "spreadsheet.csv": "instruction,output,,\na,b,,\na,b,,\n",
@@ -651,7 +657,8 @@ def test_what_other_programs_write_besides_is_passed_over(write, name, content):
 
 
 def test_texts_about_data_are_no_data_and_nothing_is_read_twice(write, tmp_path):
-    for name in ("set/rows.jsonl", "set/LICENSE.txt", "set/requirements.txt"):
+    texts = ("LICENSE", "requirements", "md5", "SHA256SUMS", "checksums", "vocab")
+    for name in ("set/rows.jsonl", *(f"set/{text}.txt" for text in texts)):
         write(name, GOOD)
     assert len(list(read_rows(tmp_path / "set"))) == 1
     write("set/rows.jsonl.gz", gzip.compress(GOOD.encode()))
@@ -676,6 +683,13 @@ def test_the_current_directory_is_read_where_it_is_named(write, tmp_path, monkey
     assert len(list(read_rows("."))) == len(list(read_rows("rows.jsonl"))) == 1
     with pytest.raises(InputError, match="an empty text is no path"):
         list(read_rows(""))
+
+
+@pytest.mark.parametrize("name", ["https://a.b/rows.jsonl", "hf://datasets/a/b", "s3://b/rows.jsonl"])
+def test_an_address_is_called_so(name):
+    for path in (name, f"/recipes/{name}"):  # a recipe's are beside it
+        with pytest.raises(InputError, match="an address, and no file of this machine; download"):
+            list(read_rows(path))
 
 
 def test_a_link_to_nothing_is_called_so(tmp_path):
