@@ -72,11 +72,16 @@ def test_code_of_the_users_own_may_take_any_time(toy, batch, tmp_path, monkeypat
             tell("dataset")
             yield {"input_ids": np.arange(4)}
 
+    def measure():
+        tell("measure")
+        return {"loss": 1.0}
+
     feed = CollateLoader(Rows([{}] * 4), 4, collate_fn=collate)
+    own = {"callbacks": [Own()], "evaluation": measure}
     with heartbeat.watched():
         from_mindspore(Dataset())
-        Trainer(toy(), feed, directory=tmp_path / "run", callbacks=[Own()], steps=2, warmup=0).train()
-    moments = ("start", "step", "save", "end", "row", "collate", "dataset")
+        Trainer(toy(), feed, directory=tmp_path / "run", steps=2, warmup=0, **own).train()
+    moments = ("start", "step", "save", "end", "row", "collate", "dataset", "measure")
     assert told == {(moment, heartbeat.PAUSING) for moment in moments}
 
 
