@@ -32,7 +32,7 @@ from pet.launching.environment import read_job, split_address
 from pet.launching.heartbeat import BEAT_FILE, JOINING
 from pet.launching.output import Output
 from pet.launching.stacks import file_of
-from pet.launching.watch import Watch, find_hanging
+from pet.launching.watch import BUSY, Watch, find_hanging
 
 LOG_DIRECTORY = "output/log"
 LOG_NAME = "worker.log"
@@ -286,7 +286,7 @@ class _Workers:
             self.grace = 0.0
 
     def _poll(self) -> None:
-        ended: set[int] = set()
+        ended: dict[int, float] = {}  # when
         while self.failure is None:
             for local, process in enumerate(self.processes):
                 rank = self.control.first_rank + local
@@ -294,7 +294,7 @@ class _Workers:
                     continue
                 code = exit_code(process)
                 if code is not None:
-                    ended.add(local)
+                    ended[local] = time.monotonic()
                     self.watches[local].running = False
                     if code:
                         self.failure = (*describe_end(rank, code), rank)
@@ -304,6 +304,9 @@ class _Workers:
             found = find_hanging(self.watches)
             if found is None and self.idle_limit:
                 views = {local: watch.view() for local, watch in enumerate(self.watches) if watch.running}
+                # who waited for one that has ended has only now what it waited for
+                recent = time.monotonic() - self.idle_limit
+                views |= {local: BUSY for local, when in ended.items() if when > recent}
                 awaited = self.control.awaited(views)
                 found = None if awaited is None else self.watches[awaited]
             if found is not None:

@@ -35,10 +35,10 @@ from model_zoo.resources import accelerators_present
 from pet.launching.control import Control
 from pet.launching.ends import describe_end
 from pet.launching.environment import Job
-from pet.launching.heartbeat import BEAT_FILE, PAUSING, QUIET, repeat
+from pet.launching.heartbeat import BEAT_FILE, QUIET, repeat
 from pet.launching.link import Link
 from pet.launching.msrun import Scheduler, runs, scheduler, waiting_launcher, zombie_exit_code
-from pet.launching.watch import View, Watch, find_hanging
+from pet.launching.watch import BUSY, Watch, find_hanging
 
 VARIABLE = "PET_HANG_TIMEOUT"
 """Names the environment variable with `LIMIT`; 0 where nobody hangs."""
@@ -51,8 +51,6 @@ PAUSE = 0.2
 """Seconds between two looks."""
 PARTING = 10.0
 """Seconds that a worker has to end after it was told to."""
-BUSY = View(PAUSING, False, False, False, 0.0)
-"""What is thought of a worker that says nothing."""
 START = "from pet.launching import sentinel; sentinel.main()"
 
 

@@ -10,8 +10,9 @@ Each rule sees what the others do not:
 * Others that are overdue, or use no processor time and move no bytes, may wait within a graph for a peer that compiles.
   So they hang only where nobody works: all workers of the job are overdue, idle or say that they wait (heartbeat.py).
   Then it is one that does not wait within another library, and of these the one that was heard from first.
-  Of workers that neither write a line nor join the job, one that is idle hangs. On an accelerator a host rests while
-  the device works: there idleness says nothing.
+  Of workers that neither write a line nor join the job, one that is idle hangs; but one whose main thread wakes now
+  and then may ask for a file that another one writes. On an accelerator a host rests while the device works: there
+  idleness says nothing.
 
 A busy machine is no hang: the seconds in which a worker stood in line for a core hardly count (`Clock`). But those of
 Python code that takes no memory, which work does, count for more.
@@ -114,6 +115,7 @@ class Watch:
         state, heard: of its last line: what it is at, and when it was written.
         due: when the next should have come, by its clock.
         seen: when it was last looked at, by its clock: what it does meanwhile is not known.
+        woke: when its main thread, or that of a child, was last seen to have woken.
         calm: when its main thread last slept, or had a reason to run for long.
         stack: where it was a second ago, once there was reason to ask; None within C++.
         outside: how many answers in a row were from outside of other libraries.
@@ -128,7 +130,7 @@ class Watch:
         self.stack: Stack | None = None
         self.outside = 0
         self.sampled = time.monotonic()
-        self.seen = self.active = self.awake = self.clock.wall
+        self.seen = self.active = self.awake = self.woke = self.clock.wall
         self.work = self._work()
 
     def look(self) -> None:
@@ -138,11 +140,13 @@ class Watch:
         spent = time.monotonic() - self.sampled
         if spent < SAMPLE:
             return
-        (seconds, moved), (seconds_before, moved_before) = self._work(), self.work
+        (seconds, moved, woken), (seconds_before, moved_before, woken_before) = work, _ = self._work(), self.work
         # the beats are no work: 4 KB per second of file traffic is nothing
         if seconds - seconds_before > IDLE_SHARE * spent or moved - moved_before > 4096 * spent:
             self.active = self.clock.wall
-        self.work, self.sampled, self.seen = (seconds, moved), time.monotonic(), self.clock.wall
+        if woken != woken_before:
+            self.woke = self.clock.wall
+        self.work, self.sampled, self.seen = work, time.monotonic(), self.clock.wall
         self._ask()
 
     def _ask(self) -> None:
@@ -185,14 +189,15 @@ class Watch:
             self.due = float("inf") if endless else self.clock.fair + max(within, self.limit)
             self.active, self.calm = self.clock.wall, self.clock.fair
 
-    def _work(self) -> tuple[float, int]:
-        """Processor seconds and bytes moved so far, by the worker and its children.
+    def _work(self) -> tuple[float, int, int]:
+        """Processor seconds, bytes moved, and how often main threads went to sleep so far, by the worker and its
+        children.
 
         One that is ready to run counts as running, though a busy machine may not have let it.
         """
         import psutil
 
-        seconds, moved, stopped = 0.0, 0, False
+        seconds, moved, woken, stopped = 0.0, 0, 0, False
         with contextlib.suppress(psutil.Error):
             for process in [self.process, *self.process.children(recursive=True)]:
                 with contextlib.suppress(psutil.Error, AttributeError):
@@ -202,11 +207,12 @@ class Watch:
                     stopped |= status == psutil.STATUS_STOPPED and process.pid in (self.process.pid, self.clock.pid)
                     times = process.cpu_times()
                     seconds += times.user + times.system
+                    woken += process.num_ctx_switches().voluntary
                     counters = process.io_counters()
                     moved += getattr(counters, "read_chars", 0) + getattr(counters, "write_chars", 0)
         if not stopped:
             self.awake = self.clock.wall
-        return seconds, moved
+        return seconds, moved, woken
 
     @property
     def idle(self) -> bool:
@@ -242,11 +248,14 @@ class Watch:
             return f"has been stopped for {self.seen - self.awake:.0f} s"
         if self.overdue or self.looping:
             return f"made no progress for {time.monotonic() - self.heard:.0f} s"
-        return f"did nothing for {self.seen - self.active:.0f} s"
+        longer = " (a script of your own may, for longer: --hang-timeout SECONDS, 0 never)"
+        return f"did nothing for {self.seen - self.active:.0f} s{longer if self.state in QUIET else ''}"
 
     def view(self) -> View:
         """What counts where nobody works."""
         inside = self.stack is None or self.stack.in_library
+        if self.state == SILENT:
+            inside = self.seen - self.woke <= self.limit
         return View(self.state, self.idle, self.overdue, inside, time.monotonic() - self.heard)
 
 
@@ -256,7 +265,8 @@ class View(NamedTuple):
     Attributes:
         state: of its last line.
         idle, overdue: see `Watch`.
-        inside: whether it is within C++ or another library, where it may wait for a peer.
+        inside: whether it is where it may wait for a peer: within C++ or another library, and one that never wrote a
+            line anywhere, if its main thread wakes now and then.
         age: of its last line, in seconds.
     """
 
@@ -265,6 +275,10 @@ class View(NamedTuple):
     overdue: bool
     inside: bool
     age: float
+
+
+BUSY = View(PAUSING, False, False, False, 0.0)
+"""What is thought of one that is not judged."""
 
 
 def find_hanging(watches: Sequence[Watch]) -> Watch | None:
@@ -281,8 +295,9 @@ def find_awaited(views: Sequence[View]) -> int | None:
     Args:
         views: of all workers of the job that run.
     """
-    if all(view.state == SILENT for view in views):
-        return next((index for index, view in enumerate(views) if view.idle), None)
+    asleep = [index for index, view in enumerate(views) if view.idle and not view.inside]
+    if asleep and all(view.state == SILENT for view in views):
+        return asleep[0]
     if not all(view.overdue or view.idle or view.state in WAITS for view in views):
         return None
     suspects = [index for index, view in enumerate(views) if view.state not in WAITS]

@@ -212,11 +212,13 @@ def test_whom_a_hanging_worker_may_wait_for_is_said(job):
     assert re.search(f"rank 0 hangs: it did nothing for [0-9]+ s; {ended}\n", job[3])
 
 
-def test_waiting_for_a_slow_peer_is_no_hang(tmp_path):
+@pytest.mark.parametrize("wait", ["with waiting(): noted(3)", "while not os.path.exists('pids/done'): time.sleep(0.3)"])
+def test_waiting_for_a_slow_peer_is_no_hang(tmp_path, wait):
+    """Where it says so, or asks for a file now and then."""
     # the slow one works three times as long as a hang may last
     code = NOTE_PID + "from pet.launching.heartbeat import waiting\n"
     code += "if r == 0:\n    while time.process_time() < 3: pass\n    pathlib.Path('pids', 'done').touch()\n"
-    code += "else:\n    with waiting(): noted(3)"
+    code += f"else:\n    {wait}"
     assert finish(start(tmp_path, ["-n", "2", "--hang-timeout", "1"], code))[0] == 0
 
 
@@ -242,7 +244,7 @@ def test_a_hang_is_one_without_an_option_too(tmp_path, assert_gone):
     """By the launcher's own account within twenty seconds: the limit, and a look at the clock now and then."""
     code = NOTE_PID + "work() if r == 0 else forever()"
     result, _, err = finish(start(tmp_path, ["-n", "2"], code, idle_limit=2.0))
-    assert result == 124 and "rank 1 hangs: it did nothing for 2" in err
+    assert result == 124 and re.search("rank 1 hangs: it did nothing for 2 s .*--hang-timeout SECONDS", err)
     assert_gone(tmp_path / "pids", 2)
     assert launcher.IDLE_LIMIT + launcher.GRACE < 20
 
@@ -551,9 +553,22 @@ def stack(*frames):
     return Stack([(str(file), name) for file, name in frames])
 
 
-def seen(state, heard=1.0, due=None, active=10.0, busy=0.0, calm=9.5, awake=10.0, stack=None, outside=0, looked=10.0):
+def seen(
+    state,
+    heard=1.0,
+    due=None,
+    active=10.0,
+    busy=0.0,
+    calm=9.5,
+    awake=10.0,
+    stack=None,
+    outside=0,
+    looked=10.0,
+    woke=1.0,
+):
     """A worker as the launcher sees it after ten seconds of a limit of three, without a process."""
     watch = object.__new__(Watch)
+    watch.woke = woke
     watch.limit, watch.use_idle, watch.running, watch.look = 3.0, True, True, lambda: None
     watch.state, watch.heard, watch.active, watch.awake, watch.seen = state, heard, active, awake, looked
     watch.due = due or (5.0 if state == WORKING else float("inf"))
@@ -588,10 +603,14 @@ IDLE = {"active": 1.0}
         ([seen(WAITING, heard=0.5, **IDLE), seen(CALLING, **IDLE)], 1),
         ([seen(WAITING, heard=2.0, **IDLE), seen(WAITING, **IDLE)], 1),
         ([seen(SILENT), seen(SILENT, **IDLE)], 1),
+        ([seen(SILENT, woke=9.5, **IDLE), seen(SILENT, **IDLE)], 1),
+        ([seen(SILENT, woke=9.5, **IDLE)], 0),
         ([seen(JOINED, heard=2.0, **IDLE), seen(JOINED, heard=1.0, **IDLE)], 1),
         ([seen(WAITING), seen(JOINED, **IDLE)], 1),
         # but one of a script that has joined may wait for another one
         ([seen(JOINED), seen(JOINED, **IDLE)], None),
+        # or ask for a file of its, now and then
+        ([seen(SILENT), seen(SILENT, woke=9.5, **IDLE)], None),
         # what it has done since it was last looked at is not known
         ([seen(SILENT), seen(SILENT, active=6.9, looked=9.5)], None),
         ([seen(WAITING), seen(WAITING, awake=6.9, looked=9.5)], None),
@@ -651,6 +670,26 @@ def test_who_only_waits_for_others_to_join_has_little_time_when_the_job_is_to_en
     assert not seconds or workers._may_go_on(seconds - 0.1, launcher.NOTICE)
     workers.grace = 0.0  # a second signal
     assert not workers._may_go_on(0.0, launcher.NOTICE)
+
+
+def test_who_waited_for_one_that_has_ended_has_its_time_from_there_on(monkeypatch):
+    now, found = [0.0], []
+
+    def pass_seconds(seconds):
+        now[0] += seconds
+
+    def awaited(views):
+        found.append(find_awaited([*views.values()]))
+
+    monkeypatch.setattr(launcher, "exit_code", lambda process: process)
+    monkeypatch.setattr(launcher, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: pass_seconds(2.0)))
+    workers = object.__new__(launcher._Workers)
+    workers.failure, workers.idle_limit, workers.count = None, 3.0, 2
+    workers.processes, workers.watches = [0, None], [seen(WAITING), seen(SILENT, **IDLE)]
+    exchange = Mock(side_effect=[None, None, (0, "")])
+    workers.control = SimpleNamespace(first_rank=0, awaited=awaited, exchange=exchange)
+    workers._poll()
+    assert found == [None, None, 0]
 
 
 REASONS = [
