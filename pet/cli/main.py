@@ -6,6 +6,7 @@ Exit codes: 0, all is well; 1, the run failed; 2, the input was wrong; 130, inte
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -108,9 +109,11 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _interrupted(prog: str, debug: bool) -> int:
-    if debug:
-        traceback.print_exc()
-    print(f"{prog}: interrupted", file=sys.stderr)
+    with contextlib.suppress(OSError):  # the terminal was closed, say
+        if debug:
+            traceback.print_exc()
+        print(f"{prog}: interrupted", file=sys.stderr)
+    closed_streams()
     return interrupts.ending() or INTERRUPTED
 
 

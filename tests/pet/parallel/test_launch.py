@@ -283,16 +283,24 @@ def test_what_is_sent_to_every_process_of_a_job_leaves_it_time_to_save(tmp_path,
     assert len(list(tmp_path.glob("saved *"))) == 2
 
 
-def test_sigterm_ends_a_command_that_waits_for_another_machine(tmp_path):
-    """Process 1 of a container has no other way to end: a signal without a handler does not reach it."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_command_that_waits_for_another_machine(tmp_path, number):
+    """Process 1 of a container has no other way to end: a signal without a handler does not reach it. With SIGHUP the
+    terminal is gone."""
     options = ["-n", "1", "--nnodes", "2", "--master", f"127.0.0.1:{free_address()[1]}", "--secret", 32 * "x"]
     command = [sys.executable, "-m", "pet", "launch", *options, "--", "true"]
     environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr.readline().startswith("pet launch: waiting at")
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 143
-        assert process.stderr.read() == "pet launch: interrupted\n"
+    ours, theirs = os.openpty()
+    with open(ours, "rb", 0) as ours, open(theirs, "wb", 0) as theirs:
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=theirs)
+        theirs.close()
+        assert ours.read(4096).startswith(b"pet launch: waiting at")
+        if number == signal.SIGHUP:
+            ours.close()
+        process.send_signal(number)
+        assert process.wait(60) == 128 + number
+        if number == signal.SIGTERM:
+            assert ours.read(4096) == b"pet launch: interrupted\r\n"
 
 
 def test_a_job_keeps_its_exit_code_where_nothing_can_be_shown(tmp_path):
