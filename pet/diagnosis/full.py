@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -183,20 +183,17 @@ OTHERS += ("DEVICE_ID", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_CO
 
 
 def end(process: subprocess.Popen) -> None:
-    """Ends a section's processes that still run: msrun's are in sessions of their own."""
+    """Ends a section's processes that still run: msrun's are in sessions of their own. At once: after Ctrl-C there is
+    little time, and none of them has anything to save."""
     import psutil
 
     if process.poll() is not None:
         return
     left = psutil.Process(process.pid).children(recursive=True)
-    process.terminate()
-    try:
-        process.wait(10.0)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    process.kill()
+    process.wait()
     for one in left:
-        if one.is_running():
+        with contextlib.suppress(psutil.NoSuchProcess):
             one.kill()
 
 

@@ -1,5 +1,6 @@
 """``pet doctor --full``: it runs whole on a CPU, finds what is wrong, and a failing section costs its own rows only."""
 
+import contextlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 
 import mindspore as ms
 import numpy as np
+import psutil
 import pytest
 
 from pet.cli.main import main
@@ -127,6 +129,34 @@ def test_a_section_that_fails_costs_no_other_rows(here, monkeypatch, until, code
     assert [row["verdict"] for row in found["cells"]] == [OK, BAD]
     assert told in found["cells"][1]["measured"] and told in capsys.readouterr().out
     assert found["machine"]
+
+
+def test_what_a_section_has_started_ends_at_once(until):
+    """Ctrl-C ends the command after three seconds. It left msrun and its workers, which waited for a SIGTERM that they
+    had inherited as blocked."""
+
+    class Starter(subprocess.Popen):
+        def wait(self, timeout=None):
+            assert timeout is None
+            return super().wait()
+
+    code = (
+        "import signal, subprocess, sys\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+        "wait = [sys.executable, '-c', 'import signal; signal.pause()']\n"
+        "print(subprocess.Popen(wait, start_new_session=True).pid, flush=True)\n"
+        "signal.pause()"
+    )
+    process = Starter([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    started = psutil.Process(int(process.stdout.readline()))
+    try:
+        full.end(process)
+        until(lambda: not started.is_running() or started.status() == "zombie")
+    finally:
+        for one in (process, started):
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+        process.stdout.close()
 
 
 def test_sections_behind_one_that_ends_their_process_run_in_another(here, monkeypatch, capsys):
