@@ -63,12 +63,8 @@ def make_loader(
     settings: Any = None,
     *,
     collate_fn: Callable[[list[Any]], Any] | None = None,
-    layout: LayoutFunction | None = None,
-    pad_token_id: int | None = 0,
-    accumulation: int = 1,
-    rank: int = 0,
-    world_size: int = 1,
     pieces: int = 1,
+    **division: Any,
 ) -> Loader | CollateLoader:
     """The loader that goes with ``data``.
 
@@ -78,28 +74,21 @@ def make_loader(
         batch_size: rows in a batch of one rank.
         settings: a :class:`DataSettings`, a recipe's ``data`` section, or a mapping.
         collate_fn: for indexable data: from a list of samples to a batch.
-        layout, pad_token_id, accumulation, rank, world_size: see :class:`Loader`.
         pieces: see :class:`CollateLoader`; the other loaders' batches have equally many rows.
+        division: ``layout``, ``pad_token_id``, ``accumulation``, ``rank``, ``world_size``: see :class:`Loader`.
 
     Raises:
         InputError: ``data`` is none of these, is empty, or ``collate_fn`` has nothing to do.
     """
     settings = DataSettings.of(settings)
-    options: dict[str, Any] = {
-        "layout": layout,
-        "pad_token_id": pad_token_id,
-        "accumulation": accumulation,
-        "rank": rank,
-        "world_size": world_size,
-    }
     if is_mindspore_dataset(data):
         data = from_mindspore(data, settings.max_length)
     if isinstance(data, (TokenDataset, StreamDataset)):
         if collate_fn is not None:
             raise InputError("collate_fn: this data is batched by its settings; expected none")
-        return (Loader if isinstance(data, TokenDataset) else StreamLoader)(data, batch_size, settings, **options)
+        return (Loader if isinstance(data, TokenDataset) else StreamLoader)(data, batch_size, settings, **division)
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
-        return CollateLoader(data, batch_size, settings, collate_fn=collate_fn, pieces=pieces, **options)
+        return CollateLoader(data, batch_size, settings, collate_fn=collate_fn, pieces=pieces, **division)
     raise InputError(
         f"data: expected files, a MindSpore Dataset or an indexable dataset of dicts, found {type(data).__name__}"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -39,16 +40,53 @@ class Batch(dict):
         return {name: value for name, value in self.items() if isinstance(value, np.ndarray)}
 
 
-def check_division(batch_size: int, accumulation: int, rank: int, world_size: int) -> None:
-    """Refuses what divides no data."""
-    if min(batch_size, accumulation, world_size) < 1 or not 0 <= rank < world_size:
-        raise InputError(
-            f"batch size {batch_size}, accumulation {accumulation} and world_size {world_size} must be at least 1, "
-            f"and rank {rank} below world_size"
-        )
+class BatchSource:
+    """What loaders have in common: the data, and how rows are divided. The arguments are described at `Loader`."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        settings: DataSettings | None = None,
+        *,
+        layout: LayoutFunction | None = None,
+        pad_token_id: int | None = 0,
+        accumulation: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        if min(batch_size, accumulation, world_size) < 1 or not 0 <= rank < world_size:
+            raise InputError(
+                f"batch size {batch_size}, accumulation {accumulation} and world_size {world_size} must be at least 1, "
+                f"and rank {rank} below world_size"
+            )
+        self.dataset, self.batch_size, self.accumulation = dataset, batch_size, accumulation
+        self.rank, self.world_size = rank, world_size
+        self.settings, self.pad_token_id = settings or DataSettings(), pad_token_id or 0
+        self._check()
+        self.layout = layout or causal_layout
+
+    def alone(self) -> BatchSource:
+        """The same rows for one process."""
+        other = copy.copy(self)
+        other.rank, other.world_size = 0, 1
+        return other
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of an optimizer step, over all ranks."""
+        return self.batch_size * self.accumulation * self.world_size
+
+    def batches_per_epoch(self, epoch: int = 0) -> int | None:
+        """Batches in an epoch: steps x accumulation."""
+        steps = self.steps_per_epoch(epoch)
+        return None if steps is None else steps * self.accumulation
+
+    def __len__(self) -> int:
+        return self.batches_per_epoch()
 
 
-class Loader:
+class Loader(BatchSource):
     """Turns samples into batches.
 
     An epoch is ``steps`` optimizer steps, each of ``accumulation`` batches, each of ``batch_size`` rows on every one of
@@ -73,34 +111,9 @@ class Loader:
         InputError: the dataset is empty, has no label, or has a sample longer than ``max_length``.
     """
 
-    def __init__(
-        self,
-        dataset: TokenDataset,
-        batch_size: int,
-        settings: DataSettings | None = None,
-        *,
-        layout: LayoutFunction | None = None,
-        pad_token_id: int | None = 0,
-        accumulation: int = 1,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        check_division(batch_size, accumulation, rank, world_size)
-        self.dataset = dataset
-        self.batch_size, self.accumulation = batch_size, accumulation
-        self.rank, self.world_size = rank, world_size
-        self.settings = settings or DataSettings()
-        self.pad_token_id = pad_token_id or 0
-        self._plan: tuple[int, Plan] | None = None
-        self._shared: tuple[TokenDataset, np.ndarray] | None = None
-        self._check()
-        self.layout = layout or causal_layout
-
-    def alone(self) -> Loader:
-        """The same rows for one process."""
-        other = copy.copy(self)
-        other.rank, other.world_size, other._plan = 0, 1, None
-        return other
+    dataset: TokenDataset
+    _plan: tuple[tuple[int, int], Plan] | None = None
+    _shared: tuple[TokenDataset, np.ndarray] | None = None
 
     @property
     def layout(self) -> LayoutFunction:
@@ -129,8 +142,9 @@ class Loader:
 
     def plan(self, epoch: int) -> Plan:
         """The rows of an epoch; the last one asked for is kept."""
-        if self._plan is None or self._plan[0] != epoch:
-            self._plan = (epoch, self._make_plan(self.dataset, epoch, 0))
+        key = epoch, self.rows_per_step
+        if self._plan is None or self._plan[0] != key:
+            self._plan = (key, self._make_plan(self.dataset, epoch, 0))
         return self._plan[1]
 
     def shared(self, dataset: TokenDataset) -> np.ndarray | None:
@@ -155,7 +169,7 @@ class Loader:
             self.row_lengths(dataset),
             packing=self.settings.packing,
             max_length=self.settings.max_length,
-            rows_per_step=self.batch_size * self.accumulation * self.world_size,
+            rows_per_step=self.rows_per_step,
             shuffle=self.settings.shuffle,
             seed=self.settings.seed or 0,
             epoch=epoch,
@@ -167,14 +181,6 @@ class Loader:
     def steps_per_epoch(self, epoch: int = 0) -> int | None:
         """Optimizer steps in an epoch. Packing may save or need a row more in another epoch, so ask for each."""
         return self.plan(epoch).steps
-
-    def batches_per_epoch(self, epoch: int = 0) -> int | None:
-        """Batches in an epoch: steps x accumulation."""
-        steps = self.steps_per_epoch(epoch)
-        return None if steps is None else steps * self.accumulation
-
-    def __len__(self) -> int:
-        return self.plan(0).steps * self.accumulation
 
     def shapes(self, epoch: int = 0) -> list[tuple[int, int]]:
         """The distinct (B, S) of an epoch; each is compiled once. ``pack`` and ``none`` have one."""

@@ -115,7 +115,17 @@ def describe(
     samples: int = 3,
     colour: bool = False,
 ) -> str:
-    """The text that :func:`show` prints. Of a streaming dataset the first window is described."""
+    """What the model will see, as text. Of a streaming dataset the first window is described.
+
+    Args:
+        dataset: as :func:`pet.data.load_dataset` gives it.
+        tokenizer: the one it was made with.
+        settings: what ``max_length`` and ``packing`` to compare, and whether pairs share their questions.
+        layout: see :class:`pet.data.loader.Loader`; it decides what a pair can share.
+        batch_size: rows in an optimizer step, for the shares of padding.
+        samples: how many to show in full.
+        colour: with the codes of a terminal.
+    """
     settings = settings or getattr(dataset, "settings", None) or DataSettings()
     lines = []
     if isinstance(dataset, StreamDataset):
@@ -169,28 +179,14 @@ def describe(
 
 
 def show(
-    dataset: TokenDataset | StreamDataset,
-    tokenizer: Any,
-    *,
-    settings: DataSettings | None = None,
-    layout: LayoutFunction | None = None,
-    batch_size: int = 8,
-    samples: int = 3,
-    stream: IO[str] | None = None,
+    dataset: TokenDataset | StreamDataset, tokenizer: Any, *, stream: IO[str] | None = None, **settings: Any
 ) -> None:
-    """Print what the model will see.
+    """Prints what :func:`describe` gives, whose arguments these are.
 
     Args:
-        dataset: as :func:`pet.data.load_dataset` gives it.
-        tokenizer: the one it was made with.
-        settings: what ``max_length`` and ``packing`` to compare, and whether pairs share their questions.
-        layout: see :class:`pet.data.loader.Loader`; it decides what a pair can share.
-        batch_size: rows in an optimizer step, for the shares of padding.
-        samples: how many to print in full.
         stream: standard output when left out. Colour only on a terminal.
     """
     stream = stream or sys.stdout
-    how = {"settings": settings, "layout": layout, "batch_size": batch_size, "samples": samples}
     # NO_COLOR: no-color.org
     colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
-    print(describe(dataset, tokenizer, colour=colour, **how), file=stream)
+    print(describe(dataset, tokenizer, colour=colour, **settings), file=stream)

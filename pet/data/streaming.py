@@ -34,7 +34,6 @@ from .dataset import Counts, TokenDataset
 from .encode import CHUNK, CHUNK_SIZE, WORTH_WORKERS, Encoder, encode_rows, shown, start_workers, tell
 from .formats import read_file
 from .loader import Batch, Loader
-from .packing import LayoutFunction
 from .plan import Plan
 from .records import BEGINNING, Place, Problems
 from .row import Row
@@ -206,18 +205,16 @@ class StreamLoader(Loader):
         dataset: StreamDataset,
         batch_size: int,
         settings: DataSettings | None = None,
-        *,
-        layout: LayoutFunction | None = None,
-        **options: Any,
+        **division: Any,
     ) -> None:
-        super().__init__(dataset, batch_size, settings or dataset.settings, layout=layout, **options)
+        super().__init__(dataset, batch_size, settings or dataset.settings, **division)
 
     @property
     def _key(self) -> str:
         """What the number of steps of a window depends on."""
-        chosen, rows_per_step = self.settings, self.batch_size * self.accumulation * self.world_size
+        chosen = self.settings
         shared = " shared" * chosen.share_question
-        return f"{chosen.packing} {chosen.max_length} {chosen.buckets} {rows_per_step}{shared}"
+        return f"{chosen.packing} {chosen.max_length} {chosen.buckets} {self.rows_per_step}{shared}"
 
     def _check(self) -> None:
         if not self.dataset.windows:

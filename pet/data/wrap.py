@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,8 +13,8 @@ from model_zoo.errors import InputError, nearest
 
 from .columns import names_of
 from .dataset import IGNORED, TokenDataset, with_labels
-from .loader import Batch, check_division
-from .packing import LayoutFunction, causal_layout, placed
+from .loader import Batch, BatchSource
+from .packing import placed
 from .settings import DataSettings
 from .token_rows import learnt_beside, without_padding
 
@@ -93,7 +92,7 @@ def from_mindspore(
     return TokenDataset.from_samples(samples)
 
 
-class CollateLoader:
+class CollateLoader(BatchSource):
     """Batches that the user's own ``collate_fn`` makes of an indexable dataset of dicts.
 
     Batches have the arrays that :class:`pet.data.loader.Loader` gives: what ``collate_fn`` leaves out is added
@@ -109,8 +108,8 @@ class CollateLoader:
         collate_fn: from a list of samples to a dict of arrays, lists or tensors with ``input_ids`` (B, S). By default
             samples of one length are stacked, key by key.
         settings: ``shuffle`` and ``seed`` are used here.
-        layout, pad_token_id, accumulation, rank, world_size: as for the Loader.
         pieces: micro-batches into which every batch is cut.
+        division: ``layout``, ``pad_token_id``, ``accumulation``, ``rank``, ``world_size``, as for the Loader.
     """
 
     def __init__(
@@ -120,37 +119,19 @@ class CollateLoader:
         settings: DataSettings | None = None,
         *,
         collate_fn: Callable[[list[Any]], Mapping[str, Any]] | None = None,
-        layout: LayoutFunction | None = None,
-        pad_token_id: int | None = 0,
-        accumulation: int = 1,
-        rank: int = 0,
-        world_size: int = 1,
         pieces: int = 1,
+        **division: Any,
     ) -> None:
-        check_division(batch_size, accumulation, rank, world_size)
-        if len(dataset) == 0:
-            raise InputError("dataset: no rows")
-        self.dataset, self.batch_size, self.settings = dataset, batch_size, settings or DataSettings()
-        self.collate_fn = collate_fn or stack
-        self.layout, self.pad_token_id = layout or causal_layout, pad_token_id or 0
-        self.accumulation, self.rank, self.world_size, self.pieces = accumulation, rank, world_size, pieces
+        super().__init__(dataset, batch_size, settings, **division)
+        self.collate_fn, self.pieces = collate_fn or stack, pieces
 
-    def alone(self) -> CollateLoader:
-        """The same rows for one process."""
-        other = copy.copy(self)
-        other.rank, other.world_size = 0, 1
-        return other
+    def _check(self) -> None:
+        if len(self.dataset) == 0:
+            raise InputError("dataset: no rows")
 
     def steps_per_epoch(self, epoch: int = 0) -> int:
         """Optimizer steps in an epoch."""
-        return -(-len(self.dataset) // (self.batch_size * self.accumulation * self.world_size))
-
-    def batches_per_epoch(self, epoch: int = 0) -> int:
-        """Batches in an epoch: steps x accumulation."""
-        return self.steps_per_epoch(epoch) * self.accumulation
-
-    def __len__(self) -> int:
-        return self.batches_per_epoch()
+        return -(-len(self.dataset) // self.rows_per_step)
 
     def batches(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
         """The batches of ``epoch`` from number ``start`` on."""
@@ -185,7 +166,7 @@ class CollateLoader:
         filled = real + [real[0] if real else 0] * (rows - len(real))
         with progress.pausing():  # the user's own code: nobody knows how long it takes
             given = self.collate_fn([self.dataset[index] for index in filled])
-        values = {name: to_numpy(value) for name, value in given.items()}
+        values = {name: np.asarray(value) for name, value in given.items()}
         if "input_ids" not in values:
             raise InputError(f"collate_fn: the batch has no 'input_ids'{nearest('input_ids', values)}")
         ids = values["input_ids"] = values["input_ids"].astype(np.int32)
@@ -225,15 +206,7 @@ def stack(samples: list[Mapping[str, Any]]) -> dict[str, np.ndarray]:
     batch = {}
     for name in names:
         try:
-            batch[name] = np.stack([to_numpy(sample[name]) for sample in samples])
+            batch[name] = np.stack([np.asarray(sample[name]) for sample in samples])
         except (KeyError, ValueError) as error:
             raise InputError(f"dataset: {name!r} cannot be stacked ({error}); give a collate_fn that pads") from None
     return batch
-
-
-def to_numpy(value: Any) -> np.ndarray:
-    """A list, a NumPy array, a MindSpore Tensor or a torch tensor as an array."""
-    for method in ("asnumpy", "numpy"):
-        if hasattr(value, method):
-            return getattr(value, method)()
-    return np.asarray(value)
