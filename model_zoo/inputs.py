@@ -12,7 +12,7 @@ from model_zoo.errors import InputError
 def as_array(name: str, value) -> np.ndarray:
     """A list, array or Tensor as an array; InputError when its rows differ in length."""
     try:
-        return np.asarray(value.asnumpy() if isinstance(value, Tensor) else value)
+        return np.asarray(value)
     except ValueError as error:
         raise InputError(f"{name}: rows of different lengths; pad them and give attention_mask") from error
 

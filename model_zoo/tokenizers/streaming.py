@@ -58,7 +58,7 @@ class StreamDecoder:
 def whole_ids(ids) -> list[int]:
     """A list, array or Tensor of ids, or one id, as numbers. Raises InputError for what is none."""
     try:
-        numbers = np.asarray(ids.asnumpy() if hasattr(ids, "asnumpy") else ids)
+        numbers = np.asarray(ids)
     except ValueError:  # lists of different lengths
         numbers = None
     if numbers is None or (numbers.size and not np.issubdtype(numbers.dtype, np.integer)):

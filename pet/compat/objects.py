@@ -141,7 +141,7 @@ def _ids(entry: Any) -> np.ndarray | None:
     """A batch's ``(B, S)``; None of what is no batch."""
     ids = entry.get("input_ids") if isinstance(entry, dict) else None
     try:
-        ids = np.asarray(ids.asnumpy() if hasattr(ids, "asnumpy") else ids)
+        ids = np.asarray(ids)
     except ValueError:  # rows of different lengths
         return None
     return ids if ids.ndim == 2 else None

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from model_zoo.errors import InputError
 from pet.compat.translation import optimizer as optimizer_of
 from pet.recipe.translation import Translation
@@ -67,7 +69,7 @@ def put_optimizer(t: Translation, optimizer: Any) -> Callable[[int], float] | No
 
 def number(value: Any) -> float:
     """A Python, NumPy or MindSpore number."""
-    return float(value.asnumpy().reshape(-1)[0] if hasattr(value, "asnumpy") else value)
+    return float(np.ravel(value)[0])
 
 
 def rates_of(given: Any) -> Callable[[int], float]:

@@ -210,7 +210,7 @@ def complete(batch: dict[str, Any], model=None, index: int = 0) -> dict[str, Any
 def _integers(value, name: str, truths: bool = False) -> np.ndarray:
     """An array of whole numbers, in 32 bits; of truth values where these are allowed, too."""
     try:
-        array = np.asarray(value.asnumpy() if hasattr(value, "asnumpy") else value)
+        array = np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:  # rows of different lengths; what torch does not hand on
         raise InputError(f"{name} is no array of integers: {first_line(error)}") from None
     if not (np.issubdtype(array.dtype, np.integer) or (truths and array.dtype == bool)):

@@ -164,7 +164,7 @@ def say_if_random(model) -> None:
 
 def masked(ids: Any, mask: Any) -> list[list[int]] | None:
     """The rows of ``ids`` that a mask leaves, where it ends some of them before the last column; otherwise None."""
-    rows, real = (np.atleast_2d(one.asnumpy() if hasattr(one, "asnumpy") else np.asarray(one)) for one in (ids, mask))
+    rows, real = map(np.atleast_2d, (ids, mask))
     if rows.shape != real.shape or rows.dtype.kind not in "iu" or (real[:, -1] != 0).all():
         return None
     kept = [row[one != 0].tolist() for row, one in zip(rows, real, strict=True)]
@@ -179,7 +179,7 @@ def without_padding(ids: Any, pad: int | None, bos: int | None = None) -> list[l
         pad, bos: the padding, and what begins a text: one of it in front is no padding, even if both are the same.
     """
     try:
-        array = np.atleast_2d(ids.asnumpy() if hasattr(ids, "asnumpy") else np.asarray(ids))
+        array = np.atleast_2d(ids)
     except ValueError:  # rows of different lengths, of which generate says what is wrong
         return None
     if pad is None or array.dtype.kind not in "iu" or not (array != pad).any(1).all():

@@ -7,7 +7,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from mindspore.train import metrics
@@ -20,10 +19,6 @@ MARKS = "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『
 WORDS = re.compile(r"[\u4e00-\u9fa5]|[a-zA-Z0-9]+(?:\.\d+)?%?|.", re.DOTALL)
 """Single Chinese characters, words of letters and digits as jieba cuts them, and whatever else stands alone."""
 EPS = 1e-8
-
-
-def _array(value: Any) -> np.ndarray:
-    return np.asarray(value.asnumpy() if hasattr(value, "asnumpy") else value)
 
 
 def _loss(logits: np.ndarray, labels: np.ndarray, mask: np.ndarray) -> float:
@@ -54,7 +49,7 @@ class PerplexityMetric(Metric):
 
     def update(self, logits, labels, input_mask) -> None:
         """Logits ``(B, S, V)`` of the tokens ``labels`` ``(B, S)``, each of which is predicted by those before it."""
-        logits, labels, mask = map(_array, (logits, labels, input_mask))
+        logits, labels, mask = map(np.asarray, (logits, labels, input_mask))
         flat = logits[:, :-1].reshape(-1, logits.shape[-1])
         self.sums["loss"] += _loss(flat, labels[:, 1:].ravel(), mask[:, 1:].ravel())
         self.sums["batches"] += 1
