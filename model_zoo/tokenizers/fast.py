@@ -70,7 +70,7 @@ class FastTokenizer(Tokenizer):
         following = continuing(description, "first")
         self.first_space_only = following.get("pre_tokenizer") != description.get("pre_tokenizer")
         self._further = _engine(following, controls, source) if self.first_space_only else self._engine
-        before, after = _template(description, controls)
+        before, after = _around(description, source)
 
         def first(names, key):
             wanted = [named_token(settings, key), *names]
@@ -84,13 +84,13 @@ class FastTokenizer(Tokenizer):
         if eos is None:
             eos = stops[0] if stops else first(_USUAL_EOS, "eos_token")
         pad = first(_USUAL_PAD, "pad_token")
-        self.around_pair = _template(description, controls, "pair") if before or after else None
         by_file = before, after
         if str(settings.get("tokenizer_class", "Llama")).startswith(FLAGGED):
-            self.around_pair = None
-            before = _with_token(before, bos, settings.get("add_bos_token"), first=True)
-            after = _with_token(after, eos, settings.get("add_eos_token"), first=False)
-        self._by_file = self.every_space and by_file == (before, after)  # so that LLaMA's class would read it otherwise
+            before = _by_flag(before, bos, settings.get("add_bos_token"))
+            after = _by_flag(after, eos, settings.get("add_eos_token"))
+        as_in_file = by_file == (before, after)
+        self.around_pair = _around(description, source, 2) if as_in_file and any(by_file) else None
+        self._by_file = self.every_space and as_in_file  # so that LLaMA's class would read it otherwise
         size = max(self._engine.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         ends = {"bos": bos, "eos": eos, "pad": eos if pad is None else pad}
         super().__init__(source, sources, tokens, files, prompt_style, size=size, before=before, after=after, **ends)
@@ -146,12 +146,9 @@ class FastTokenizer(Tokenizer):
         return text.encode("utf-8"), len(text) - len(text.lstrip(" "))
 
 
-def _with_token(around: list[int], token: int | None, wanted: bool | None, first: bool) -> list[int]:
-    """The tokens on one side of a text with this one outermost, or without it; None leaves them as they are."""
-    if wanted is None or token is None:
-        return around
-    others = [number for number in around if number != token]
-    return [token] * (wanted and first) + others + [token] * (wanted and not first)
+def _by_flag(around: list[int], token: int | None, wanted: bool | None) -> list[int]:
+    """The tokens on one side of a text: this one or none, as ``add_bos_token`` says; None leaves them as they are."""
+    return around if wanted is None or token is None else [token] * wanted
 
 
 def parse_description(data: bytes, source) -> dict:
@@ -222,19 +219,14 @@ def _decoding(description: dict, source: str) -> tuple[bool, int]:
     raise InputError(f"{source}: found the decoder {names}, expected byte-level or sentencepiece-like BPE")
 
 
-def _template(description: dict, controls: dict[str, int], form: str = "single") -> list[list[int]]:
-    """Control tokens before and after a text, or with ``pair`` before, between and after two, from a
-    ``TemplateProcessing`` post-processor."""
-    sides: list[list[int]] = [[], []] if form == "single" else [[], [], []]
-    for step in steps(description.get("post_processor"), "processors"):
-        if step.get("type") != "TemplateProcessing":
-            continue
-        side = 0
-        for item in step[form]:
-            if "Sequence" in item:
-                side += 1
-            else:
-                name = item["SpecialToken"]["id"]
-                ids = step.get("special_tokens", {}).get(name, {}).get("ids") or [controls[name]]
-                sides[side].extend(ids)
+def _around(description: dict, source: str, texts: int = 1) -> list[list[int]]:
+    """Control tokens before, between and behind so many texts, one or two, whatever post-processor puts them there."""
+    one_word = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+    processor = {"version": "1.0", "post_processor": description.get("post_processor"), "model": one_word}
+    encoded, sides = _build(processor, source).encode(*["a"] * texts), [[]]
+    for number, is_control in zip(encoded.ids, encoded.special_tokens_mask, strict=True):
+        if is_control:
+            sides[-1].append(number)
+        else:
+            sides.append([])
     return sides

@@ -44,7 +44,8 @@ class GPT2Tokenizer(FastTokenizer):
     ):
         pair = {"vocab.json": vocab_file, "merges.txt": merges_file}
         self._open({"tokenizer.json": vocab_file} if merges_file is None else pair, prompt_style, settings, files)
-        self._before = self.call_tokens()[0] if self._settings.get("add_bos_token") else []
+        if self._settings.get("add_bos_token"):
+            self._before = self.call_tokens()[0]
 
     def _read(self, data: Mapping[str, bytes], settings: dict) -> dict:
         source = next(iter(self._paths.values()))

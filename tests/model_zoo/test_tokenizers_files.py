@@ -389,6 +389,7 @@ def test_tokens_that_only_tokenizer_json_has_and_nothing_lists(make, fixtures):
     [
         ("LlamaTokenizerFast", {"add_bos_token": False}, ([], [])),
         ("LlamaTokenizerFast", {"add_eos_token": True}, ([1], [2])),
+        ("LlamaTokenizerFast", {"add_bos_token": True, "bos_token": "</s>"}, ([2], [])),
         ("PreTrainedTokenizerFast", {"add_bos_token": False, "add_eos_token": True}, ([1], [])),
         ("PreTrainedTokenizerFast", {"add_bos_token": False, "add_eos_token": True, "bare": True}, ([], [])),
     ],

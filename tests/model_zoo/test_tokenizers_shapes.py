@@ -6,9 +6,11 @@ import shutil
 
 import pytest
 from tiny_tokenizers import sentencepiece_like_json
+from tokenizers import ByteLevelBPETokenizer, processors
 
 from model_zoo.errors import InputError
 from model_zoo.tokenizers import AutoTokenizer, GPT2Tokenizer, LlamaTokenizer
+from pet.data.classified import whole_text
 
 transformers = pytest.importorskip("transformers", reason="the comparison needs transformers")
 
@@ -177,3 +179,19 @@ def test_where_a_hub_s_token_and_files_are_is_said():
     assert "cache_dir is HF_HOME in the environment" in str(caught.value)
     with pytest.raises(InputError, match="cache_dir is HF_HOME"):
         pet.AutoModel.from_pretrained("llama_tiny", cache_dir="/tmp/x")
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+@pytest.mark.parametrize("kind", ["Bert", "Roberta"])
+def test_whatever_a_tokenizer_json_puts_around_texts_is_there(fixtures, tmp_path, kind, model_type):
+    """Not by a template alone: the library's byte-level BPE is often trained with these."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    library = ByteLevelBPETokenizer(*(str(fixtures / name) for name in PAIR))
+    library.add_special_tokens([END, "<s>", "</s>"])
+    ends = [(name, library.token_to_id(name)) for name in ("</s>", "<s>")]
+    library.post_processor = getattr(processors, f"{kind}Processing")(*ends)
+    library.save(str(tmp_path / "tokenizer.json"))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = AutoTokenizer.from_pretrained(tmp_path)
+    assert ours.encode("hello") == theirs.encode("hello")
+    assert whole_text(ours, "hello", "a b") == theirs("hello", "a b")["input_ids"]
