@@ -58,7 +58,7 @@ class FastTokenizer(Tokenizer):
         files = (files or TokenizerFiles()).given(settings, **self.usual)
         self._paths, source, settings = paths, next(iter(paths.values())), files.settings
         sources = {name: read_bytes(path) for name, path in paths.items()}
-        description = _as_its_class(self._read(sources, settings), settings, files.config.get("model_type"))
+        description = _as_its_class(self._read(sources, settings), files)
         tokens = added_tokens(description.get("added_tokens") or [], settings, source)
         description = {**description, "added_tokens": tokens}
         controls, self._texts = special_ids(tokens), {one["id"]: one["content"] for one in tokens}
@@ -189,13 +189,22 @@ def _engine(description: dict, controls: dict[str, int], source: str):
     return _build(plain, source)
 
 
-def _as_its_class(description: dict, settings: dict, model_type: str | None) -> dict:
+def goes_by_class(files: TokenizerFiles) -> bool:
+    """Whether transformers 5 reads a vocabulary as its LLaMA class does, whatever spaces tokenizer.json puts."""
+    named = str(files.settings.get("tokenizer_class")).removesuffix("Fast").endswith("LlamaTokenizer")
+    return named and files.config.get("model_type") in (None, "llama")
+
+
+def _as_its_class(description: dict, files: TokenizerFiles) -> dict:
     """LLaMA's tokenizer.json of transformers 4 puts a space before every text. The class of transformers 5 does so
-    before the first one alone, as sentencepiece's does here, but for ``legacy`` files; Mistral's goes by the file."""
-    named = str(settings.get("tokenizer_class")).removesuffix("Fast").endswith("LlamaTokenizer")
-    goes_by_class = named and model_type in (None, "llama") and settings.get("add_prefix_space") is not False
-    if not goes_by_class or PREPENDED not in steps(description.get("normalizer"), "normalizers"):
+    before the first one alone, as sentencepiece's does here, but for ``legacy`` files, or by ``add_prefix_space``
+    nowhere."""
+    settings = files.settings
+    if not goes_by_class(files) or PREPENDED not in steps(description.get("normalizer"), "normalizers"):
         return description
+    if settings.get("add_prefix_space") is False:
+        kept = [step for step in steps(description.get("decoder"), "decoders") if step["type"] != "Strip"]
+        return {**continuing(description, "always"), "decoder": {"type": "Sequence", "decoders": kept}}
     words = {"type": "Metaspace", "replacement": SPACE, "split": False}
     words["prepend_scheme"] = "always" if settings.get("legacy") else "first"
     return {**description, "normalizer": None, "pre_tokenizer": words}

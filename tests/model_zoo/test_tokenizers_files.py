@@ -107,13 +107,14 @@ def test_settings_of_a_directory_count(make):
 
 
 @pytest.mark.parametrize(
-    ("sources", "kind"), [([LLAMA], "Llama"), ([VOCABULARY, MERGES], "GPT2"), ([VOCABULARY, MERGES], "Qwen2")]
+    ("sources", "kind"),
+    [([LLAMA], "Llama"), ([], "Llama"), ([VOCABULARY, MERGES], "GPT2"), ([VOCABULARY, MERGES], "Qwen2")],
 )
-def test_a_space_in_front_is_as_tokenizer_config_has_it(make, sources, kind):
-    found = []
+def test_a_space_in_front_is_as_tokenizer_config_has_it(make, fixtures, sources, kind):
+    found, objects = [], {} if sources else {"tokenizer": sentencepiece_like_json(fixtures)}
     for wanted in (None, True, False):
         settings = {"tokenizer_class": f"{kind}Tokenizer", **({} if wanted is None else {"add_prefix_space": wanted})}
-        directory = make(*sources, tokenizer_config=settings, config={"model_type": kind.lower()})
+        directory = make(*sources, tokenizer_config=settings, config={"model_type": kind.lower()}, **objects)
         tokenizer = AutoTokenizer.from_pretrained(directory)
         theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(directory)
         found.append([tokenizer.encode(text, add_special_tokens=False) for text in ("hello world", "a", "你好")])
@@ -257,6 +258,7 @@ def test_llama_without_its_sentencepiece_file(make, fixtures):
     assert [tokenizer.decode(ids) for ids in want["legacy_False"]] == want["decode_False"]
     assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (1, [2])
     shutil.copy(fixtures / LLAMA, directory)
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
     assert type(AutoTokenizer.from_pretrained(directory)) is LlamaTokenizer
 
 
@@ -269,18 +271,16 @@ ANSWERS = "m.content + eos_token + ' '", "' ' + m.content + eos_token", "m.conte
 
 @pytest.mark.parametrize("form", ["both", "json", "model"])
 @pytest.mark.parametrize("model_type", ["llama", "mistral", None])
-@pytest.mark.parametrize("named", ["LlamaTokenizerFast", "CodeLlamaTokenizer", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("named", ["LlamaTokenizerFast", "CodeLlamaTokenizer", "PreTrainedTokenizerFast", None])
 @pytest.mark.parametrize("legacy", [False, True])
 def test_spaces_behind_control_tokens_are_as_transformers_has_them(make, fixtures, form, model_type, named, legacy):
     """sentencepiece's model, and the tokenizer.json that transformers 4 made of it, beside it and by itself."""
-    if form != "json" and named == "PreTrainedTokenizerFast":
-        pytest.skip("this class has no tokenizer.model")
-    if (form, model_type) == ("model", "mistral"):
-        pytest.skip("transformers 5 leaves out the first space, which Mistral's own has")
+    if form == "model" and (model_type == "mistral" or named in ("PreTrainedTokenizerFast", None)):
+        pytest.skip("transformers 5 leaves out the first space, which the model's own has")
     if named == "CodeLlamaTokenizer" and legacy:
         pytest.skip("this class has no legacy files")
-    settings = {"tokenizer_class": named, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    settings["legacy"] = legacy
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "legacy": legacy}
+    settings |= {"tokenizer_class": named} if named else {}
     objects = {"tokenizer_config": settings, **({"config": {"model_type": model_type}} if model_type else {})}
     objects |= {} if form == "model" else {"tokenizer": sentencepiece_like_json(fixtures)}
     directory = make(*([] if form == "json" else [LLAMA]), **objects)
@@ -344,7 +344,7 @@ def test_a_list_of_added_tokens_says_whether_tokenizer_json_has_more(make, fixtu
     kinds = []
     for special in (True, False):
         listed = {str(one["id"]): {**one, "special": special} for one in description["added_tokens"]}
-        settings = {"added_tokens_decoder": listed}
+        settings = {"added_tokens_decoder": listed, "tokenizer_class": "LlamaTokenizer"}
         kinds.append(type(AutoTokenizer.from_pretrained(make(LLAMA, tokenizer=description, tokenizer_config=settings))))
     assert kinds == [LlamaTokenizer, FastTokenizer]
 
@@ -379,8 +379,9 @@ def test_older_directories_say_the_rest_in_files_of_their_own(make, fixtures):
 
 def test_tokens_that_only_tokenizer_json_has_and_nothing_lists(make, fixtures):
     description = with_added(sentencepiece_like_json(fixtures))
-    assert AutoTokenizer.from_pretrained(make(LLAMA, tokenizer=description)).token_to_id("<|end|>") == 600
-    listed = make(LLAMA, tokenizer=description, added_tokens={"<|end|>": 600, "<think>": 601})
+    objects = {"tokenizer": description, "tokenizer_config": {"tokenizer_class": "LlamaTokenizer"}}
+    assert AutoTokenizer.from_pretrained(make(LLAMA, **objects)).token_to_id("<|end|>") == 600
+    listed = make(LLAMA, **objects, added_tokens={"<|end|>": 600, "<think>": 601})
     assert type(AutoTokenizer.from_pretrained(listed)) is LlamaTokenizer
 
 
