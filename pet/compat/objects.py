@@ -178,7 +178,6 @@ def put_weights(model, weights: str | None, adapter: str | Path | None) -> None:
 
     if weights is not None:
         load_into(model, find_model(weights))
-        model.random_weights = False
     if adapter is not None:
         name = next(iter(list_adapters(model)), None)
         if name is not None:

@@ -97,7 +97,10 @@ _BASES = (
     *("PreTrainedTokenizerBase", "PretrainedConfig", "ProcessorMixin"),
 )
 _OF_BASES = ("base_config", "base_model", "base_processor", "base_tokenizer", "configuration_utils", "modeling_utils")
-_OF_BASES += ("processing_utils", "tokenization_utils", "tokenization_utils_base")
+_OF_BASES += ("processing_utils",)
+_ENCODINGS = {
+    f"{__name__}.encodings": ("AddedToken", "BatchEncoding", "PaddingStrategy", "TensorType", "TruncationStrategy")
+}
 _CONVERTING = {"convert_weight": ("convert_pt_to_ms", "convert_weight"), "convert_reversed": ("convert_ms_to_pt",)}
 
 
@@ -133,6 +136,7 @@ __modules__ = modules_of(
         "models.build_processor": {_REGISTERING: ("build_processor",)},
         "models.build_tokenizer": {_REGISTERING: ("build_tokenizer",)},
         **{f"models.{module}": {_CLASSES: _BASES} for module in _OF_BASES},
+        **{f"models.tokenization_utils{part}": {_CLASSES: _BASES, **_ENCODINGS} for part in ("", "_base")},
         "auto_class": _AUTO,
         **dict.fromkeys(("models.auto", *(f"models.auto.{kind}_auto" for kind in _OF_AUTO)), _AUTO),
         **dict.fromkeys(("modules", "modules.transformer", "modules.transformer.transformer"), _PARALLEL),

@@ -43,7 +43,6 @@ def built(config: Config | Mapping[str, Any], loads: bool = True) -> CausalLM:
         model = of_checkpoint(checkpoint, config)
     else:
         model = auto.AutoModel.from_config(config.plain() if isinstance(config, Scripted) else copy.copy(config))
-        model.random_weights = not checkpoint
         if checkpoint:
             form = Form(use_rearrange_rope=bool(said.get("use_rearrange_rope")))
             with MindFormersCheckpoint(find_ckpt(checkpoint), model.config.to_dict(), form) as view:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from adapters.apply import list_adapters
 from model_zoo import tokenizers as own
 from model_zoo.causal_lm import CausalLM
 from model_zoo.configs import Config
 from model_zoo.elsewhere import OPENED
-from model_zoo.errors import InputError, similar
+from model_zoo.errors import InputError, check_one_of, similar
 from model_zoo.generation.streamers import TextStreamer
 from model_zoo.tokenizers.chatglm import ChatGLMTokenizer as OwnChatGLM
 from model_zoo.tokenizers.chatglm2 import ChatGLM2Tokenizer as OwnChatGLM2, ChatGLM3Tokenizer as OwnChatGLM3
@@ -25,14 +26,22 @@ from model_zoo.tokenizers.gpt2 import GPT2Tokenizer as OwnGPT2
 from model_zoo.tokenizers.llama import LlamaTokenizer as OwnLlama
 from pet import auto
 from pet.compat.mindformers.building import built, from_pretrained
-from pet.compat.mindformers.config import TransformerOpParallelConfig, give_names
+from pet.compat.mindformers.config import (
+    ChatGLM2Config,
+    GLMConfig,
+    GPT2Config,
+    LlamaConfig,
+    TransformerOpParallelConfig,
+    name_weights,
+)
+from pet.compat.mindformers.encodings import AddedToken
 from pet.compat.mindformers.pet_config import PetConfig, get_pet_model, pet_config_of, with_adapter
-from pet.compat.mindformers.presets import LORA, TRUST, Listed, split_name, take_said
+from pet.compat.mindformers.presets import LORA, TRUST, Listed, Making, split_name, take_said
 from pet.compat.mindformers.saving import place_of
 from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.mindformers.sizes import file_config, model_section, name_of, read_file
 from pet.compat.mindformers.tokenizing import Spoken, spoken
-from pet.names import find_tokenizer, preset_names
+from pet.names import find_tokenizer
 from pet.recipe.translation import Ignored, is_off
 
 if TYPE_CHECKING:
@@ -43,6 +52,10 @@ if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
         def __setattr__(self, name: str, value: Any) -> None: ...
+
+
+CONFIGS = {"gpt2": GPT2Config, "llama": LlamaConfig, "glm": GLMConfig, "glm2": ChatGLM2Config}
+"""By MindFormers' names of families."""
 
 
 def _values(name: Any) -> dict[str, Any] | None:
@@ -68,18 +81,23 @@ class AutoConfig(Listed, auto.AutoConfig):
             config = auto.AutoConfig.from_pretrained(name)
         else:
             config, name = file_config(values), model_section(values).get("checkpoint_name_or_path")
-        give_names(config)
+        name_weights(config, name)
         config.parallel_config = TransformerOpParallelConfig()
         config.pet_config = pet_config_of(lora)
         if section := values and model_section(values).get("pet_config"):
             config.pet_config = PetConfig(**section)
-        config.checkpoint_name_or_path = None if name in preset_names() else name
         kind = type(config).kind
         lacking = [f"{one!r}{similar(one, kind.rules)}" for one in settings if kind.rule(one) is None]
         InputError.raise_any(f"AutoConfig.from_pretrained: there is no {one}" for one in lacking)
         for one, value in settings.items():
             setattr(config, one, value)
         return config
+
+    @staticmethod
+    def for_model(model_type: str, **settings) -> ScriptConfig:
+        """The configuration of a family by its name (``gpt2``, ``llama``, ``glm``, ``glm2``), of settings by name."""
+        check_one_of("AutoConfig.for_model: model_type", model_type, tuple(CONFIGS))
+        return CONFIGS[model_type](**settings)
 
 
 class AutoModel(Listed, auto.AutoModel):
@@ -142,10 +160,16 @@ class AutoTokenizer(Listed, auto.AutoTokenizer):
         return spoken(auto.AutoTokenizer.from_pretrained(split_name(name_or_path)[0], *arguments, **settings))
 
 
-class FamilyModel(Listed, CausalLM if TYPE_CHECKING else object):
+class FamilyModel(Listed, CausalLM if TYPE_CHECKING else object, metaclass=Making):
     """A model of one family: random weights, or those of the configuration's ``checkpoint_name_or_path``."""
 
+    _config: Any = None
     _preset, _lora = "", ""
+
+    @classmethod
+    def _makes(cls, one: object) -> bool:
+        kin = cls._config is not None and isinstance(one, CausalLM) and isinstance(one.config, cls._config)
+        return kin and (not cls._lora or bool(list_adapters(one)))
 
     def __new__(cls, config=None) -> CausalLM:
         model = AutoModel.from_config(cls._preset if config is None else config)
@@ -161,19 +185,19 @@ class FamilyModel(Listed, CausalLM if TYPE_CHECKING else object):
 class GPT2LMHeadModel(FamilyModel):
     """GPT-2."""
 
-    _preset = "gpt2"
+    _config, _preset = GPT2Config, "gpt2"
 
 
 class LlamaForCausalLM(FamilyModel):
     """LLaMA 1 to 3.2."""
 
-    _preset = "llama_7b"
+    _config, _preset = LlamaConfig, "llama_7b"
 
 
 class GLMForPreTraining(FamilyModel):
     """ChatGLM-6B."""
 
-    _preset = "glm_6b"
+    _config, _preset = GLMConfig, "glm_6b"
 
 
 GLMChatModel = GLMForPreTraining
@@ -204,7 +228,7 @@ class GPT2WithLora(GPT2LMHeadModel):
 class ChatGLM2ForConditionalGeneration(FamilyModel):
     """ChatGLM2, ChatGLM3 and GLM-4."""
 
-    _preset = "glm2_6b"
+    _config, _preset = ChatGLM2Config, "glm2_6b"
 
 
 SAID = (
@@ -229,9 +253,15 @@ class _Named(Listed, Spoken):
         if on := [f"{name}={said[name]!r}" for name in OFF if not is_off(said.get(name))]:
             raise InputError(f"{type(self).__name__}: {', '.join(on)}: is not supported; expected it off")
         said = {name: value for name, value in said.items() if name in SAID and value is not None}
+        said = {name: str(value) if isinstance(value, AddedToken) else value for name, value in said.items()}
         further = more.pop("additional_special_tokens", None) or ()
         super().__init__(vocab_file, *arguments, settings={**(settings or {}), **said}, **more)
         self.add_tokens(further)
+
+    @classmethod
+    def __subclasshook__(cls, other: type) -> bool:
+        """Also what `spoken` has made of the same tokenizer."""
+        return (_Named in cls.__bases__ and {Spoken, cls.__bases__[1]} <= {*other.__mro__}) or NotImplemented
 
     @classmethod
     def from_pretrained(cls, path, prompt_style: str | None = None) -> Self:

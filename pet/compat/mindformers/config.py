@@ -12,7 +12,7 @@ from model_zoo.configs import Config
 from model_zoo.errors import InputError
 from model_zoo.families import chatglm, chatglm2, gpt2, llama
 from pet.compat.mindformers.generation_defaults import NAMES as GENERATION
-from pet.compat.mindformers.presets import Listed, split_name
+from pet.compat.mindformers.presets import Listed, Making, split_name
 from pet.compat.mindformers.script_config import read_number
 from pet.compat.mindformers.scripted import Kind, Scripted, make_scripted
 from pet.compat.translation import elsewhere, flag, same
@@ -193,7 +193,17 @@ def give_names(config: Config, given: Mapping[str, Any] | None = None) -> None:
     make_scripted(config, kind, given, stated)
 
 
-class _Config(Listed):
+def name_weights(config: Config, name: Any) -> None:
+    """See `give_names`; with the checkpoint whose weights a model of the configuration has, or the size that has none
+    here."""
+    from pet.names import preset_names
+
+    give_names(config)
+    size = name in preset_names()
+    vars(config).update(checkpoint_name_or_path=None if size else name, named_size=name if size else None)
+
+
+class _Config(Listed, metaclass=Making):
     """A configuration by MindFormers' argument names; see `config_values`. They can be read and set on it."""
 
     _own: type[Config]
@@ -208,6 +218,10 @@ class _Config(Listed):
         return config
 
     @classmethod
+    def _makes(cls, one: object) -> bool:
+        return isinstance(one, cls._own)
+
+    @classmethod
     def _made(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         """What MindFormers makes of the arguments."""
         return {}
@@ -219,8 +233,9 @@ class _Config(Listed):
 
         if str(name_or_directory).endswith((".yaml", ".yml")):
             raise InputError(f"{name_or_directory}: AutoConfig.from_pretrained reads MindFormers' YAML files")
-        config = AutoConfig.from_pretrained(split_name(name_or_directory)[0])
-        give_names(config)
+        name = split_name(name_or_directory)[0]
+        config = AutoConfig.from_pretrained(name)
+        name_weights(config, name)
         return config
 
 

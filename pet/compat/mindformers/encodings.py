@@ -2,15 +2,66 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 import numpy as np
 
-from model_zoo.errors import InputError, check_one_of
+from model_zoo.errors import InputError, check_one_of, warn_once
 
 
-class Encoding(dict):
-    """Rows of a tokenizer by name, which are attributes, too: ``tokenizer(text).input_ids``."""
+class PaddingStrategy(str, Enum):
+    """Words for ``padding``."""
+
+    LONGEST, MAX_LENGTH, DO_NOT_PAD = "longest", "max_length", "do_not_pad"
+
+
+class TruncationStrategy(str, Enum):
+    """Words for ``truncation``; calls take the last two."""
+
+    ONLY_FIRST, ONLY_SECOND = "only_first", "only_second"
+    LONGEST_FIRST, DO_NOT_TRUNCATE = "longest_first", "do_not_truncate"
+
+
+class TensorType(str, Enum):
+    """Words for ``return_tensors``."""
+
+    NUMPY, MINDSPORE = "np", "ms"
+
+
+@dataclasses.dataclass(frozen=True)
+class AddedToken:
+    """A token as scripts name one; how a text is divided around it, the tokenizer's own files say."""
+
+    content: str
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    special: bool = False
+    normalized: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.normalized is None:
+            object.__setattr__(self, "normalized", not self.special)
+        if self.single_word or self.lstrip or self.rstrip:
+            warn_once(f"AddedToken: {self}: single_word, lstrip and rstrip are those of the tokenizer's own files")
+
+    def __str__(self) -> str:
+        return self.content
+
+
+class BatchEncoding(dict):
+    """Rows of a tokenizer by name, which are attributes, too: ``tokenizer(text).input_ids``.
+
+    Args:
+        data: the rows.
+        tensor_type: None for lists, ``np`` or ``ms``.
+    """
+
+    def __init__(self, data: Mapping[str, Any], tensor_type: str | None = None):
+        super().__init__({name: as_arrays(tensor_type, rows) if tensor_type else rows for name, rows in data.items()})
 
     def __getattr__(self, name: str) -> Any:
         if name not in self:

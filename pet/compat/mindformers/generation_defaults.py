@@ -103,7 +103,7 @@ def give_defaults(model, given: Mapping[str, Any], checkpoint: Any = None) -> No
     def with_defaults(*arguments, **settings):
         """The model's own ``generate`` with the configuration's settings where the call has none. Padding around
         prompts without a mask is left out, as in MindFormers; the result is then a list of rows without it."""
-        say_if_random(model)
+        say_if_random(model, "generate")
         own = settings.pop("generation_config", None)
         if own is None and len(arguments) > 1 and isinstance(arguments[1], GenerationConfig):
             own, arguments = arguments[1], (arguments[0], *arguments[2:])
@@ -151,15 +151,44 @@ HANDED_ON = ("do_sample", "temperature", "repetition_penalty", "max_length")
 """Settings that scripts hand on from a configuration, which may not say them."""
 
 
-def say_if_random(model) -> None:
-    """Says of a model that was made with random weights, before its first answer, if they are still those: MindSpore's
+def say_if_random(model, call: str) -> None:
+    """Says of a model that was made with random weights, once for each call, if they are still those: MindSpore's
     ``load_checkpoint`` finds nothing in a MindFormers file, whose names are others, and goes on."""
-    before = vars(model).pop("random_start", None)
-    if before is not None and np.array_equal(next(iter(model.get_parameters())).asnumpy()[:1], before):
-        log.warning(
-            "generate: the model has random weights; those of a MindFormers .ckpt file are taken by the "
-            "configuration's checkpoint_name_or_path, or by pet convert, not by mindspore.load_checkpoint"
+    if still_random(model):
+        warn_once(
+            f"{call}: the model has random weights; those of a MindFormers .ckpt file are taken by the "
+            "configuration's checkpoint_name_or_path, or by pet convert, not by mindspore.load_checkpoint",
+            f"{call} {id(model)}",
         )
+
+
+def check_base(model: Any) -> None:
+    """Says of a model that is to be tuned if it has random weights.
+
+    Raises:
+        InputError: a size was named, whose weights MindFormers would download.
+    """
+    if still_random(model):
+        if (size := getattr(model.config, "named_size", None)) is not None:
+            raise no_base(size)
+        say_if_random(model, "Trainer.finetune")
+
+
+def no_base(size: str) -> InputError:
+    """What is wrong with tuning a model of which nothing but its size is here."""
+    return InputError(
+        f"Trainer.finetune: {size!r} names a size, there are no base weights: give the directory of a downloaded "
+        "checkpoint (model=DIR or finetune_checkpoint=DIR); train() starts from random weights"
+    )
+
+
+def still_random(model: Any) -> bool:
+    """Whether a model has the random weights that it was made with: it was not trained, nor anything loaded into it."""
+    before = getattr(model, "random_start", None)
+    if before is None or np.array_equal(next(iter(model.get_parameters())).asnumpy()[:1], before):
+        return before is not None
+    model.random_start = None
+    return False
 
 
 def masked(ids: Any, mask: Any) -> list[list[int]] | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from model_zoo.errors import InputError, similar
 from pet.compat.ckpt.doors import holds_weights, is_ckpt
-from pet.compat.mindformers.generation_defaults import give_defaults
+from pet.compat.mindformers.generation_defaults import check_base, give_defaults
 from pet.compat.mindformers.logs import logger, report
 from pet.compat.mindformers.request import Request, in_a_list, is_path
 from pet.compat.mindformers.script_config import MindFormerConfig
@@ -279,6 +279,7 @@ class Trainer(Watched, Request):
 
     def _change_by_call(self, given: dict[str, Any]) -> dict[str, Any]:
         """Takes what every call may say of a checkpoint's layout; returns the others, as far as somebody gave them."""
+        self._take_config()
         left = {name: one for name, one in given.items() if not (one is None or (name in UNLESS_OFF and not one))}
         if strategy := left.pop("src_strategy", None):
             self.options["src_strategy_path_or_dir"] = strategy
@@ -321,14 +322,13 @@ class Trainer(Watched, Request):
 
             return save_strategies(recipe, config=self.model.config.to_dict())
         if self.in_memory():
-            if mode == "finetune" and getattr(self.model, "random_weights", False):
-                raise InputError(
-                    "Trainer.finetune: the model has random weights, there is no base to tune: make it by "
-                    "from_pretrained(DIR), or call train()"
-                )
+            if mode == "finetune":
+                check_base(self.model)
             from pet.compat.objects import run
 
             summary = run(recipe, self.objects(), callbacks=told(self.callbacks))
+            if hasattr(self.model, "random_start"):
+                self.model.random_start = None
         else:
             from pet.train.objectives import make_objective
             from pet.train.run import start

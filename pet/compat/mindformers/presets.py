@@ -53,6 +53,14 @@ def take_said(system: str, settings: dict[str, Any], theirs: Mapping[str, Rule])
     said.finish()
 
 
+class Making(type):
+    """Of classes that make objects of other ones: ``isinstance`` goes by the family of an object."""
+
+    def __instancecheck__(cls, one: object) -> bool:
+        """Whether an object could be one that the class has made."""
+        return cls._makes(one)
+
+
 class Listed:
     """What MindFormers' classes say of the names that they take."""
 

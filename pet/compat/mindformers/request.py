@@ -14,17 +14,19 @@ from model_zoo.errors import InputError
 from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import is_ckpt
 from pet.compat.mindformers.context import asks_parallel
+from pet.compat.mindformers.generation_defaults import no_base
 from pet.compat.mindformers.padding import put_padding
 from pet.compat.mindformers.parallel import TABLE as LAYOUT, layout_in, put_pipeline, rows_of, translate_parallel
 from pet.compat.mindformers.presets import split_name, usual_alpha
 from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.mindformers.sizes import model_section
+from pet.compat.mindformers.trainer_config import nothing_said, put_config
 from pet.compat.mindformers.training_arguments import TrainingArguments, put_of_schedule, translate_arguments
 from pet.compat.mindformers.watching import in_columns
 from pet.compat.modelarts import output_directory
 from pet.compat.translation import EVALUATIONS, method_of
 from pet.recipe.callback_names import is_named, translate_callbacks
-from pet.recipe.translation import Translation, is_off
+from pet.recipe.translation import Translation
 
 log = logging.getLogger("pet")
 
@@ -105,10 +107,7 @@ class Request:
         layout = {name: self.arguments.pop(name) for name in LAYOUT if name in self.arguments}
         self.layout: dict[str, Any] = layout if self.arguments.get("use_parallel") else {}
         self.recompute: bool | None = None
-        self._config = MindFormerConfig(
-            {"runner_config": {}, "runner_wrapper": {"scale_sense": {}}, "optimizer": {}, "lr_schedule": {}},
-            **{"trainer": {}, "recompute_config": {}, "callbacks": []},
-        )
+        self._config = nothing_said()
         if model is None and recipe is None:
             raise InputError("Trainer: model is missing; give a bundled base's name, a checkpoint directory or a cell")
 
@@ -151,16 +150,16 @@ class Request:
             raise InputError("Trainer.config: the settings stand in a file; change them by args= or options=")
         return self._config
 
-    def _put_config(self, translation: Translation) -> None:
-        from pet.compat.mindformers.yaml_file import SECTIONS, TOP
-
-        for name, table in SECTIONS.items():
-            translation.apply(
-                {key: one for key, one in self._config[name].items() if not is_off(one)}, table, f"{name}."
-            )
-        top = {key: one for key, one in self._config.items() if key not in SECTIONS and one not in (None, [], -1)}
-        self.do_eval = top.pop("do_eval", self.do_eval)
-        translation.apply(top, TOP)
+    def _take_config(self) -> None:
+        """What `config` says of where a call starts, and how it is divided."""
+        said = self._config
+        loaded = said.load_checkpoint or said.model.model_config.checkpoint_name_or_path
+        self.load_checkpoint = loaded or self.load_checkpoint
+        self.layout = {**self.layout, **layout_in(said)}
+        if said.use_parallel is not None:
+            self.arguments["use_parallel"] = asks_parallel(said.use_parallel, "Trainer.config: use_parallel")
+        if said.do_eval is not None:
+            self.do_eval = said.do_eval
 
     # The recipe -------------------------------------------------------------------------------------------------------
 
@@ -176,6 +175,7 @@ class Request:
         from pet.recipe.loading import from_dict
         from pet.recipe.training import Callback
 
+        self._take_config()
         given = self._layout()
         layout = translate_parallel(given or {}, "set_parallel_config")
         whole = self.by_class and self.base_recipe is None
@@ -184,7 +184,7 @@ class Request:
         if self.layout:  # what a file says, its own translation reports
             translation.ignored.update(layout.ignored)
         translation.problems += layout.problems
-        self._put_config(translation)
+        put_config(translation, self._config, rows_of(layout, given or {}))
         put_of_schedule(translation)
         if self.base_recipe is None or self.job_file()[0] == "mindformers":
             put_pipeline(translation)
@@ -215,7 +215,8 @@ class Request:
             translation.put("data.eval", ".")  # rows in memory, of which the recipe says when they are measured
         if unmeasured or (self.in_memory() and self.eval_dataset is None):
             translation.drop(*EVALUATIONS)
-        translate_callbacks(translation, self.named_callbacks, {})
+        named = [*self.named_callbacks, *self._config.callbacks, *self._config.eval_callbacks]
+        translate_callbacks(translation, named, self._config)
         translation.finish()
         has_files = not self.in_memory()
         if self.base_recipe is not None:
@@ -229,10 +230,7 @@ class Request:
         self._put_length(translation)
         name = str(self.arguments.get("run_name") or "trainer")
         if translation.get("model.path") in preset_names() and mode == "finetune":
-            raise InputError(
-                f"Trainer.finetune: {self.model!r} names a size, there are no base weights: give the directory of a "
-                "downloaded checkpoint (model=DIR or finetune_checkpoint=DIR); train() starts from random weights"
-            )
+            raise no_base(self.model)
         return from_dict({}, translation.settings, name=name, check_files=has_files)
 
     def job_file(self) -> tuple[str, Path | None, Any]:
@@ -380,8 +378,8 @@ class Request:
 
     def _columns(self, name: str) -> Any:
         """The names of the columns of data of tuples."""
-        file = self.base_recipe if isinstance(self.base_recipe, MindFormerConfig) else {}
-        return self.arguments.get(f"{name}_in_columns") or (file.get(name) or {}).get("input_columns")
+        said = self.base_recipe if isinstance(self.base_recipe, MindFormerConfig) else self._config
+        return self.arguments.get(f"{name}_in_columns") or (said[name] or {}).get("input_columns")
 
     def objects(self):
         from pet.compat.objects import Objects

@@ -15,7 +15,7 @@ from model_zoo.tokenizers import Tokenizer
 from model_zoo.tokenizers.base import padded
 from model_zoo.tokenizers.prompts import STYLES, check_messages, joined
 from model_zoo.tokenizers.settable import Setting
-from pet.compat.mindformers.encodings import Encoding, as_arrays, cuts, rows_of
+from pet.compat.mindformers.encodings import BatchEncoding, as_arrays, cuts, rows_of
 from pet.compat.mindformers.saving import place_of
 
 Texts = Sequence[str]
@@ -47,7 +47,7 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
         add_eos_token: bool | None = None,
         return_attention_mask: bool | None = None,
         return_token_type_ids: bool | None = None,
-    ) -> Encoding:
+    ) -> BatchEncoding:
         """See `Tokenizer`; with the tokenizer's own side and length.
 
         Args:
@@ -66,7 +66,7 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
         how |= {"truncation": cuts(truncation, padding, max_length), "return_tensors": return_tensors}
         out = {"attention_mask": return_attention_mask, "token_type_ids": return_token_type_ids}
         found = super(Spoken, tokenizer).__call__(text, add_special_tokens, **how)
-        return Encoding({name: rows for name, rows in found.items() if out.get(name) is not False})
+        return BatchEncoding({name: rows for name, rows in found.items() if out.get(name) is not False})
 
     def pad(
         self,
@@ -77,7 +77,7 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
         return_attention_mask: bool | None = None,
         return_tensors: str | None = None,
         verbose: bool = True,
-    ) -> Encoding:
+    ) -> BatchEncoding:
         """Rows of ids, as calls of the tokenizer give them, in one length.
 
         Args:
@@ -112,9 +112,7 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
                 for name, value in found.items()
             }
         found = {name: value[0] for name, value in found.items()} if single else found
-        return Encoding(
-            found if return_tensors is None else {name: as_arrays(return_tensors, one) for name, one in found.items()}
-        )
+        return BatchEncoding(found, return_tensors)
 
     def _pad(self, encoded_inputs, max_length=None, padding_strategy="do_not_pad", **settings) -> dict[str, Any]:
         return self.pad(encoded_inputs, padding_strategy, max_length, **settings)

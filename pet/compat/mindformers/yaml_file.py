@@ -174,7 +174,9 @@ def _leave_unread(t: Translation, mode: str | None) -> None:
     unread = {"eval": ("data.train",), "predict": ("data.train", "data.eval")}.get(str(mode), ())
     for key in unread:
         paths = t.get(key) or []
-        if not all(Path(path).expanduser().exists() for path in ([paths] if isinstance(paths, str) else paths)):
+        if not paths or not all(
+            Path(path).expanduser().exists() for path in ([paths] if isinstance(paths, str) else paths)
+        ):
             t.drop(key, *(OF_EVAL if key == "data.eval" else ()))
 
 

@@ -17,6 +17,7 @@ from pet.compat.mindformers import (
     LlamaConfig,
     LlamaForCausalLM,
 )
+from pet.compat.mindformers.generation_defaults import still_random
 from pet.train.base_dropout import Dropout
 
 LLAMA = {"num_layers": 2, "hidden_size": 64, "num_heads": 4, "vocab_size": 1216, "seq_length": 64}
@@ -110,7 +111,7 @@ def test_sizes_that_are_not_the_checkpoints_are_refused(base, settings, message)
         AutoModel.from_config(changed(AutoConfig.from_pretrained(base), **settings))
     if "checkpoint_name_or_path" not in settings:  # but for random weights
         config = changed(AutoConfig.from_pretrained(base), **settings)
-        assert AutoModel.from_config(config, download_checkpoint=False).random_weights
+        assert still_random(AutoModel.from_config(config, download_checkpoint=False))
 
 
 def test_a_value_that_cannot_be_is_refused_where_it_is_set(caplog):
@@ -242,7 +243,7 @@ def test_an_answer_out_of_random_weights_is_said(tmp_path, caplog):
     own.generate([[5, 6]], max_new_tokens=1)
     AutoModel.from_pretrained("llama_tiny").generate([[5, 6]], max_new_tokens=1)
     assert "random weights" not in caplog.text
-    assert AutoModel.from_pretrained("llama_tiny", download_checkpoint=False).random_weights
+    assert still_random(AutoModel.from_pretrained("llama_tiny", download_checkpoint=False))
 
 
 def test_a_setting_that_the_configuration_does_not_say_is_none_of_the_calls():

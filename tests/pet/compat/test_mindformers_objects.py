@@ -157,6 +157,67 @@ def test_what_a_script_sets_on_a_trainers_config_counts(tmp_path):
         trainer.recipe("train")
 
 
+def test_a_trainers_config_says_where_a_run_starts_and_how_it_is_divided(tmp_path):
+    """What it holds counts, or is refused: nothing that a script sets there is passed over."""
+    trainer = trainer_of("llama_tiny", tmp_path)
+    trainer.config.parallel_config.data_parallel = 2
+    trainer.config.runner_config.batch_size = 3
+    trainer.config.runner_wrapper.use_clip_grad = False
+    trainer.config.callbacks = [{"type": "CheckpointMonitor", "save_checkpoint_steps": 7}]
+    trainer.config.remote_save_url = f"file://{tmp_path}"
+    trainer.config.model.model_config.use_past = trainer.config.moe_config.expert_num = 1  # says nothing here
+    recipe = trainer.recipe("train")
+    train = recipe.train
+    assert (recipe.parallel.data, train.batch_size, train.clip_norm, train.save_every) == (2, 6, None, 7)
+    assert [one.args["url"] for one in recipe.callbacks] == [f"file://{tmp_path}"]
+    trainer.config.use_parallel = False
+    assert trainer.recipe("train").parallel.data == 1
+    for name, value in (("load_checkpoint", "none"), ("model", {"model_config": {"checkpoint_name_or_path": "none"}})):
+        trainer = trainer_of("llama_tiny", tmp_path)
+        trainer.config.merge_from_dict({name: value})
+        with pytest.raises(InputError, match="none: neither an adapter"):
+            trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("model.model_config.num_layers", "set it on the configuration"),
+        ("train_dataset.data_loader.dataset_dir", "give the data as train_dataset="),
+        ("input_data", "take it as an argument"),
+        ("no_key", "is not known"),
+    ],
+)
+def test_what_a_trainers_config_cannot_hold_is_refused(key, why, tmp_path):
+    trainer = trainer_of("llama_tiny", tmp_path)
+    trainer.config.merge_from_dict({key: 1})
+    with pytest.raises(InputError, match=f"{key.rpartition('.')[0] or key}.*{why}"):
+        trainer.recipe("train")
+
+
+def test_random_weights_are_tuned_where_the_script_has_made_them(tmp_path, caplog):
+    """As there, with a line that says so; not after training or loading. A size that was named is refused: MindFormers
+    would download its weights."""
+    said = "Trainer.finetune: the model has random weights"
+    trainer_of(tiny(), tmp_path).finetune()
+    assert caplog.text.count(said) == 1
+    caplog.clear()
+    trainer = trainer_of(tiny(), tmp_path)
+    trainer.train()
+    trainer.finetune()
+    model = tiny()
+    values = {name: ms.Parameter(one.asnumpy() + 1) for name, one in model.parameters_dict().items()}
+    ms.load_param_into_net(model, values)
+    trainer_of(model, tmp_path).finetune()
+    assert said not in caplog.text
+    config = LlamaConfig.from_pretrained("llama_7b")
+    sizes = {"num_layers": 1, "hidden_size": 32, "num_heads": 2, "vocab_size": 60, "intermediate_size": 32}
+    for name, value in sizes.items():
+        setattr(config, name, value)
+    with pytest.raises(InputError, match="'llama_7b' names a size, there are no base weights"):
+        trainer_of(LlamaForCausalLM(config), tmp_path).finetune()
+
+
 def test_a_files_interval_holds_for_rows_in_memory(tmp_path):
     """A file that measures while it trains, and whose data the script gives as objects."""
     loader = {"data_loader": {"type": "MindDataset", "dataset_dir": ""}, "input_columns": ["input_ids"]}
