@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class _Modules(MetaPathFinder, Loader):
-    """Finds the modules that a package states in a table, ``__modules__``."""
+    """Finds the modules that a package states in a table, ``__modules__``; another one, ``__lacking__``, has what to do
+    instead of what is not there, by words of its name."""
 
     def find_spec(self, fullname: str, path=None, target=None) -> ModuleSpec | None:
         """Also of a name that ``from package import name`` looks for as a module last. What is not there is an error
@@ -30,8 +32,11 @@ class _Modules(MetaPathFinder, Loader):
             if table:
                 package = own["__name__"]
                 page = f"docs/coming-from/{package.rpartition('.')[2].replace('_', '')}.md"
+                why = next(
+                    (f": {one}" for words, one in own.get("__lacking__", {}).items() if re.search(words, inner)), ""
+                )
                 raise ModuleNotFoundError(
-                    f"{package} has no {inner}; {page} says what does not run, and what to do", name=package
+                    f"{package} has no {inner}{why}; {page} says what does not run, and what to do", name=package
                 )
             step, _, inner = inner.partition(".")
             outer = f"{outer}.{step}"

@@ -127,6 +127,14 @@ def _families() -> dict:
 
 _MODELS = _families()
 __getattr__, __dir__ = names_of(__name__, lambda: stub_table(__file__))
+__lacking__ = {
+    r"DataLoader|^dataset\b|Dataset": "rows are read and packed here; give the files as train_dataset=, or a job file",
+    r"ogits_?[pP]rocess": "generate's settings choose tokens",
+    r"(Llama|GPT2|GLM2?)Model$": "model.hidden_states(ids, *model.layout(ids)) is what a head gets",
+    r"^tools\.(ckpt_transform|utils)": "pet transform divides and joins checkpoints",
+    r"convert": "pet convert reads and writes .ckpt files",
+    r"^models\.|Model$|Config$|Tokenizer$|For[A-Z]\w+$": "the models here are GPT-2, LLaMA and GLM",
+}
 __modules__ = modules_of(
     {
         **_MODELS,
@@ -166,7 +174,6 @@ __modules__ = modules_of(
         "pipeline.build_pipeline": {_REGISTERING: ("build_pipeline",)},
         "dataset.dataloader.datareaders": {f"{__name__}.preparing": ("wikitext_clean",)},
         **dict.fromkeys(("pipeline", "pipeline.pipeline", "pipeline.text_generation_pipeline"), _PIPELINE),
-        "dataset.dataloader.training_dataloader": {_SCRIPT: ("TrainingDataLoader", "TrainingDataset")},
         "mindformer_book": {f"{__name__}.book": ("MindFormerBook",)},
         "tools": {
             **_LOGGER,

@@ -162,16 +162,18 @@ def say_if_random(model, call: str) -> None:
         )
 
 
-def check_base(model: Any) -> None:
-    """Says of a model that is to be tuned if it has random weights.
+def check_base(model: Any, mode: str) -> None:
+    """Says before a run if a model that is tuned has random weights; what it has after the run are none.
 
     Raises:
         InputError: a size was named, whose weights MindFormers would download.
     """
     if still_random(model):
-        if (size := getattr(model.config, "named_size", None)) is not None:
-            raise no_base(size)
-        say_if_random(model, "Trainer.finetune")
+        if mode == "finetune":
+            if (size := getattr(model.config, "named_size", None)) is not None:
+                raise no_base(size)
+            say_if_random(model, "Trainer.finetune")
+        model.random_start = None
 
 
 def no_base(size: str) -> InputError:

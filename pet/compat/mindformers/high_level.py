@@ -18,6 +18,7 @@ from model_zoo.errors import InputError, similar
 from pet.compat.ckpt.doors import holds_weights, is_ckpt
 from pet.compat.mindformers.generation_defaults import check_base, give_defaults
 from pet.compat.mindformers.logs import logger, report
+from pet.compat.mindformers.presets import split_name
 from pet.compat.mindformers.request import Request, in_a_list, is_path
 from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.mindformers.training_arguments import TrainingArguments
@@ -322,13 +323,10 @@ class Trainer(Watched, Request):
 
             return save_strategies(recipe, config=self.model.config.to_dict())
         if self.in_memory():
-            if mode == "finetune":
-                check_base(self.model)
+            check_base(self.model, mode)
             from pet.compat.objects import run
 
             summary = run(recipe, self.objects(), callbacks=told(self.callbacks))
-            if hasattr(self.model, "random_start"):
-                self.model.random_start = None
         else:
             from pet.train.objectives import make_objective
             from pet.train.run import start
@@ -375,7 +373,7 @@ class Trainer(Watched, Request):
         from pet.auto import AutoModel, AutoTokenizer
 
         if not is_path(self.model) and self.model is not None:
-            places = (self.tokenizer, getattr(self.model, "loaded_from", None), self.model_name)
+            places = (self.tokenizer, getattr(self.model, "loaded_from", None), split_name(self.model_name)[0])
             tokenizer = next((place for place in places if place is not None), None)
             if tokenizer is None:
                 raise InputError("Trainer.predict: a model that is an object, of no checkpoint, needs tokenizer=")

@@ -11,11 +11,16 @@ from model_zoo.errors import InputError
 from pet.compat.mindformers import (
     AutoConfig,
     AutoModel,
+    AutoTokenizer,
     ChatGLM2Config,
     GLMConfig,
     GPT2Config,
+    GPT2LMHeadModel,
+    GPT2Tokenizer,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForCausalLMWithLora,
+    LlamaTokenizer,
 )
 from pet.compat.mindformers.generation_defaults import still_random
 from pet.train.base_dropout import Dropout
@@ -324,3 +329,32 @@ def test_sizes_by_the_names_of_old_releases():
 def test_an_adapter_in_a_configurations_section():
     model = LlamaForCausalLM(LlamaConfig(**LLAMA, pet_config={"pet_type": "lora", "lora_rank": 4, "lora_alpha": 8}))
     assert list_adapters(model) == ["default"]
+
+
+def test_objects_are_instances_of_the_classes_by_which_scripts_name_their_family():
+    config = LlamaConfig(**LLAMA)
+    assert isinstance(config, LlamaConfig) and not isinstance(config, GPT2Config)
+    assert isinstance(AutoConfig.from_pretrained("llama2_7b"), LlamaConfig)
+    assert isinstance(AutoConfig.from_pretrained("glm2_6b"), ChatGLM2Config)
+    for model in (LlamaForCausalLM(config), AutoModel.from_pretrained("llama_tiny")):
+        assert isinstance(model, LlamaForCausalLM) and isinstance(model, pet.LlamaForCausalLM)
+        assert not isinstance(model, (GPT2LMHeadModel, LlamaForCausalLMWithLora))
+    assert isinstance(AutoModel.from_pretrained("llama_tiny_lora"), LlamaForCausalLMWithLora)
+    found, own = AutoTokenizer.from_pretrained("gpt_tiny"), type("Own", (GPT2Tokenizer,), {})
+    assert isinstance(found, GPT2Tokenizer) and not isinstance(found, (LlamaTokenizer, own))
+    assert isinstance(own.from_pretrained("gpt_tiny"), own)
+
+
+def test_a_configuration_by_the_name_of_its_family():
+    config = AutoConfig.for_model("llama", **LLAMA)
+    assert config == LlamaConfig(**LLAMA) and config.num_layers == 2
+    with pytest.raises(InputError, match="for_model: model_type: unknown value 'lama'"):
+        AutoConfig.for_model("lama")
+
+
+def test_a_configuration_of_a_family_names_its_checkpoint_too():
+    """As `AutoConfig` does: a model that is made of it has these weights."""
+    config = GPT2Config.from_pretrained("gpt_tiny")
+    made, expected = GPT2LMHeadModel(config), pet.AutoModel.from_pretrained("gpt_tiny")
+    assert np.array_equal(made([[5, 6]])[0].asnumpy(), expected([[5, 6]]).asnumpy())
+    assert not still_random(made)

@@ -65,8 +65,7 @@ from mindformers.models.glm2 import ChatGLM3Tokenizer, ChatGLM4Tokenizer
 from mindformers.models.llama.convert_weight import convert_pt_to_ms
 from mindformers.models.glm2.convert_reversed import convert_ms_to_pt
 from mindformers.models.glm2.convert_weight import convert_weight
-from mindformers import build_context, TrainingDataLoader, SFTDataLoader
-from mindformers.dataset.dataloader.training_dataloader import TrainingDataset
+from mindformers import build_context
 from mindformers.tools.utils import FILE_PERMISSION
 from mindformers.models import build_model, build_network, build_tokenizer, build_processor
 from mindformers.models import BaseModel, BaseConfig, BaseTokenizer, BaseProcessor, PreTrainedModel, PretrainedConfig
@@ -372,11 +371,22 @@ def test_training_arguments_as_mindformers_defines_them(tmp_path):
     assert (shown.seed, shown.learning_rate, shown.batch_size, shown.warmup_ratio) == (3, 5e-5, None, None)
 
 
-def test_loaders_of_scripts_are_refused_by_name():
-    from pet.compat.mindformers import SFTDataLoader
-
-    with pytest.raises(InputError, match=r"SFTDataLoader: .*train_dataset="):
-        SFTDataLoader(dataset_dir="alpaca.json", column_names=["input_ids"], tokenizer="GPT2Tokenizer")
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("from pet.compat.mindformers import SFTDataLoader", "give the files as train_dataset="),
+        ("from pet.compat.mindformers.dataset.handler import base_handler", "give the files as train_dataset="),
+        ("from pet.compat.mindformers.generation import LogitsProcessorList", "generate's settings choose tokens"),
+        ("from pet.compat.mindformers.models.llama.llama import LlamaModel", "is what a head gets"),
+        ("from pet.compat.mindformers.models.bert import BertConfig", "the models here are GPT-2, LLaMA and GLM"),
+        ("from pet.compat.mindformers import T5ForConditionalGeneration", "the models here are GPT-2, LLaMA and GLM"),
+        ("from pet.compat.mindformers.tools.utils import get_real_group_size", "pet transform"),
+        ("from pet.compat.mindformers.utils.convert_utils import pt2ms", "pet convert"),
+    ],
+)
+def test_an_import_of_what_is_not_here_says_what_to_do(line, message):
+    with pytest.raises(ModuleNotFoundError, match=f"{message}.*docs/coming-from/mindformers.md"):
+        exec(line, {})
 
 
 def test_the_job_of_trainings_arguments(monkeypatch):
@@ -451,7 +461,8 @@ def test_a_model_that_is_an_object_is_asked_by_its_own_tokenizer():
     told = Trainer(model=model, tokenizer=AutoTokenizer.from_pretrained("gpt_tiny")).predict(**asked)
     assert Trainer(model=model).predict(**asked) == told == Trainer(model_name="gpt_tiny").predict(**asked)
     bare = GPT2LMHeadModel(GPT2Config(num_layers=1, hidden_size=32, num_heads=2, vocab_size=1344))
-    assert Trainer(model=bare, model_name="gpt_tiny").predict(**asked)[0]["text_generation_text"]
+    for name in ("gpt_tiny", "gpt_tiny_lora"):
+        assert Trainer(model=bare, model_name=name).predict(**asked)[0]["text_generation_text"]
     with pytest.raises(InputError, match="of no checkpoint, needs tokenizer="):
         Trainer(model=bare).predict(**asked)
 

@@ -231,6 +231,7 @@ def test_a_files_interval_holds_for_rows_in_memory(tmp_path):
     assert [line["step"] for line in lines if "eval_loss" in line] == [2, 4]
     with pytest.raises(InputError, match="there is nothing to evaluate on"):
         Trainer(args=str(tmp_path / "job.yaml"), train_dataset=rows()).train()
+    Trainer(args=str(tmp_path / "job.yaml")).recipe("predict")  # which measures nothing
     arguments = TrainingArguments(
         output_dir=str(tmp_path / "other"), batch_size=2, num_train_epochs=1, evaluation_strategy="steps", eval_steps=3
     )

@@ -382,3 +382,29 @@ def test_several_questions_in_one_length(tokenizer):
         assert (ids[~real] == tokenizer.pad_token_id).all()
     with pytest.raises(InputError, match="2 queries, 1 histories, 2 roles"):
         tokenizer.build_batch_input(queries, [[]])
+
+
+def test_words_and_tokens_as_objects(tokenizer, caplog):
+    """Scripts of MindFormers name what calls take by these classes."""
+    from pet.compat.mindformers.models.tokenization_utils import AddedToken, PaddingStrategy, TruncationStrategy
+    from pet.compat.mindformers.models.tokenization_utils_base import BatchEncoding, TensorType
+
+    words = {"padding": PaddingStrategy.MAX_LENGTH, "truncation": TruncationStrategy.LONGEST_FIRST}
+    found = tokenizer("a red", max_length=9, return_tensors=TensorType.NUMPY, **words)
+    plain = tokenizer("a red", max_length=9, padding="max_length", truncation=True, return_tensors="np")
+    assert isinstance(found, BatchEncoding) and np.array_equal(found.input_ids, plain["input_ids"])
+    made = BatchEncoding({"input_ids": [[1, 2]]}, tensor_type=TensorType.MINDSPORE)
+    assert made.input_ids.shape == (1, 2) and BatchEncoding({"input_ids": [1]})["input_ids"] == [1]
+    name = tokenizer.all_special_tokens[-1]
+    assert not tokenizer.add_special_tokens({"pad_token": AddedToken(name)}) and tokenizer.pad_token == name
+    assert (AddedToken(name).normalized, AddedToken(name, special=True).normalized) == (True, False)
+    assert not caplog.records
+    AddedToken(name, lstrip=True)
+    assert "single_word, lstrip and rstrip are those of the tokenizer's own files" in caplog.text
+
+
+def test_a_tokenizer_takes_its_control_tokens_as_objects():
+    from pet.compat.mindformers.models.tokenization_utils import AddedToken
+
+    file = AutoTokenizer.from_pretrained("llama_tiny").source
+    assert LlamaTokenizer(file, pad_token=AddedToken("</s>")).pad_token == "</s>"
