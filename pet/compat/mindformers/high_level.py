@@ -134,9 +134,10 @@ class Trainer(Watched, Request):
         own = {name: value for name, value in arguments.items() if name in ARGUMENTS}
         others = [name for name, value in arguments.items() if not (name in own or name in THEIRS or value is None)]
         if others:
+            divides = "; its set_parallel_config divides the work" if "parallel" in str(others) else ""
             raise InputError(
                 f"Trainer: {', '.join(others)}: settings of a trainer over batches, which needs train_data; or put "
-                f"them in args={similar(others[0], ARGUMENTS)}{''.join(map(hint, others))}"
+                f"them in args={similar(others[0], ARGUMENTS)}{''.join(map(hint, others))}{divides}"
             )
         self.model_name = arguments.get("model_name") if model is None or not is_path(model) else None
         said = Translation("Trainer")

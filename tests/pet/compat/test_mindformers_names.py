@@ -332,6 +332,7 @@ def test_arguments_of_mindformers_trainer(tmp_path, caplog):
         ("wrapper", network, "wrapper: the step is this library's own"),
         ("eval_callbacks", [object()], "eval_callbacks: an evaluation has no callbacks of its own"),
         ("max_steps", 3, "max_steps: settings of a trainer over batches"),
+        ("parallel", {"data_parallel": 2}, "parallel: .*; its set_parallel_config divides the work"),
     ):
         with pytest.raises(InputError, match=rf"Trainer: {why}") as caught:
             Trainer(**given, **{name: value})
