@@ -73,7 +73,7 @@ class AutoConfig(Listed, auto.AutoConfig):
     def from_pretrained(name_or_directory, **settings) -> ScriptConfig:
         """See `pet.AutoConfig`. Scripts read and set it by MindFormers' names, until a model is made of it: sizes,
         ``checkpoint_name_or_path``, ``do_sample`` and the like; those among the settings are set at once.
-        ``parallel_config`` is there to be set, too, and has no meaning: see ``set_parallel_config``.
+        ``parallel_config`` is there to be set, too.
         """
         take_said("AutoConfig", settings, TRUST)
         (name, lora), values = split_name(name_or_directory), _values(name_or_directory)

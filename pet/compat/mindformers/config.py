@@ -123,7 +123,8 @@ def config_values(own: type[Config], rules: Mapping[str, Rule], given: Mapping[s
 
 
 class TransformerOpParallelConfig(SimpleNamespace):
-    """What scripts set as a configuration's ``parallel_config``, which has no meaning: see ``set_parallel_config``."""
+    """What scripts set as a configuration's ``parallel_config``: the layout of a model's processes, as far as neither a
+    trainer nor its file says it."""
 
 
 def feed_forward_width(of: Mapping[str, Any]) -> int:

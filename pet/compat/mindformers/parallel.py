@@ -44,6 +44,26 @@ def layout_in(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**beside, **(values.get("parallel_config") or {})}
 
 
+def layout_in_recipe(values: Any) -> dict[str, Any]:
+    """The same of a recipe's values."""
+    there = (values.get("parallel") if isinstance(values, Mapping) else None) or {}
+    keys = {name: key.partition(".")[2] for name, key in TABLE.items() if isinstance(key, str)}
+    return if_divided({name: there[key] for name, key in keys.items() if key in there})
+
+
+def layout_of_model(model: Any) -> dict[str, Any]:
+    """The same of a model's configuration, on which scripts set it as ``parallel_config``."""
+    said = getattr(getattr(model, "config", None), "parallel_config", None) or {}
+    values = said if isinstance(said, Mapping) else vars(said)
+    return if_divided({name: one for name, one in values.items() if name in TABLE})
+
+
+def if_divided(layout: dict[str, Any]) -> dict[str, Any]:
+    """A layout of several processes, or nothing."""
+    sizes = [layout.get(name) or 1 for name in ("data_parallel", "model_parallel", "pipeline_stage")]
+    return layout if any(size != 1 for size in sizes) else {}
+
+
 def rows_of(layout: Translation, given: Mapping[str, Any]) -> int:
     """By what a batch size of MindFormers is multiplied to be that of a recipe: it counts one copy's micro-batch.
 

@@ -16,7 +16,16 @@ from pet.compat.ckpt.doors import is_ckpt
 from pet.compat.mindformers.context import asks_parallel
 from pet.compat.mindformers.generation_defaults import no_base
 from pet.compat.mindformers.padding import put_padding
-from pet.compat.mindformers.parallel import TABLE as LAYOUT, layout_in, put_pipeline, rows_of, translate_parallel
+from pet.compat.mindformers.parallel import (
+    TABLE as LAYOUT,
+    if_divided,
+    layout_in,
+    layout_in_recipe,
+    layout_of_model,
+    put_pipeline,
+    rows_of,
+    translate_parallel,
+)
 from pet.compat.mindformers.presets import split_name, usual_alpha
 from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.mindformers.sizes import model_section
@@ -314,20 +323,15 @@ class Request:
             return {}
         if self.layout or not (use or job.distributed):
             return self.layout or None
-        return self._layout_of_file(bool(use)) or {"data_parallel": job.size}
+        return self._layout_of_file(bool(use)) or layout_of_model(self.model) or {"data_parallel": job.size}
 
     def _layout_of_file(self, use: bool) -> dict[str, Any]:
         """The recipe's layout, or the MindFormers file's where that or the script (`use`) turns it on."""
         kind, _, values = self.job_file()
-        if kind == "mindformers":
-            use = use or asks_parallel(values.get("use_parallel"), "use_parallel")
-            section = layout_in(values) if use else {}
-        else:  # what else a recipe says of its processes is taken with it
-            there = (values.get("parallel") if isinstance(values, Mapping) else None) or {}
-            keys = {name: key.partition(".")[2] for name, key in LAYOUT.items() if isinstance(key, str)}
-            section = {name: there[key] for name, key in keys.items() if key in there}
-        sizes = [section.get(name) or 1 for name in ("data_parallel", "model_parallel", "pipeline_stage")]
-        return section if any(size != 1 for size in sizes) else {}
+        if kind != "mindformers":  # what else a recipe says of its processes is taken with it
+            return layout_in_recipe(values)
+        use = use or asks_parallel(values.get("use_parallel"), "use_parallel")
+        return if_divided(layout_in(values)) if use else {}
 
     def put_written_metrics(self, recipe) -> None:
         """BLEU and ROUGE for GLM, as MindFormers measures it, where nothing else is asked for."""

@@ -18,6 +18,7 @@ from pet.compat.mindformers import (
     LoraConfig,
     Trainer,
     TrainingArguments,
+    TransformerOpParallelConfig,
     get_pet_model,
 )
 
@@ -177,6 +178,21 @@ def test_a_trainers_config_says_where_a_run_starts_and_how_it_is_divided(tmp_pat
         trainer.config.merge_from_dict({name: value})
         with pytest.raises(InputError, match="none: neither an adapter"):
             trainer.train()
+
+
+def test_the_layout_on_a_models_configuration_counts_where_nothing_else_says_one(tmp_path):
+    """As scripts set it, ``config.parallel_config = TransformerOpParallelConfig(model_parallel=2)``."""
+    config = LlamaConfig(num_layers=1, hidden_size=32, num_heads=2, vocab_size=20, seq_length=8)
+    config.parallel_config = TransformerOpParallelConfig(model_parallel=2, recompute=False)
+    model = LlamaForCausalLM(config)
+
+    def layout(**given):
+        arguments = TrainingArguments(output_dir=str(tmp_path / "run"), **given)
+        return Trainer(model=model, args=arguments, train_dataset=rows()).recipe("train").parallel
+
+    assert (layout(use_parallel=True).tensor, layout(use_parallel=False).tensor) == (2, 1)
+    said = layout(use_parallel=True, data_parallel=2)
+    assert (said.data, said.tensor) == (2, 1)
 
 
 @pytest.mark.parametrize(
