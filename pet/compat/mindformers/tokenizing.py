@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from model_zoo.tokenizers import Tokenizer
 from model_zoo.tokenizers.base import padded
 from model_zoo.tokenizers.prompts import STYLES, check_messages, joined
 from model_zoo.tokenizers.settable import Setting
+from pet.compat.mindformers.control_tokens import Controls
 from pet.compat.mindformers.encodings import BatchEncoding, as_arrays, cuts, rows_of
 from pet.compat.mindformers.saving import place_of
 
@@ -23,7 +24,12 @@ UNLIMITED = int(1e30)
 """``model_max_length`` of a tokenizer whose files say none, as there."""
 
 
-class Spoken(Tokenizer if TYPE_CHECKING else object):
+OF_PAD = ("pad_to_multiple_of", "return_attention_mask", "return_tensors")
+NOT_HERE = ("return_overflowing_tokens", "return_token_type_ids", "prepend_batch_axis", "stride")
+"""What `prepare_for_model` hands on, and what it has not; others say nothing there either."""
+
+
+class Spoken(Controls):
     """Before a tokenizer's class: pieces and their ids, several rows at once, padding, and prompts.
 
     Attributes:
@@ -106,7 +112,7 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
             width = -(-width // pad_to_multiple_of) * pad_to_multiple_of if pad_to_multiple_of else width
             if self.pad_token_id is None and any(len(row) < width for row in found["input_ids"]):
                 raise InputError(f"{self.source}: this tokenizer has no padding token")
-            fill = {"input_ids": self.pad_token_id}
+            fill = {"input_ids": self.pad_token_id, "special_tokens_mask": 1}
             found = {
                 name: [padded(list(row), width, fill.get(name, 0), self.padding_side) for row in value]
                 for name, value in found.items()
@@ -134,8 +140,13 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
             add_special_tokens: see `build_inputs_with_special_tokens`.
             padding, max_length: see `pad`.
             truncation: cuts at ``max_length``, of a pair the longer one first; None cuts without padding, as there.
-            settings: ``return_attention_mask`` and others of `pad`; MindFormers' others say nothing here.
+            settings: ``return_attention_mask`` and others of `pad`, ``return_length``, ``return_special_tokens_mask``.
+
+        Raises:
+            InputError: a setting that is not here, or no room for the control tokens.
         """
+        marks, length = (settings.pop(f"return_{name}", False) for name in ("special_tokens_mask", "length"))
+        InputError.raise_any(f"prepare_for_model: there is no {name}" for name in NOT_HERE if settings.get(name))
         build = self.build_inputs_with_special_tokens if add_special_tokens else lambda one, two: [*one, *(two or ())]
         ids, pair = list(ids), None if pair_ids is None else list(pair_ids)
         room = int(self.model_max_length if max_length is None else max_length)
@@ -144,18 +155,12 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
             if not longer:
                 raise InputError(f"max_length: {room} has no room for the control tokens")
             longer.pop()
-        own = {"pad_to_multiple_of", "return_attention_mask", "return_tensors"}
-        given = {name: settings[name] for name in own & settings.keys()}
-        return self.pad({"input_ids": build(ids, pair)}, padding, max_length, **given)
-
-    def build_inputs_with_special_tokens(self, token_ids_0, token_ids_1=None) -> list[int]:
-        """Ids with a call's control tokens around them; further ones have their own, or of GLM's the end token."""
-        before, after = self.call_tokens()
-        whole = [*before, *token_ids_0, *after]
-        if token_ids_1 is None:
-            return whole
-        ends = "[gMASK]" in self.special_tokens
-        return [*whole, *token_ids_1, self.eos_token_id] if ends else [*whole, *before, *token_ids_1, *after]
+        row = {"input_ids": build(ids, pair)}
+        if marks:
+            bare = [0] * len(row["input_ids"])
+            row["special_tokens_mask"] = self.get_special_tokens_mask(ids, pair) if add_special_tokens else bare
+        found = self.pad(row, padding, max_length, **{name: settings[name] for name in OF_PAD if name in settings})
+        return BatchEncoding({**found, "length": len(found["input_ids"])}) if length else found
 
     def _width(self, padding: bool | str, max_length: int | None, longest: int) -> int:
         if padding is True or padding == "longest":
@@ -219,8 +224,6 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
         return self(text if isinstance(text, str) else list(text), **settings)
 
     batch_encode_plus = encode_plus
-    all_special_tokens = property(lambda self: list(self.special_tokens), doc="The texts of all control tokens.")
-    all_special_ids = property(lambda self: list(self.special_tokens.values()), doc="Their ids.")
 
     @functools.cached_property
     def _ids(self) -> dict[str, int]:
@@ -249,6 +252,10 @@ class Spoken(Tokenizer if TYPE_CHECKING else object):
     def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> str | list[str | None] | None:
         """The token of an id, or of each."""
         return self.piece(ids) if isinstance(ids, int) else [self.piece(int(number)) for number in ids]
+
+    def convert_tokens_to_string(self, tokens: Texts) -> str:
+        """The text of tokens."""
+        return self.decode(self.convert_tokens_to_ids(tokens), False)
 
     def apply_chat_template(
         self,
@@ -374,7 +381,7 @@ def _class_of(own: type[Tokenizer]) -> type[Tokenizer]:
 
 def _reduced(tokenizer: Tokenizer) -> tuple:
     """For copies and other processes, which do not find the class by its name."""
-    plain = object.__new__(type(tokenizer).__mro__[2])
+    plain = object.__new__(type(tokenizer).__bases__[1])
     vars(plain).update(vars(tokenizer))
     return spoken, (plain,)
 

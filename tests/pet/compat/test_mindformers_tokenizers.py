@@ -248,6 +248,28 @@ def test_a_row_of_ids_is_made_ready(tokenizer):
     assert tokenizer.prepare_for_model(ids, max_length=len(cut["input_ids"]))["input_ids"] == cut["input_ids"]
     with pytest.raises(InputError, match="max_length: 0 has no room for the control tokens"):
         tokenizer.prepare_for_model(ids, max_length=0)
+    with pytest.raises(InputError, match="prepare_for_model: there is no stride"):
+        tokenizer.prepare_for_model(ids, stride=2)
+
+
+def test_which_tokens_are_control_tokens(tokenizer):
+    before, after = map(len, tokenizer.call_tokens())
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    mask = [1] * before + [0, 0] + [1] * after
+    assert tokenizer.num_special_tokens_to_add() == before + after == sum(mask)
+    assert tokenizer.get_special_tokens_mask([5, 6]) == mask
+    built = tokenizer.build_inputs_with_special_tokens([30, 31], [32])
+    assert tokenizer.get_special_tokens_mask([30, 31], [32]) == tokenizer.get_special_tokens_mask(built, None, True)
+    types = tokenizer.create_token_type_ids_from_sequences([30, 31], [32])
+    assert types == [0] * len(mask) + [1] * (len(built) - len(mask))
+    tokenizer.padding_side = "right"
+    how = {"return_special_tokens_mask": True, "return_length": True}
+    row = tokenizer.prepare_for_model([5, 6], None, True, "max_length", max_length=len(mask) + 2, **how)
+    assert row["special_tokens_mask"] == [*mask, 1, 1] and row["length"] == len(mask) + 2
+    assert tokenizer.prepare_for_model([5, 6], None, False, **how)["special_tokens_mask"] == [0, 0]
+    assert tokenizer.special_tokens_map["eos_token"] == tokenizer.eos_token and not tokenizer.is_fast
+    assert tokenizer.convert_tokens_to_string(tokenizer.tokenize("a red")) == "a red"
 
 
 def test_two_rows_of_ids_with_their_control_tokens(tokenizer):
