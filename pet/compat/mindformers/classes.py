@@ -39,7 +39,7 @@ from pet.compat.mindformers.pet_config import PetConfig, get_pet_model, pet_conf
 from pet.compat.mindformers.presets import LORA, TRUST, Listed, Making, split_name, take_said
 from pet.compat.mindformers.saving import place_of
 from pet.compat.mindformers.script_config import MindFormerConfig
-from pet.compat.mindformers.sizes import file_config, model_section, name_of, read_file
+from pet.compat.mindformers.sizes import file_config, model_section, read_file, tokenizer_of
 from pet.compat.mindformers.tokenizing import Spoken, spoken
 from pet.names import find_tokenizer
 from pet.recipe.translation import Ignored, is_off
@@ -154,8 +154,7 @@ class AutoTokenizer(Listed, auto.AutoTokenizer):
     def from_pretrained(name_or_path, *arguments, **settings) -> own.Tokenizer:
         """See `pet.AutoTokenizer`."""
         if (values := _values(name_or_path)) is not None:
-            own = (values.get("processor") or {}).get("tokenizer") or {}
-            name_or_path = own.get("vocab_file") or name_of(values)
+            name_or_path = tokenizer_of("mindformers", None, values)
         take_said("AutoTokenizer", settings, {**TRUST, "use_fast": Ignored("there is one tokenizer for each file")})
         return spoken(auto.AutoTokenizer.from_pretrained(split_name(name_or_path)[0], *arguments, **settings))
 

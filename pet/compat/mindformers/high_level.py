@@ -21,6 +21,7 @@ from pet.compat.mindformers.logs import logger, report
 from pet.compat.mindformers.presets import split_name
 from pet.compat.mindformers.request import Request, in_a_list, is_path
 from pet.compat.mindformers.script_config import MindFormerConfig
+from pet.compat.mindformers.sizes import tokenizer_of
 from pet.compat.mindformers.training_arguments import TrainingArguments
 from pet.compat.mindformers.watching import Watched, way_of
 from pet.compat.results import bring_checkpoint, find_weights
@@ -374,13 +375,13 @@ class Trainer(Watched, Request):
         from pet.auto import AutoModel, AutoTokenizer
 
         if not is_path(self.model) and self.model is not None:
-            places = (self.tokenizer, getattr(self.model, "loaded_from", None), split_name(self.model_name)[0])
+            named = (split_name(self.model_name)[0], tokenizer_of(*self.job_file()))
+            places = (self.tokenizer, getattr(self.model, "loaded_from", None), *named)
             tokenizer = next((place for place in places if place is not None), None)
             if tokenizer is None:
                 raise InputError("Trainer.predict: a model that is an object, of no checkpoint, needs tokenizer=")
-            tokenizer = AutoTokenizer.from_pretrained(tokenizer) if is_path(tokenizer) else tokenizer
             self._weights(checkpoint)
-            return self.model, tokenizer
+            return self.model, AutoTokenizer.from_pretrained(tokenizer) if is_path(tokenizer) else tokenizer
         model, adapter = self._weights(checkpoint)
         recipe = self.recipe("predict", model)
         adapter = self._in_the_file(recipe, model, adapter)

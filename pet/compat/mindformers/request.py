@@ -134,30 +134,30 @@ class Request:
             micro_batch_num: pieces of ``batch_size`` rows in a pipeline's step.
             more: ``optimizer_shard`` (ZeRO stage 1), and MindFormers' other names.
         """
-        self.layout = {
-            "data_parallel": data_parallel,
-            "model_parallel": model_parallel,
-            "pipeline_stage": pipeline_stage,
-            "micro_batch_num": micro_batch_num,
-            **more,
-        }
-        translate_parallel(self.layout).finish()
+        sizes = {"data_parallel": data_parallel, "model_parallel": model_parallel, "pipeline_stage": pipeline_stage}
+        said = MindFormerConfig(sizes, micro_batch_num=micro_batch_num, **more)
+        translate_parallel(said).finish()
+        self._said.micro_batch_interleave_num = said.pop("micro_batch_interleave_num", None)
+        self._said.parallel_config = said
+        if self._said is self.base_recipe:
+            self._said.use_parallel = True
 
-    def set_recompute_config(self, recompute: bool = True, **more) -> None:
+    def set_recompute_config(self, recompute: bool = False, **more) -> None:
         """Computes activations again in the backward pass instead of keeping them; finer choices are not made here."""
         self.recompute = bool(recompute)
-        if any(more.values()):
-            log.warning("recompute_config: %s: layers are recomputed as a whole or not at all", ", ".join(more))
+        self._said.recompute_config = MindFormerConfig(recompute=self.recompute, **more)
 
     @property
     def config(self) -> MindFormerConfig:
         """What a script changes before a call, by a file's keys: ``trainer.config.runner_config.epochs = 1``.
         Only what is said there is in it."""
-        if isinstance(self.base_recipe, MindFormerConfig):
-            return self.base_recipe
-        if self.base_recipe is not None:
+        if self.base_recipe is not None and self._said is not self.base_recipe:
             raise InputError("Trainer.config: the settings stand in a file; change them by args= or options=")
-        return self._config
+        return self._said
+
+    @property
+    def _said(self) -> MindFormerConfig:
+        return self.base_recipe if isinstance(self.base_recipe, MindFormerConfig) else self._config
 
     def _take_config(self) -> None:
         """What `config` says of where a call starts, and how it is divided."""
@@ -382,8 +382,7 @@ class Request:
 
     def _columns(self, name: str) -> Any:
         """The names of the columns of data of tuples."""
-        said = self.base_recipe if isinstance(self.base_recipe, MindFormerConfig) else self._config
-        return self.arguments.get(f"{name}_in_columns") or (said[name] or {}).get("input_columns")
+        return self.arguments.get(f"{name}_in_columns") or (self._said.get(name) or {}).get("input_columns")
 
     def objects(self):
         from pet.compat.objects import Objects

@@ -60,6 +60,14 @@ def model_section(values: Mapping[str, Any]) -> dict[str, Any]:
     return dict((values.get("model") or {}).get("model_config") or {})
 
 
+def tokenizer_of(kind: str, place: Any, values: Mapping[str, Any]) -> Any:
+    """What a job file of MindFormers says of its tokenizer: the file, or the model's name; None of other files."""
+    if kind == "mindformers":
+        own = (values.get("processor") or {}).get("tokenizer") or {}
+        return own.get("vocab_file") or name_of(values)
+    return None
+
+
 def name_of(values: Mapping[str, Any]) -> str | None:
     """The model that a file names, but for ``.ckpt`` files; None where it names none."""
     named = [model_section(values).get("checkpoint_name_or_path"), (values.get("trainer") or {}).get("model_name")]

@@ -455,7 +455,7 @@ def test_settings_of_the_configuration_beside_a_models_name(caplog):
 
 
 def test_a_model_that_is_an_object_is_asked_by_its_own_tokenizer():
-    from pet.compat.mindformers import AutoModel, AutoTokenizer, GPT2Config, GPT2LMHeadModel, Trainer
+    from pet.compat.mindformers import AutoModel, AutoTokenizer, GPT2Config, GPT2LMHeadModel, MindFormerConfig, Trainer
 
     asked = {"input_data": "a red shirt", "max_new_tokens": 3, "do_sample": False}
     model = AutoModel.from_pretrained("gpt_tiny")
@@ -464,6 +464,8 @@ def test_a_model_that_is_an_object_is_asked_by_its_own_tokenizer():
     bare = GPT2LMHeadModel(GPT2Config(num_layers=1, hidden_size=32, num_heads=2, vocab_size=1344))
     for name in ("gpt_tiny", "gpt_tiny_lora"):
         assert Trainer(model=bare, model_name=name).predict(**asked)[0]["text_generation_text"]
+    file = MindFormerConfig({"trainer": {"model_name": "gpt_tiny"}, "model": {"model_config": {"type": "GPT2Config"}}})
+    assert Trainer(args=file, model=bare).predict(**asked)[0]["text_generation_text"]
     with pytest.raises(InputError, match="of no checkpoint, needs tokenizer="):
         Trainer(model=bare).predict(**asked)
 

@@ -16,6 +16,7 @@ from pet.compat.mindformers import (
     LlamaConfig,
     LlamaForCausalLM,
     LoraConfig,
+    MindFormerConfig,
     Trainer,
     TrainingArguments,
     TransformerOpParallelConfig,
@@ -178,6 +179,26 @@ def test_a_trainers_config_says_where_a_run_starts_and_how_it_is_divided(tmp_pat
         trainer.config.merge_from_dict({name: value})
         with pytest.raises(InputError, match="none: neither an adapter"):
             trainer.train()
+
+
+def test_a_layout_of_a_call_stands_in_the_file_that_a_script_has_read():
+    """Where it may be read and changed again, as there."""
+    values = {
+        "model": {"model_config": {"type": "LlamaConfig"}},
+        "load_checkpoint": "llama_tiny",
+        "use_parallel": False,
+    }
+    trainer = Trainer(args=MindFormerConfig(values), train_dataset=rows())
+    trainer.set_parallel_config(model_parallel=2, micro_batch_interleave_num=2)
+    assert (trainer.config.parallel_config.model_parallel, trainer.config.micro_batch_interleave_num) == (2, 2)
+    parallel = trainer.recipe("train").parallel
+    assert (parallel.data, parallel.tensor) == (1, 2)
+    trainer.config.parallel_config.data_parallel = 2
+    trainer.set_recompute_config(recompute=True)
+    recipe = trainer.recipe("train")
+    assert recipe.parallel.processes == 4 and recipe.train.recompute and trainer.config.recompute_config.recompute
+    trainer.set_recompute_config()  # off, as there
+    assert not trainer.recipe("train").train.recompute
 
 
 def test_the_layout_on_a_models_configuration_counts_where_nothing_else_says_one(tmp_path):

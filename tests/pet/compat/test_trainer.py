@@ -273,8 +273,12 @@ def test_layouts_and_preset_names(base, monkeypatch):
     trainer.set_parallel_config(
         data_parallel=4, model_parallel=2, pipeline_stage=2, micro_batch_num=2, optimizer_shard=True
     )
-    trainer.set_recompute_config(recompute=True)
+    trainer.set_recompute_config(recompute=True, select_recompute=False)
     recipe = trainer.recipe()
+    said = trainer.config.parallel_config, trainer.config.recompute_config
+    assert (said[0].data_parallel, said[0].optimizer_shard, said[1].select_recompute) == (4, True, False)
+    trainer.config.parallel_config.data_parallel = 1
+    assert trainer.recipe().parallel.processes == 4
     assert recipe.parallel.processes == 16
     assert recipe.parallel.shard_optimizer
     assert recipe.train.batch_size == 2 * 4 * 2  # MindFormers counts the rows of one micro-batch of one copy
