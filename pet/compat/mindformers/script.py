@@ -25,9 +25,9 @@ FILE_PERMISSION = 0o600
 _places = {"output": "./output"}
 
 
-def build_context(config: MindFormerConfig | TrainingArguments) -> None:
+def build_context(config: MindFormerConfig | TrainingArguments | dict[str, Any]) -> None:
     """Joins the job that the file's ``use_parallel``, or that of the arguments, speaks of, and chooses its device. The
-    configuration gets ``rank_id`` and ``device_num``.
+    configuration gets ``rank_id`` and ``device_num``, but for a plain dictionary.
 
     Raises:
         InputError: see `init_context`.
@@ -37,7 +37,8 @@ def build_context(config: MindFormerConfig | TrainingArguments) -> None:
     given: Mapping[str, Any] = values.get("context") or {}
     device = {name: given[name] for name in DEVICE if given.get(name) is not None}
     rank, size = init_context(values.get("use_parallel") or False, ContextConfig(**device))
-    for name, value in {"rank_id": rank, "local_rank": rank, "device_num": size}.items():
+    facts = {"rank_id": rank, "local_rank": rank, "device_num": size}
+    for name, value in facts.items() if type(config) is not dict else ():
         object.__setattr__(config, name, value)  # no key of the file: scripts look at them
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,17 @@ class MindFormerConfig(dict):
         for key, value in options.items():
             if blocked := put(self, tuple(key.split(".")), _with_attributes(value)):
                 raise InputError(f"{key}: {'.'.join(map(str, blocked))} is no section")
+
+    def get_value(self, levels: str | Sequence[str], default: Any = None) -> Any:
+        """The value of a dotted key, or of its parts; `default` where there is none."""
+        found: Any = self
+        for name in levels.split(".") if isinstance(levels, str) else levels:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return default if found is None else found
+
+    def set_value(self, levels: str | Sequence[str], value: Any) -> None:
+        """Sets it; see `merge_from_dict`."""
+        self.merge_from_dict({levels if isinstance(levels, str) else ".".join(levels): value})
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain dictionaries."""

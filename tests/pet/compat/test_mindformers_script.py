@@ -101,6 +101,7 @@ def test_train_tunes_where_the_file_says_so(config, tmp_path, monkeypatch, capsy
     """From release 1.1 on the script calls ``train`` for both, and predicts and measures by the same configuration."""
     monkeypatch.setenv("LOG_MF_PATH", str(tmp_path / "output/log"))
     given = config(load_checkpoint="gpt_tiny")
+    build_context({"use_parallel": False})
     build_context(given)
     assert (given.rank_id, given.device_num) == (0, 1) and "rank_id" not in given.to_dict()
     summary = Trainer(given).train()
@@ -228,6 +229,10 @@ def no_handlers_left():
 def test_a_value_is_not_overwritten_by_a_section():
     config = MindFormerConfig({"model": {"type": "x"}})
     config.merge_from_dict({"model.config.layers": 2})
+    config.set_value("context.mode", 0)
+    config.set_value(["context", "device_id"], 3)
+    assert (config.get_value("context.mode"), config.get_value(["context", "device_id"])) == (0, 3)
+    assert config.get_value("context.mode.none", "other") == "other" and config.get_value("none") is None
     assert config.model.config.layers == 2
     with pytest.raises(InputError, match=r"model\.type\.name: model\.type is no section"):
         config.merge_from_dict({"model.type.name": "y"})
