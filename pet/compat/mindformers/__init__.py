@@ -131,9 +131,9 @@ __lacking__ = {
     r"DataLoader|^dataset\b|Dataset": "rows are read and packed here; give the files as train_dataset=, or a job file",
     r"ogits_?[pP]rocess": "generate's settings choose tokens",
     r"(Llama|GPT2|GLM2?)Model$": "model.hidden_states(ids, *model.layout(ids)) is what a head gets",
-    r"^tools\.(ckpt_transform|utils)": "pet transform divides and joins checkpoints",
+    r"^tools\.(ckpt_transform|utils\.get_real_group_size)": "pet transform divides and joins checkpoints",
     r"convert": "pet convert reads and writes .ckpt files",
-    r"^models\.|Model$|Config$|Tokenizer$|For[A-Z]\w+$": "the models here are GPT-2, LLaMA and GLM",
+    r"^models\.|Model$|Tokenizer$|For[A-Z]\w+$": "the models here are GPT-2, LLaMA and GLM",
 }
 __modules__ = modules_of(
     {
