@@ -49,6 +49,20 @@ def of_run(given: Any, entry: str) -> Any:
     return str(path / entry) if (path / entry / named).is_file() and not (path / named).is_file() else given
 
 
+def last_run(output: str) -> Path:
+    """The run in an output directory.
+
+    Raises:
+        InputError: there is none.
+    """
+    from pet.compat.modelarts import output_directory
+
+    run = Path(output_directory(output))
+    if not (run / "summary.json").is_file():
+        raise InputError(f"Trainer: there is no result of this trainer yet, nor a run in {run}; give a directory")
+    return run
+
+
 def written(run: Path) -> tuple[Path | None, Path | None]:
     """(adapter, model) that a run has written: the one, the other where every weight was trained, or neither."""
     adapter, model = (run / entry if (run / entry).is_dir() else None for entry in ("adapter", "model"))

@@ -24,7 +24,7 @@ from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.mindformers.sizes import tokenizer_of
 from pet.compat.mindformers.training_arguments import TrainingArguments
 from pet.compat.mindformers.watching import Watched, way_of
-from pet.compat.results import bring_checkpoint, find_weights
+from pet.compat.results import bring_checkpoint, find_weights, last_run
 from pet.compat.translation import ANY_LAYOUT, same
 from pet.names import bundled_models
 from pet.recipe.callback_names import is_named
@@ -158,7 +158,7 @@ class Trainer(Watched, Request):
         """Trains. A preset's name starts from random weights; a base with a ``pet_method`` is tuned.
 
         Args:
-            train_checkpoint: start from this directory, or with True from this trainer's last result.
+            train_checkpoint: start from this directory, or with True from the last result, or that in ``output_dir``.
             resume: go on with the run in ``output_dir``, or with that in the given run or checkpoint directory.
             changes: ``train_dataset``, ``eval_dataset``, ``do_eval``, ``resume_training`` … for this call.
 
@@ -170,10 +170,10 @@ class Trainer(Watched, Request):
         return self._run("finetune" if tunes else "train", train_checkpoint, resume, changes)
 
     def finetune(self, finetune_checkpoint=None, resume=None, **changes) -> dict[str, Any]:
-        """Tunes a base that has weights; the arguments are those of `train`.
+        """Tunes a base; the arguments are those of `train`.
 
         Raises:
-            InputError: there are no base weights; the message says where they can come from.
+            InputError: a size was named, which has no weights; the message says where they can come from.
         """
         return self._run("finetune", finetune_checkpoint, resume, changes)
 
@@ -349,9 +349,7 @@ class Trainer(Watched, Request):
         A model that is an object is given the weights at once.
         """
         if checkpoint is True:
-            if self.result is None:
-                raise InputError("Trainer: there is no result of this trainer yet; give a directory")
-            checkpoint = self.result
+            checkpoint = self.result or last_run(self.arguments.get("output_dir") or self._said.output_dir or "output")
         if not checkpoint:
             checkpoint = self.result or (None if resumed else self.load_checkpoint)
         is_object = self.model is not None and not is_path(self.model)

@@ -255,6 +255,18 @@ def test_random_weights_are_tuned_where_the_script_has_made_them(tmp_path, caplo
         trainer_of(LlamaForCausalLM(config), tmp_path).finetune()
 
 
+def test_true_for_a_checkpoint_is_the_run_in_the_output_directory(tmp_path):
+    """Of another process, too: MindFormers takes the last checkpoint that lies there."""
+    with pytest.raises(InputError, match=r"no result of this trainer yet, nor a run in .*run; give a directory"):
+        trainer_of("llama_tiny", tmp_path).evaluate(rows(), eval_checkpoint=True)
+    first = trainer_of("llama_tiny", tmp_path, pet_method="lora")
+    first.train()
+    expected = first.evaluate(rows())["loss"]
+    later = trainer_of("llama_tiny", tmp_path, pet_method="lora")
+    assert later.evaluate(rows(), eval_checkpoint=True)["loss"] == pytest.approx(expected, rel=1e-6)
+    assert later.evaluate(rows())["loss"] != pytest.approx(expected, rel=1e-6)
+
+
 def test_a_files_interval_holds_for_rows_in_memory(tmp_path):
     """A file that measures while it trains, and whose data the script gives as objects."""
     loader = {"data_loader": {"type": "MindDataset", "dataset_dir": ""}, "input_columns": ["input_ids"]}
