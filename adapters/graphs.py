@@ -3,7 +3,8 @@
 One of a cell around a model (a training step, an evaluation) or of a function that calls it (``mindspore.jit``) would
 go on with adapters that are off by now, or count merged ones twice. MindSpore finds such a graph by its name in the
 cell's list of names, or in its own. So the names of what was compiled in one state of the adapters are taken off the
-lists in another, and put back where that state is there again and nothing was compiled under them since.
+lists in another, and put back where that state is there again and nothing was compiled under them since. MindSpore
+frees a cell's graphs by that list when the cell goes, so those of states that cannot come again are freed here.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 
 from mindspore import nn
+from mindspore._c_expression import JitExecutor_
 from mindspore.common._register_for_recompute import recompute_registry
 
 from model_zoo.graph import api
@@ -25,27 +27,32 @@ _states: weakref.WeakKeyDictionary[nn.Cell, Hashable] = weakref.WeakKeyDictionar
 _compiled_in: dict[tuple[int, str], Hashable] = {}
 
 
-def state_changed(model: nn.Cell, state: Hashable) -> None:
+def state_changed(model: nn.Cell, state: Hashable, gone: Collection[Hashable] = ()) -> None:
     """Lets no graph run that was compiled with other adapters on this model.
 
     Args:
         state: what no other state of this model's adapters, and none of another model's, is.
+        gone: states that will not come again.
     """
     before = everything()
     _states[model] = state
     after = everything()
-    if before == after:
+    if before == after and not gone:
         return
     lists = {0: api.ms_compile_cache, **api.cells_compile_cache}  # the names of compiled functions, those of each cell
-    for place, names in lists.items():
+    for place, names in lists.items() if before != after else ():
         foreign = {name for name in names if OURS not in name}
         _compiled_in.update(((place, name), before) for name in foreign)
         names -= foreign
     for (place, name), compiled_in in list(_compiled_in.items()):
-        if place not in lists:
+        names = lists.get(place)
+        if names is None or not compiled_in.isdisjoint(gone):
             del _compiled_in[place, name]
-        elif compiled_in == after:
-            lists[place].add(name)
+            if not names or name not in names:  # else it has been compiled anew since
+                executor = api._cell_graph_executor if place else JitExecutor_.get_instance()
+                executor.del_net_res(None, {name})
+        elif before != after and compiled_in == after:
+            names.add(name)
 
 
 def everything() -> Hashable:

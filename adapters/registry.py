@@ -55,6 +55,7 @@ class Registry:
         self.statistics: list[nn.Cell] = []
         self.settled = 0  # changes with every merge that was kept for good, and where the base is packed anew
         self.graphs: dict[tuple, int] = {}
+        self.states = 0
         self.created = model.create_time
         # asked for by `model_zoo.checkpoint.reading.load_into`, which knows nothing of adapters
         object.__setattr__(model, "base_loading", functools.partial(base_loading, self))
@@ -232,9 +233,13 @@ class Registry:
         merged = (self.merged.names, self.merged.version) if self.merged is not None and not self.blocks else ()
         state = self.model.adapter_state = (versions, merged, rows, self.settled)
         # MindSpore's own (GRAPH_MODE) are kept by the time at which the cell was made.
-        number = self.graphs.setdefault(state, len(self.graphs))
+        number = self.graphs.setdefault(state, self.states)
+        self.states = max(self.states, number + 1)
         object.__setattr__(self.model, "_create_time", self.created + number)
-        state_changed(self.model, (id(self), self.created, number))
+        there = {(name, adapter.version) for name, adapter in self.adapters.items()}
+        gone = [self.graphs.pop(former) for former in list(self.graphs) if not there.issuperset(former[0])]
+        numbered = [(id(self), self.created, one) for one in (number, *gone)]
+        state_changed(self.model, numbered[0], numbered[1:])
 
     def refresh_columns(self, names: tuple[str, ...], rows: tuple[str, ...]) -> None:
         """Sets the model's position offset and its number of virtual tokens.

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 import pet
 from adapters.cells import weight_of
 from adapters.registry import registry
+from model_zoo.graph import api
 
 METHODS = {
     "lora": lambda targets: pet.LoRAConfig(rank=2, alpha=3, targets=targets),
@@ -205,6 +206,33 @@ def test_graphs_of_a_state_are_kept_for_it():
         with pet.disable_adapters(network):
             assert names and not cell.compile_cache
         assert cell.compile_cache == names
+    finally:
+        ms.set_context(mode=ms.PYNATIVE_MODE)
+
+
+def test_graphs_with_an_adapter_that_is_gone_are_freed():
+    ms.set_context(mode=ms.GRAPH_MODE)
+    try:
+        network, x = Small(), Small.example()
+        cell = Around(network)
+
+        @ms.jit
+        def function(x):
+            return network(x) * 1.0
+
+        bare, kept = network(x).asnumpy(), set(network.compile_cache)
+        for _ in range(2):
+            pet.apply_lora(network, rank=2, targets=list(Small.targets))
+            randomise(network)
+            changed = [run(x).asnumpy() for run in (network, cell, function)]
+            names = network.compile_cache | cell.compile_cache
+            assert all(api._cell_graph_executor.has_compiled(name) for name in names | kept) and len(names) == 2
+            pet.delete_adapter(network, "default")
+            assert not any(api._cell_graph_executor.has_compiled(name) for name in names)
+            assert all(api._cell_graph_executor.has_compiled(name) for name in kept)
+            for run, adapted_output in zip((network, cell, function), changed, strict=True):
+                np.testing.assert_allclose(run(x).asnumpy(), bare, atol=1e-6)
+                assert np.abs(adapted_output - bare).max() > 1e-4
     finally:
         ms.set_context(mode=ms.PYNATIVE_MODE)
 
