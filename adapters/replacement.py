@@ -14,8 +14,8 @@ from adapters.cells import plain_cells
 from adapters.matching import wanted
 from model_zoo.errors import InputError
 
-STATISTICS = ("moving_mean", "moving_variance")
-"""What a batch norm notes in training: saved with the cell, but no optimizer's."""
+STATISTICS = ("moving_mean", "moving_variance", "running_mean", "running_var")
+"""What a batch norm of ``nn``, or of ``mint.nn``, notes in training: saved with the cell, but no optimizer's."""
 
 
 @dataclasses.dataclass
@@ -48,10 +48,11 @@ def own_copy(adapter: str, path: str, cell: nn.Cell, attribute: str, dtype) -> R
 
 
 def planned(model: nn.Cell, config, chosen, adapter: str) -> list[Replacement]:
-    """The copies that a configuration asks for (`wanted`)."""
+    """The copies that a configuration asks for (`wanted`). Whole numbers (indices, counts) stay the base's."""
     known = getattr(model, "family", None) is not None  # another library's dtype may be a name, or of its inputs
     dtype = getattr(model, "dtype", None) if known else None
-    return [own_copy(adapter, path, cell, attribute, dtype) for path, cell, attribute in wanted(model, config, chosen)]
+    found = [one for one in wanted(model, config, chosen) if getattr(one[1], one[2]).is_floating_point()]
+    return [own_copy(adapter, path, cell, attribute, dtype) for path, cell, attribute in found]
 
 
 def restore(items: list[Replacement]) -> None:

@@ -9,12 +9,13 @@ import mindspore as ms
 import numpy as np
 import pytest
 from foreign_networks import NETWORKS, Convolutional, Small, Squared, Text, Vision, numbers
-from mindspore import Tensor, amp, nn, ops
+from mindspore import Tensor, amp, mint, nn, ops
 from safetensors.numpy import load_file
 
 import pet
 from adapters.cells import weight_of
 from adapters.registry import registry
+from model_zoo.checkpoint.parameters import write_parameter
 from model_zoo.graph import api
 
 METHODS = {
@@ -355,6 +356,22 @@ def test_every_bias_is_trained_whatever_its_cell_calls_it(config, tmp_path):
     before = [parameter.asnumpy().copy() for parameter in trained]
     nn.TrainOneStepCell(Squared(network), nn.Adam(trained, 1e-2)).set_train()(x)
     assert not any(np.array_equal(one.asnumpy(), array) for one, array in zip(trained, before, strict=True))
+
+
+def test_numbers_that_no_optimizer_trains_are_none_of_its_parameters(tmp_path):
+    def make():
+        return nn.SequentialCell(mint.nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1))
+
+    network = make()
+    pet.apply_lora(network, rank=2, targets=["1"], modules_to_save=["0"])
+    trained = [one.name.rpartition(".")[2] for one in pet.trainable_parameters(network) if "lora" not in one.name]
+    assert trained == ["weight", "bias"]
+    for name in trained + ["running_mean"]:
+        write_parameter(getattr(network[0], name), np.full(4, 3, np.float32))
+    pet.save_adapter(network, tmp_path)
+    fresh = make()
+    pet.load_adapter(fresh, tmp_path)
+    assert all(getattr(fresh[0], name).asnumpy().tolist() == [3] * 4 for name in trained + ["running_mean"])
 
 
 @pytest.mark.parametrize("exchanged", ["head", "stem.1"])
