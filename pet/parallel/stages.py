@@ -79,6 +79,8 @@ def stage_class(cls: type) -> type:
     """A model's class, for a model that is one stage: it cannot answer by itself."""
 
     class Stage(cls):
+        incomplete = True  # as `adapters.adapter` asks
+
         def __call__(self, *arguments, **settings):
             raise InputError(
                 "parallel.pipeline: this process has one stage of the model; logits need parallel.pipeline=1"
