@@ -101,6 +101,8 @@ def prepare_model(model: nn.Cell, settings, distributed) -> Precision:
     set_precision(model, precision.name)
     if settings.recompute:
         set_recompute(model, int(settings.recompute))
+    elif any(getattr(layer, "recomputes", False) for layer in getattr(model, "layer_list", ())):
+        log.warning("train.recompute: this model's layers are recomputed since an earlier trainer; load it anew")
     if not settings.base_dropout:
         say_unapplied(model)
     attach_dropout(model, settings.base_dropout, distributed.tensor_rank, of_run=True)

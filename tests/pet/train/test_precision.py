@@ -13,7 +13,9 @@ from model_zoo.auto import AutoModel
 from model_zoo.engine import speed
 from model_zoo.errors import InputError
 from pet.recipe.loading import from_dict
+from pet.recipe.training import Train
 from pet.train import precision
+from pet.train.distributed import DistributedContext
 from pet.train.precision import NarrowProduct, set_precision, set_recompute
 from pet.train.prepare import load_model
 from pet.train.trainer import Trainer
@@ -72,6 +74,13 @@ def test_recomputed_layers_keep_the_names_of_their_parameters(fixtures, every, c
     set_recompute(model, every)
     assert [parameter.name for parameter in model.get_parameters()] == names
     assert [index for index, layer in enumerate(model.layer_list) if getattr(layer, "recomputes", False)] == chosen
+
+
+def test_a_later_trainer_says_that_layers_are_still_recomputed(fixtures, caplog):
+    model = AutoModel.from_pretrained(fixtures / "llama_gqa")
+    for recompute, said in ((False, 0), (True, 0), (False, 1)):
+        precision.prepare_model(model, Train(recompute=recompute), DistributedContext.alone())
+        assert caplog.text.count("are recomputed since an earlier trainer") == said
 
 
 needs_bf16 = pytest.mark.skipif(bool(engine.no_bf16()), reason=engine.no_bf16())
