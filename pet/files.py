@@ -70,7 +70,11 @@ def finite(value: Any) -> Any:
 
 def json_text(value: Any, indent: int | None = None) -> str:
     """JSON that every program reads, see `finite`; keys keep their order, and characters stay what they are."""
-    return json.dumps(finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    write = functools.partial(json.dumps, indent=indent, ensure_ascii=False, allow_nan=False)
+    try:
+        return write(value)
+    except ValueError:
+        return write(finite(value))
 
 
 def write_json(path: str | os.PathLike, value: Any, indent: int | None = 2) -> None:
