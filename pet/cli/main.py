@@ -135,10 +135,11 @@ def leave(code: int) -> int:
     if code == 0:
         report_success()
     job = sys.modules.get("pet.parallel.join")
+    half_imported = "mindspore._c_expression" in sys.modules and "mindspore" not in sys.modules
     # waits for the other processes, or does not come back where this one has failed
-    if interrupts.ending() or (job is not None and job.leave(code)):
+    if interrupts.ending() or (job is not None and job.leave(code)) or half_imported:
         # everything is written; at its normal end MindSpore's network would say so on the terminal, line by line, and
-        # what was interrupted may fail to end
+        # what was interrupted, or an import that failed (of another protobuf), may fail to end
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

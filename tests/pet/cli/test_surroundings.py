@@ -216,6 +216,18 @@ def test_doctor_says_which_versions_were_tested(monkeypatch, version, words):
     assert words is None or told[0].startswith(words)
 
 
+@pytest.mark.parametrize(("whole", "end"), [(True, b"at the end\n"), (False, b"")], ids=["imported", "half"])
+def test_a_mindspore_that_could_not_be_imported_does_not_end_the_process(whole, end):
+    """With another protobuf its C++ part is there, and at exit it aborts the process behind pages of its own."""
+    program = (
+        "import atexit, sys, types; from pet.cli.main import leave; atexit.register(print, 'at the end'); "
+        f"names = ['mindspore._c_expression', 'mindspore'][:{1 + whole}]; "
+        "sys.modules.update({name: types.ModuleType(name) for name in names}); sys.exit(leave(1))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, end, b"")
+
+
 def test_packages_that_another_one_changed_are_named(monkeypatch, capsys):
     """Behind a failure, too, since MindSpore then fails with a traceback of somebody else's."""
     changed = {"protobuf": "3.1", "numpy": "2.2.0", "tqdm": None}
