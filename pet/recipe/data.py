@@ -5,10 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr, SerializeAsAny, WrapValidator, model_serializer
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    SerializeAsAny,
+    WithJsonSchema,
+    WrapValidator,
+    model_serializer,
+)
 
 from model_zoo.errors import shown
-from pet.recipe.fields import HerePath, Parts, PathKind, RecipePath, Section, StepsOrShare, TemplatePath, TextsToo
+from pet.recipe.fields import (
+    WITH_PROMPT,
+    HerePath,
+    Parts,
+    PathKind,
+    RecipePath,
+    Section,
+    StepsOrShare,
+    TemplatePath,
+    TextsToo,
+)
 
 Role = Literal[
     "prompt",
@@ -73,7 +91,7 @@ class Reading(Section):
         description="A custom prompt template instead of the model's: text with {prompt}, and {input} or {system} "
         "where the rows have them, which ends where the answer begins; or a Jinja chat template, or its path (.jinja).",
     )
-    template_without_input: str | None = Field(
+    template_without_input: Annotated[str, WithJsonSchema(WITH_PROMPT)] | None = Field(
         None,
         min_length=1,
         description="In place of template for rows without an input: text with {prompt}. Default: template, in which "

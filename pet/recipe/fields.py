@@ -66,6 +66,11 @@ def _one_or_many(item: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [item, {"type": "array", "items": item}]}
 
 
+def _matching(pattern: str) -> dict[str, Any]:
+    """The JSON schema of a text in which a pattern is found."""
+    return {"type": "string", "minLength": 1, "pattern": pattern}
+
+
 class TextsToo:
     """Says in the JSON schema of a list that an entry may be a text, and stand by itself."""
 
@@ -75,12 +80,18 @@ class TextsToo:
 
 RecipePath = Annotated[str, PathKind("recipe"), Field(min_length=1)]
 HerePath = Annotated[str, PathKind("here"), Field(min_length=1)]
-TemplatePath = Annotated[str, PathKind("template"), Field(min_length=1)]
+WITH_PROMPT = _matching(r"\{prompt\}")
+# a text with {prompt}, a chat template, its file, or what the environment says
+_TEMPLATE = _matching(WITH_PROMPT["pattern"] + r"|\{%|\.(jinja2?|j2)$|\$\{")
+TemplatePath = Annotated[str, PathKind("template"), Field(min_length=1), WithJsonSchema(_TEMPLATE)]
 REFERENCES = PRECOMPUTE, ADAPTERS_OFF = ("precompute", "adapters_off")
 ReferencePath = Annotated[str, PathKind("reference"), Field(min_length=1)]
 ModelPath = Annotated[str, PathKind("model"), Field(min_length=1)]
 # "q_proj" means ["q_proj"]
 Names = Annotated[list[str], alone(str), WithJsonSchema(_one_or_many({"type": "string"}))]
+
+
+PART = r"(\d+|\d\d?%|100%)?:(\d+|\d\d?%|100%)?"
 
 
 def _part(value: Any) -> Any:
@@ -90,17 +101,19 @@ def _part(value: Any) -> Any:
 
 def _check_parts(value: list[str]) -> list[str]:
     for entry in value:
-        if not re.fullmatch(r"(\d+|\d\d?%|100%)?:(\d+|\d\d?%|100%)?", entry):
+        if not re.fullmatch(PART, entry):
             raise ValueError(f"{entry!r} is no part of a file's rows; write :1000, :5%, 80%: or 100:200")
     return value
 
 
+_OPEN_PART = {"type": "object", "additionalProperties": {"type": "null"}, "minProperties": 1, "maxProperties": 1}
+_PART = {"anyOf": [_matching(f"^{PART}$"), _OPEN_PART]}
 Parts = Annotated[
     list[Annotated[str, BeforeValidator(_part)]],
     alone(str, dict),
     AfterValidator(_check_parts),
     Field(min_length=1),
-    WithJsonSchema(_one_or_many({"type": "string"})),
+    WithJsonSchema({"anyOf": [_PART, {"type": "array", "items": _PART, "minItems": 1}]}),
 ]
 
 
@@ -143,7 +156,10 @@ def _steps_or_share(value: float) -> float | int:
 
 
 # 100 is a hundred steps, 0.03 is three percent of all steps.
-StepsOrShare = Annotated[float, Field(ge=0), AfterValidator(_steps_or_share)]
+_STEPS, _SHARE = {"type": "integer", "minimum": 1}, {"type": "number", "minimum": 0, "exclusiveMaximum": 1}
+StepsOrShare = Annotated[
+    float, Field(ge=0), AfterValidator(_steps_or_share), WithJsonSchema({"anyOf": [_SHARE, _STEPS]})
+]
 
 FACTS = ("ge", "gt", "le", "lt", "min_length")
 # What may be written shorter, or only in part, in a recipe.

@@ -1,5 +1,6 @@
 """Recipes: what they resolve to, and what is said of wrong ones."""
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -155,6 +156,26 @@ def test_json_schema_is_json_and_strict():
     assert schema["additionalProperties"] is False
     assert schema["required"] == ["model"]
     assert set(schema["properties"]["adapter"]["discriminator"]["mapping"]) >= {"lora", "dora", "prefix", "ia3", "none"}
+
+
+@pytest.mark.parametrize(
+    ("key", "good", "bad"),
+    [
+        ("rows", [":1000", "80%:", "5:10", ":", [":5%"], {"80%": None}], ["5", "120%:", "a:b", "", [], ["5"]]),
+        ("eval_fraction", [0, 0.5, 100], [-1, 1.5]),
+        ("template", ["Q: {prompt}", "{% for m in messages %}", "own.jinja", None], ["no place", ""]),
+        ("template_without_input", ["{prompt}", None], ["{input}", ""]),
+    ],
+)
+def test_json_schema_of_data_says_what_the_check_says(write, tmp_path, key, good, bad):
+    jsonschema = pytest.importorskip("jsonschema")
+    (tmp_path / "own.jinja").write_text("{{ messages }}")
+    rules = jsonschema.Draft202012Validator(json_schema())
+    for value in [*good, *bad]:
+        data = {"train": "a", **({"template": "{prompt}"} if key == "template_without_input" else {}), key: value}
+        assert rules.is_valid({"model": {"path": "a"}, "data": data}) == (value in good), value
+        with contextlib.nullcontext() if value in good else pytest.raises(InputError):
+            from_dict({"model": {"path": "llama_tiny"}, "data": {**data, "train": "home/train.jsonl"}})
 
 
 # Overrides
