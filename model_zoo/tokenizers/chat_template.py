@@ -281,7 +281,7 @@ class ChatTemplate:
     @functools.cached_property
     def left_out(self) -> list[str]:
         """What of a conversation the template does not write: ``tools``, ``tools within`` (those of a message),
-        ``system``, ``thought``."""
+        ``system``, ``thought``, ``enable_thinking``."""
         asked, answer = {"role": "user", "content": PROBE[0]}, {"role": "assistant", "content": PROBE[0]}
         trials = {
             "tools": ([asked, answer], {"tools": [TOOL]}),
@@ -295,6 +295,9 @@ class ChatTemplate:
                 if PROBE[1] not in "".join(part.text for part in self.example(messages, options, "last")):
                     found.append(what)
         self.empty_thoughts = counted
+        with contextlib.suppress(InputError):
+            switched = (self.prompt([asked], {"enable_thinking": on}) for on in (True, False))
+            found += ["enable_thinking"] if list(next(switched)) == list(next(switched)) else []
         return found
 
     @functools.cached_property

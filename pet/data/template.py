@@ -108,7 +108,7 @@ def as_chat_template(template: str, opening: str, system: str | None = None) -> 
 
 
 OF_A_ROW = dict.fromkeys(("tools", "tools within"), "the list of tools")
-OF_A_ROW |= {"system": "the system message", "thought": "the thought"}
+OF_A_ROW |= {"system": "the system message", "thought": "the thought", "enable_thinking": "enable_thinking"}
 """What a chat template may leave out, in words."""
 
 
@@ -134,6 +134,7 @@ def unread(row: Any, tokenizer: Any, settings: Any) -> list[str]:
         form, left_out = ("chat template", own.left_out) if own else ("prompt form", ["thought"])
         within = not row.tools and any(one.get("tools") for one in messages)
         said = {"tools": row.tools, "tools within": within, "system": system, "thought": thought}
+        said["enable_thinking"] = (row.thinking, settings.enable_thinking) != (None, None)
         lacking = [OF_A_ROW[what] for what, there in said.items() if there and what in left_out]
         found += [f"{what}, for which the {form} has no place," for what in lacking]
     return found

@@ -722,10 +722,11 @@ def test_what_no_json_can_hold_is_refused(made):
 WITH_ALL = (
     "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}"
     "{{ m.thinking }}{{ m.content }}<|im_end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant{% if enable_thinking %}<think>{% endif %}{% endif %}"
 )
 LEAVES_OUT = {
     "nothing": (WITH_ALL, []),
+    "enable_thinking": (WITH_ALL.replace("{% if enable_thinking %}<think>{% endif %}", ""), ["enable_thinking"]),
     "tools": (WITH_ALL.replace("tools or", ""), ["tools", "tools within"]),
     "those of the column": (
         WITH_ALL.replace("in tools or", "in messages[0].tools or"),

@@ -161,6 +161,18 @@ def test_what_a_chat_template_leaves_out_is_told(write, settings, caplog):
         ]
 
 
+def test_a_switch_that_a_chat_template_has_not_is_told(write, settings, caplog):
+    tokenizer = AutoTokenizer.from_pretrained(bundled_models()["llama_tiny"])
+    rows = [
+        {"prompt": "a", "completion": "b", "chat_template_kwargs": {"enable_thinking": own}} for own in (None, True)
+    ]
+    for switch, number in ((None, 1), (False, 2)):
+        caplog.clear()
+        chosen = settings(template="{% for m in messages %}{{ m.content }}</s>{% endfor %}", enable_thinking=switch)
+        load_dataset(write("rows.jsonl", rows), tokenizer, settings=chosen)
+        assert f"enable_thinking, for which the chat template has no place, is not read in {number} of 2" in caplog.text
+
+
 def test_a_prompt_form_has_no_place_for_thoughts(write, settings, letters, caplog):
     answer = {"role": "assistant", "content": "b", "reasoning_content": "t"}
     load_dataset(
