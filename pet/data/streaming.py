@@ -32,6 +32,7 @@ from .cache import check_unchanged, encoder_digest, fallback, file_versions, rea
 from .compressed import is_compressed
 from .dataset import Counts, TokenDataset
 from .encode import CHUNK, CHUNK_SIZE, WORTH_WORKERS, Encoder, encode_rows, shown, start_workers, tell
+from .finding import kind_of
 from .formats import read_file
 from .loader import Batch, Loader
 from .plan import Plan
@@ -45,7 +46,7 @@ log = logging.getLogger("pet.data")
 WINDOW_SIZE = 1 << 26
 """Characters after which a window ends: its texts and its tokens are in memory at once, and those of the next one."""
 MANY_WINDOWS = 32
-"""Windows of one compressed file that are worth a warning."""
+"""Windows of a file without places to go on from, compressed or MindRecord, that are worth a warning."""
 VERSION = 2
 """Of the index: raise it when the same files give other windows than before."""
 Span = tuple[int, Place, int]
@@ -86,12 +87,14 @@ class StreamDataset:
         ]
         self.rows = sum(rows for spans in self.windows for _, _, rows in spans)
         for file, count in Counter(file for spans in self.windows for file, _, _ in spans).items():
-            if count >= MANY_WINDOWS and is_compressed(files[file]):
+            packed = is_compressed(files[file])
+            if count >= MANY_WINDOWS and (packed or kind_of(files[file]) == "mindrecord"):
                 log.warning(
-                    "%s: is unpacked from its beginning for each of its %d windows; unpack it once, or raise "
-                    "data.stream_window",
+                    "%s: is %s from its beginning for each of its %d windows; %s, or raise data.stream_window",
                     files[file],
+                    "unpacked" if packed else "read",
                     count,
+                    "unpack it once" if packed else "save it as Parquet or JSON lines",
                 )
 
     def _read_notes(self) -> dict[str, Any]:

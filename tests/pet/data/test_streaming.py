@@ -256,3 +256,16 @@ def test_a_compressed_file_of_many_windows_is_worth_a_warning(write, letters, tm
     settings = DataSettings(streaming=True, stream_window=1, max_length=20, cache_dir=str(tmp_path / "cache"))
     load_dataset(path, letters, settings=settings)
     assert "rows.jsonl.gz: is unpacked from its beginning for each of its 40 windows" in caplog.text
+
+
+def test_mindrecord_that_is_read_again_for_many_windows_is_told(tmp_path, letters, caplog):
+    """Nothing but its beginning is a place to read from."""
+    from mindspore.mindrecord import FileWriter
+
+    path = tmp_path / "rows.mindrecord"
+    writer = FileWriter(str(path), 1)
+    writer.add_schema({"text": {"type": "string"}}, "rows")
+    writer.write_raw_data([{"text": "a"}] * 40)
+    writer.commit()
+    load_dataset(path, letters, settings={"streaming": True, "stream_window": 1, "cache_dir": str(tmp_path / "cache")})
+    assert "rows.mindrecord: is read from its beginning for each of its 40 windows; save it as Parquet" in caplog.text
