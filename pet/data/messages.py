@@ -83,12 +83,16 @@ def messages_of(turns: list[Any]) -> list[dict[str, Any]]:
 
 
 def _apart(turn: Any) -> list[Any]:
-    """The messages of an object with a question and its answer (`IN_ONE`); anything else by itself."""
-    said = [next((turn[name] for name in names if name in turn), None) for names in IN_ONE if isinstance(turn, dict)]
-    if not said or not all(isinstance(text, str) for text in said[1:]) or not isinstance(said[0], (str, type(None))):
+    """The messages of an object with a question and its answer (`IN_ONE`), whose other keys are the answer's; anything
+    else by itself."""
+    if not isinstance(turn, dict) or "role" in turn or "from" in turn:
         return [turn]
-    roles = ("system", "user", "assistant")
-    return [{"role": role, "content": text} for role, text in zip(roles, said, strict=True) if text or role != "system"]
+    system, question, answer = (next((turn[name] for name in names if name in turn), None) for names in IN_ONE)
+    if not isinstance(question, str) or not isinstance(answer, str) or not isinstance(system, (str, type(None))):
+        return [turn]
+    beside = {name: value for name, value in turn.items() if not any(name in names for names in IN_ONE)}
+    opened = [{"role": "system", "content": system}] if system else []
+    return [*opened, {"role": "user", "content": question}, {**beside, "role": "assistant", "content": answer}]
 
 
 def usual(value: Any, names: Mapping[str, str], words: Mapping[str, str]) -> Any:

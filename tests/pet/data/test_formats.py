@@ -184,8 +184,8 @@ ROWS = {
         [user("a"), assistant("b"), user("c"), assistant("d")],
     ),
     "XTuner's questions with answers": (
-        {"conversation": [{"system": "s", "input": "a", "output": "b"}, {"input": "c", "output": "d"}]},
-        [system("s"), user("a"), assistant("b"), user("c"), assistant("d")],
+        {"conversation": [{"system": "s", "input": "a", "output": "b"}, {"input": "c", "output": "d", "loss": 0}]},
+        [system("s"), user("a"), assistant("b"), user("c"), {**assistant("d"), "weight": 0}],
     ),
     "Firefly and pCLUE": ({"kind": "NLI", "input": "a", "target": "b"}, [user("a"), assistant("b")]),
     "Open Assistant's role": (
