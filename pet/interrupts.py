@@ -62,24 +62,16 @@ def listen() -> None:
     global _listener
     if _listener is not None or not hasattr(signal, "sigwait"):  # Windows has none of this
         return
-    heard = _heard()
+    heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    if not heard:
-        return
     # wakes the main thread from a read or a sleep, and raises there
     signal.signal(signal.SIGURG, _raise)
     listener = threading.Thread(target=_wait, args=(heard,), name="signals", daemon=True)
-    _listener = listener  # which the thread looks for
     try:
         listener.start()
+        _listener = listener
     except RuntimeError:  # no thread is to be had: Python's own handlers are left, and whatever needs one more says so
-        _listener = None
         signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)
-
-
-def _heard() -> list[int]:
-    """The signals that this process was not started to ignore."""
-    return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
 
 
 def listening() -> bool:
@@ -88,23 +80,20 @@ def listening() -> bool:
 
 
 @contextlib.contextmanager
-def unlistened() -> Iterator[None]:
-    """Undoes `listen` within the block: programs that are started inherit what is blocked. A signal still ends the
-    command: process 1 of a container gets none that has no handler."""
-    global _listener
-    thread, _listener = _listener, None
-    if thread is not None:
-        signal.pthread_kill(thread.ident, _heard()[0])
-        thread.join()
-        for number in set(SIGNALS) - set(_heard()):  # once more, where MindSpore has put its handler meanwhile
-            signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+def unblocked() -> Iterator[None]:
+    """Within, what this thread, the main one, starts inherits no blocked signal, but those that are ignored. One that
+    comes to this process goes where it would."""
+    if _listener is None:
+        yield
+        return
+    for number in SIGNALS:  # MindSpore may have put its handler in their place
+        ignored = signal.getsignal(number) == signal.SIG_IGN
+        signal.signal(number, signal.SIG_IGN if ignored else _receive)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     try:
-        with contextlib.nullcontext() if thread is None else handled_by(_end_here):
-            yield
+        yield
     finally:
-        if thread is not None:
-            listen()
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
 @contextlib.contextmanager
@@ -168,17 +157,12 @@ def end_at_once(number: int) -> None:
 
 def _wait(heard: Collection[int]) -> None:
     while True:
-        number = signal.sigwait(heard)
-        if threading.current_thread() is not _listener:
-            return
-        receivers = [receive for numbers, receive in _receivers if number in numbers]
-        (receivers[-1] if receivers else _end)(number)
+        _receive(signal.sigwait(heard))
 
 
-def _end_here(number: int) -> None:
-    global _ending
-    _ending = number
-    raise KeyboardInterrupt
+def _receive(number: int, frame=None) -> None:
+    receivers = [receive for numbers, receive in _receivers if number in numbers]
+    (receivers[-1] if receivers else _end)(number)
 
 
 def _end_command(number: int) -> None:

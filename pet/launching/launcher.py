@@ -171,19 +171,18 @@ def launch(
     if shutil.which(command[0]) is None:
         hint = f"; did you mean python {command[0]}?" if command[0].endswith(".py") else ""
         raise InputError(f"pet launch: there is no program {command[0]!r} that can be executed{hint}")
-    # the launcher has handlers of its own, and what it starts must not inherit blocked signals
-    with interrupts.unlistened():
-        if job.launcher != "none":
+    if job.launcher != "none":
+        with interrupts.unblocked():
             os.execvp(command[0], command)
-        if nodes > 1:
-            host, port = split_address(master)
-            if node == 0:
-                resolve(host)  # the workers meet there, by IPv4 alone
-            control = Control(nodes, node, (host, port), workers, job_secret(secret), join_limit)
-        else:
-            control = Alone(workers)
-        with control:
-            return _Workers(command, workers, control, devices, Path(log_directory), log_name, idle_limit).wait()
+    if nodes > 1:
+        host, port = split_address(master)
+        if node == 0:
+            resolve(host)  # the workers meet there, by IPv4 alone
+        control = Control(nodes, node, (host, port), workers, job_secret(secret), join_limit)
+    else:
+        control = Alone(workers)
+    with control:
+        return _Workers(command, workers, control, devices, Path(log_directory), log_name, idle_limit).wait()
 
 
 class _Workers:
@@ -245,14 +244,15 @@ class _Workers:
             log.parent.mkdir(parents=True, exist_ok=True)
             beat_file.write_bytes(b"")
             file = log.open("wb", buffering=0)
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            with interrupts.unblocked():
+                process = subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
         except OSError as error:  # of the log directory, or of the program
             raise InputError(f"pet launch: {error.filename}: {error.strerror}") from None
         self.processes.append(process)
