@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from model_zoo import progress
 from model_zoo.errors import InputError, nearest
 
 CALLBACKS = {
@@ -111,7 +112,8 @@ def find_class(key: str, name: str, built_in: Mapping[str, str], methods: Sequen
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)
     try:
-        module = importlib.import_module(module_name)
+        with progress.pausing():  # the user's own code takes any time
+            module = importlib.import_module(module_name)
     except Exception as error:  # the module's own, too
         raise InputError(f"{key}: {name!r}: module {module_name!r} cannot be imported: {error}") from error
     cls = getattr(module, class_name, None)

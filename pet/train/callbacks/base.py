@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from model_zoo import progress
 from model_zoo.arguments import is_several
 from model_zoo.errors import InputError
 from pet.recipe.classes import MOMENTS, find_callback
@@ -45,7 +46,9 @@ class Callback:
 def make_callback(name: str, args: dict[str, Any] | None = None) -> Callback:
     """A callback by its name; see `pet.recipe.classes.find_callback`."""
     args = args or {}
-    return find_callback(name, args)(**args)
+    cls = find_callback(name, args)
+    with progress.pausing():
+        return cls(**args)
 
 
 def make_callbacks(wanted: Any, directory: bool = True) -> list[Callback]:

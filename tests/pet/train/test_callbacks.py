@@ -77,11 +77,15 @@ def test_code_of_the_users_own_may_take_any_time(toy, batch, tmp_path, monkeypat
         return {"loss": 1.0}
 
     feed = CollateLoader(Rows([{}] * 4), 4, collate_fn=collate)
-    own = {"callbacks": [Own()], "evaluation": measure}
+    monkeypatch.setitem(sys.modules, "teller", types.SimpleNamespace(tell=tell, Own=Own))
+    named = "from teller import Own, tell\ntell('import')\nclass Named(Own):\n    def __init__(self): tell('init')"
+    (tmp_path / "named.py").write_text(named)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = {"callbacks": ["named:Named"], "evaluation": measure}
     with heartbeat.watched():
         from_mindspore(Dataset())
         Trainer(toy(), feed, directory=tmp_path / "run", steps=2, warmup=0, **own).train()
-    moments = ("start", "step", "save", "end", "row", "collate", "dataset", "measure")
+    moments = ("start", "step", "save", "end", "row", "collate", "dataset", "measure", "import", "init")
     assert told == {(moment, heartbeat.PAUSING) for moment in moments}
 
 
