@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from model_zoo import progress
 from model_zoo.checkpoint.directory import FORMS, find_weights, holds_weights
 from model_zoo.errors import InputError, first_line
 from pet.installation import needed
@@ -83,7 +84,8 @@ def fetch(name: HubName, only_config: bool = False, fresh: bool = False) -> tupl
     def ask(local: bool) -> Path:
         for files in [["config.json"]] if only_config else [[*FILES], [*OLDER]]:
             options.update(revision=name.revision, local_files_only=local, allow_patterns=files)
-            found = Path(package.snapshot_download(name.model, **options))
+            with progress.pausing():
+                found = Path(package.snapshot_download(name.model, **options))
             if holds_weights(found):
                 break
         if not (found / "config.json").is_file():

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from model_zoo import progress
 from model_zoo.errors import InputError
 from pet.cli.main import main
 from pet.compat.yaml_files import load_any
-from pet.hub import BELOW, FILES, HubName, bare, hub_name
+from pet.hub import BELOW, FILES, HubName, bare, fetch, hub_name
+from pet.launching import heartbeat
 from pet.names import bundled_models, find_model, find_tokenizer, model_config
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -101,6 +103,22 @@ def test_of_directories_only_that_of_chat_templates_is_fetched():
         "additional/config.json",
     )
     assert [name for name in (*files, *others) if fetched(name)] == [*files]
+
+
+def test_a_worker_may_take_any_time_for_a_download(hub, tmp_path, monkeypatch):
+    """One of more than ten seconds was taken for a hang."""
+    monkeypatch.setenv(heartbeat.BEAT_FILE, str(tmp_path / "beat"))
+    download, states = hub.snapshot_download, []
+
+    def noted(*words, **settings):
+        states.append(heartbeat._now[0])
+        return download(*words, **settings)
+
+    hub.snapshot_download = noted
+    with heartbeat.watched():
+        progress.tick()
+        fetch(hub_name("tiny/llama"))
+    assert states == [heartbeat.PAUSING] * 2  # the cache and the network
 
 
 def test_a_configuration_alone_is_fetched_alone_and_completed_later(hub):
