@@ -21,6 +21,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from adapters.factors import generator_for, kaiming_uniform
+from adapters.fitting import misfits, shapes_of
 from adapters.matching import sites
 from adapters.method import AdapterModule, MethodConfig
 from adapters.settings import Prefix
@@ -310,15 +311,7 @@ def real_shares(model, chosen, ids: list[int]) -> list[np.ndarray]:
 
 def check_only(tensors: dict[str, Any], expected: dict[str, tuple[int, ...]], where) -> None:
     """Raises InputError unless a file holds just these tensors with these shapes."""
-    problems = [f"{where}: {name} is missing" for name in expected if name not in tensors]
-    for name, info in tensors.items():
-        if name not in expected:
-            problems.append(f"{where}: {name} is no tensor of this method ({', '.join(expected)} expected)")
-        elif tuple(info.shape) != expected[name]:
-            problems.append(
-                f"{where}: {name} has shape {tuple(info.shape)}; the configuration and this model need {expected[name]}"
-            )
-    InputError.raise_any(problems)
+    InputError.raise_any(f"{where}: {problem}" for problem in misfits(expected, shapes_of(tensors)))
 
 
 def prompt_fields(config, dims, heads: int, width: int) -> dict[str, Any]:

@@ -161,11 +161,16 @@ def parted(choice: str) -> tuple[str, str]:
 
 def top_level(annotation: str) -> list[str]:
     """The alternatives of an annotation: ``list[int | str] | None`` has two."""
+    return between_bars(annotation.replace(" ", ""), "[", "]")
+
+
+def between_bars(tokens: Iterable[str], opening: str, closing: str) -> list[str]:
+    """What stands between the bars of a text, but for those within brackets."""
     found, depth = [""], 0
-    for character in annotation.replace(" ", ""):
-        depth += (character == "[") - (character == "]")
-        if character == "|" and depth == 0:
+    for token in tokens:
+        depth += (token == opening) - (token == closing)
+        if token == "|" and depth == 0:
             found.append("")
         else:
-            found[-1] += character
+            found[-1] += token
     return found

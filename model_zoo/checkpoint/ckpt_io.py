@@ -8,7 +8,6 @@ nor protobuf is imported.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -16,9 +15,9 @@ import numpy as np
 
 from model_zoo.atomic import atomic_write
 from model_zoo.checkpoint.dtypes import as_storage, convert
-from model_zoo.checkpoint.file_bytes import CHUNK, FileBytes
+from model_zoo.checkpoint.file_bytes import CHUNK, TensorFile
 from model_zoo.checkpoint.safetensors_io import storage
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError
 from model_zoo.protobuf import fields, varint
 
 # The format's words for types, and ours.
@@ -37,7 +36,7 @@ CHECKSUM = b"crc_num"  # followed by ten bytes, at the end of files written with
 Piece = tuple[int, int]  # start and end of bytes in the file
 
 
-class CkptFile(contextlib.AbstractContextManager["CkptFile"]):
+class CkptFile(TensorFile):
     """One open ``.ckpt`` file. Its structure is checked as a whole when it is opened; tensors are read on demand.
 
     Attributes:
@@ -47,14 +46,10 @@ class CkptFile(contextlib.AbstractContextManager["CkptFile"]):
         InputError: the file is missing, truncated, encrypted or of another format.
     """
 
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
-        self.tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
-        self._pieces: dict[str, list[Piece]] = {}
-        try:
-            self._bytes = FileBytes(self.path)
-        except OSError as error:
-            raise InputError(f"{self.path}: cannot be read ({error.strerror or error})") from None
+    tensors: dict[str, tuple[str, tuple[int, ...]]]
+
+    def scan(self) -> None:
+        self.tensors, self._pieces = {}, dict[str, list[Piece]]()
         if not self._bytes.size:
             raise InputError(f"{self.path}: is empty; a MindSpore checkpoint was expected")
         try:
@@ -63,13 +58,6 @@ class CkptFile(contextlib.AbstractContextManager["CkptFile"]):
             raise InputError(
                 f"{self.path}: not a whole MindSpore checkpoint ({error}); was it cut off, or saved with an enc_key?"
             ) from None
-
-    def __exit__(self, *_) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Lets go of the file. Arrays that were read stay valid: they are copies."""
-        self._bytes.close()
 
     # Structure --------------------------------------------------------------------------------------------------------
 
@@ -118,12 +106,6 @@ class CkptFile(contextlib.AbstractContextManager["CkptFile"]):
         self._pieces.setdefault(name, []).append(piece)
 
     # Tensors ----------------------------------------------------------------------------------------------------------
-
-    def info(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """Type and shape of a tensor."""
-        if name not in self.tensors:
-            raise InputError(f"{self.path}: there is no tensor {name!r}{nearest(name, self.tensors)}")
-        return self.tensors[name]
 
     def read(self, name: str) -> np.ndarray:
         """A tensor as a new array of its stored type; bfloat16 as its bits (uint16)."""

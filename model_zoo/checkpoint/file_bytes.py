@@ -6,12 +6,14 @@ Files are not mapped into memory: where somebody cuts a mapped file off, the sys
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 from model_zoo.atomic import LFS_POINTER, NOT_FETCHED, open_file
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, nearest
 
 WINDOW = 4096
 """Bytes that are kept of what stands around a few that were asked for."""
@@ -81,3 +83,37 @@ class FileBytes:
             self._window, self._begin = bytes(window), start
         found = self._window[start - self._begin : stop - self._begin]
         return found[0] if isinstance(place, int) else found
+
+
+class TensorFile(contextlib.AbstractContextManager):
+    """A file of tensors while it is open. Sub-classes find in `scan` which there are.
+
+    Attributes:
+        tensors: {name: what is known of it}.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+
+    tensors: dict[str, Any]
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        try:
+            self._bytes = FileBytes(self.path)
+            self.scan()
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be read ({error.strerror or error})") from None
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the file. Arrays that were read stay valid: they are copies."""
+        self._bytes.close()
+
+    def info(self, name: str) -> Any:
+        """What is known of a tensor."""
+        if name not in self.tensors:
+            raise InputError(f"{self.path}: there is no tensor {name!r}{nearest(name, self.tensors)}")
+        return self.tensors[name]

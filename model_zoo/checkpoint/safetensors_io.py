@@ -8,7 +8,6 @@ contiguous. Files written here are byte for byte those of the package.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import math
@@ -21,9 +20,9 @@ import numpy as np
 from model_zoo import progress
 from model_zoo.checkpoint import pickled
 from model_zoo.checkpoint.dtypes import FLOAT8, STORAGE, as_storage, convert
-from model_zoo.checkpoint.file_bytes import CHUNK, FileBytes
+from model_zoo.checkpoint.file_bytes import CHUNK, FileBytes, TensorFile
 from model_zoo.checkpoint.made import MadeTensor, Slices, strided
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError
 
 # The format's type codes in its own order (tensors are written by descending type, then by name), the word used here,
 # and the bits of one element.
@@ -86,7 +85,7 @@ def storage(dtype: str) -> np.dtype:
     raise InputError(f"tensors of type {dtype} cannot be read; supported are {', '.join(STORAGE)} and integers")
 
 
-class SafetensorsFile(contextlib.AbstractContextManager["SafetensorsFile"]):
+class SafetensorsFile(TensorFile):
     """One open safetensors file. The header is checked as a whole when it is opened; data is read on demand.
 
     A file that ``torch.save`` wrote is one as well: only where its tensors lie is said otherwise (`pickled`).
@@ -99,30 +98,14 @@ class SafetensorsFile(contextlib.AbstractContextManager["SafetensorsFile"]):
         InputError: the file is missing, truncated or corrupt.
     """
 
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
+    tensors: dict[str, TensorInfo]
+
+    def scan(self) -> None:
         self.made: dict[str, MadeTensor] = {}
-        try:
-            self._bytes = FileBytes(self.path)
-            if self.path.suffix == ".bin" or pickled.begins(self._bytes[0 : pickled.LONGEST]):
-                self.tensors, self.metadata = self._pickled(), {}
-            else:
-                self.tensors, self.metadata = _read_header(self._bytes, self.path)
-        except OSError as error:
-            raise InputError(f"{self.path}: cannot be read ({error.strerror or error})") from None
-
-    def __exit__(self, *_) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Lets go of the file. Arrays that were read stay valid: they are copies."""
-        self._bytes.close()
-
-    def info(self, name: str) -> TensorInfo:
-        try:
-            return self.tensors[name]
-        except KeyError:
-            raise InputError(f"{self.path}: there is no tensor {name!r}{nearest(name, self.tensors)}") from None
+        if self.path.suffix == ".bin" or pickled.begins(self._bytes[0 : pickled.LONGEST]):
+            self.tensors, self.metadata = self._pickled(), {}
+        else:
+            self.tensors, self.metadata = _read_header(self._bytes, self.path)
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Calls tensors by others names from here on: {name: its new one}."""

@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from model_zoo.arguments import between_bars
 from model_zoo.errors import InputError
 
 AT_ONCE = 1 << 17
@@ -157,14 +158,7 @@ def divides(words: Iterable[Mapping[str, Any]]) -> bool:
 
 def alternatives(expression: str) -> list[str]:
     """The parts of a regular expression between the bars that stand in no parentheses."""
-    found, depth = [""], 0
-    for token in re.findall(r"\\.|\[(?:\\.|[^\]])*\]|.", expression, re.DOTALL):
-        depth += (token == "(") - (token == ")")
-        if token == "|" and depth == 0:
-            found.append("")
-        else:
-            found[-1] += token
-    return found
+    return between_bars(re.findall(r"\\.|\[(?:\\.|[^\]])*\]|.", expression, re.DOTALL), "(", ")")
 
 
 def continuing(description: dict[str, Any], scheme: str) -> dict[str, Any]:

@@ -10,19 +10,24 @@ from model_zoo.elsewhere import OF_TOKENIZERS
 from model_zoo.errors import InputError
 
 
-class Setting:
+class Attribute:
+    """An attribute of tokenizers that is found by `value`."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, tokenizer: Any, owner: type | None = None) -> Any:
+        return self if tokenizer is None else self.value(tokenizer)
+
+
+class Setting(Attribute):
     """An attribute that tokenizer_config.json gives its first value, or ``default``, and a script another one: whether
     it can be used says ``fits``, and what can be ``expected``."""
 
     def __init__(self, default: Any, fits: Callable[[Any], bool], expected: str) -> None:
         self.default, self.fits, self.expected = default, fits, expected
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, tokenizer: Any, owner: type | None = None) -> Any:
-        if tokenizer is None:
-            return self
+    def value(self, tokenizer: Any) -> Any:
         found = tokenizer._settings.get(self.name)
         return vars(tokenizer).get(self.name, self.default if found is None else found)
 
@@ -32,19 +37,14 @@ class Setting:
         vars(tokenizer)[self.name] = value
 
 
-class Around:
+class Around(Attribute):
     """Whether a text has the token that begins, or ends, documents at its side: ``token`` is its id's attribute, and
     ``side`` that of the ids in front of texts, or behind them. A script may set it."""
 
     def __init__(self, token: str, side: str) -> None:
         self.token, self.side = token, side
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, tokenizer: Any, owner: type | None = None) -> Any:
-        if tokenizer is None:
-            return self
+    def value(self, tokenizer: Any) -> bool:
         self._check(tokenizer, AttributeError)
         return getattr(tokenizer, self.token) in tokenizer.call_tokens()[self.side == "_after"]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from model_zoo.errors import InputError, shown
+from model_zoo.tokenizers.settable import Attribute
 
 LISTED = "added_tokens_decoder"
 TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -15,15 +16,10 @@ LISTS = ("additional_special_tokens", "extra_special_tokens")
 FLAGS = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
 
 
-class TokenText:
+class TokenText(Attribute):
     """The text of an added token, beside its id: ``tokenizer.pad_token = tokenizer.eos_token``."""
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, tokenizer: Any, owner: type | None = None) -> Any:
-        if tokenizer is None:
-            return self
+    def value(self, tokenizer: Any) -> str | None:
         number = getattr(tokenizer, f"{self.name}_id")
         return next((one["content"] for one in tokenizer.added if one["id"] == number), None)
 
