@@ -75,7 +75,10 @@ def adapted_class(cls: type, weight: str, has_bias: bool) -> type:
 
 
 def select_rows(rows, changed, unchanged):
-    """`changed` where the row's flag is set, else `unchanged`. The leading axis is the batch or batch × length."""
+    """`changed` where the row's flag is set, else `unchanged`; without flags `changed`. The leading axis is the batch
+    or batch × length."""
+    if rows is None:
+        return changed
     batch = rows.shape[0]
     wide = (batch, changed.size // batch)
     flags = ops.broadcast_to(rows.reshape(batch, 1) != 0, wide)
@@ -102,8 +105,7 @@ def _adapted_cell(cls: type, weight_name: str, has_bias: bool) -> type:
             inner = x
             for module in self.active:
                 if module.changes_input:
-                    changed = module.before(inner)
-                    inner = changed if module.rows is None else select_rows(module.rows, changed, inner)
+                    inner = select_rows(module.rows, module.before(inner), inner)
             base = self.bare_construct(inner, *others, **named)
             y = base
             for module in self.active:
@@ -111,7 +113,7 @@ def _adapted_cell(cls: type, weight_name: str, has_bias: bool) -> type:
                     changed = module.on_base(x, y, base, self.base_weight(), self.base_bias())
                 else:
                     changed = module(x, y)
-                y = changed if module.rows is None else select_rows(module.rows, changed, y)
+                y = select_rows(module.rows, changed, y)
             return self.activation(y) if self.activates else y
 
         def trace(self, tracer, x):

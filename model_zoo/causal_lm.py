@@ -37,7 +37,8 @@ def count_ones(mask):
 class CausalLM(nn.Cell):
     """A decoder with a language model's head, or a classifier's.
 
-    Sub-classes build the cells, end their constructor with ``self.finish()``, and give ``hidden_states``.
+    Sub-classes build the cells, end their constructor with ``self.finish()``, and give ``transformer`` or
+    ``hidden_states``.
     `position_offset` is the number of positions taken up in front of the first token (a prefix's), `virtual_tokens` the
     number of columns there (a trained prompt's); `mixed_rows` how many rows a batch must have while each goes through
     an adapter of its own, else None; `decoding` is set while single tokens go through over a cache; `runs_fast` is what
@@ -201,6 +202,10 @@ class CausalLM(nn.Cell):
         position_ids, start, end, keep = self.layout(input_ids, attention_mask, position_ids)
         hidden = self.hidden_states(input_ids, position_ids, start, end, keep)  # (B·S, H)
         return self.head(hidden).reshape(batch, length, -1)
+
+    def hidden_states(self, input_ids, position_ids, start, end, keep=None):
+        """Ids and their `layout` → ``(B·S, H)``."""
+        return self.transformer(input_ids, position_ids, start, end, keep)
 
     def layout(self, input_ids, attention_mask=None, position_ids=None):
         """Positions, and the interval of keys that each token sees.

@@ -177,6 +177,3 @@ class GLMForConditionalGeneration(CausalLM):
         """``(B, 1)``: the index of the first such token in each row, or the row's length."""
         index = int_range(length)
         return ops.select(ids == token, ops.zeros_like(ids) + index, ops.zeros_like(ids) + length).min(1, keepdims=True)
-
-    def hidden_states(self, input_ids, position_ids, start, end, keep=None):
-        return self.transformer(input_ids, position_ids, start, end, keep)

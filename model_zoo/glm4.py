@@ -119,9 +119,6 @@ class ChatGLM2ForConditionalGeneration(CausalLM):
         self.transformer = ChatGLM2Model(config, CellFactory(config, dtype))
         self.finish()
 
-    def hidden_states(self, input_ids, position_ids, start, end, keep=None):
-        return self.transformer(input_ids, position_ids, start, end, keep)
-
     def layout(self, input_ids, attention_mask=None, position_ids=None):
         """As everywhere, but that a padding token on the left sees every column: the published code has it so, and a
         loss over the first real token is read off such a row."""

@@ -92,6 +92,3 @@ class GPT2LMHeadModel(CausalLM):
         self.transformer = GPT2Model(config.dims, make, config.activation_function)
         self.add_head(make, self.transformer.wte)
         self.finish()
-
-    def hidden_states(self, input_ids, position_ids, start, end, keep=None):
-        return self.transformer(input_ids, position_ids, start, end, keep)

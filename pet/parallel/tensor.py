@@ -236,8 +236,7 @@ def row_class(cls: type) -> type:
             inner = x
             for module in self.active:
                 if module.changes_input:
-                    changed = module.before(inner)
-                    inner = changed if module.rows is None else select_rows(module.rows, changed, inner)
+                    inner = select_rows(module.rows, module.before(inner), inner)
             base, bias = self.multiply(inner), None
             if self.bias is not None:
                 bias = self.bias * self.bias_share
@@ -246,12 +245,11 @@ def row_class(cls: type) -> type:
             for module in self.active:
                 if not module.after_sum:
                     changed = module.on_base(x, y, base, self.matrix(), bias) if module.needs_base else module(x, y)
-                    y = changed if module.rows is None else select_rows(module.rows, changed, y)
+                    y = select_rows(module.rows, changed, y)
             y = self.reduce_from_group(y)
             for module in self.active:
                 if module.after_sum:
-                    changed = module(x, y)
-                    y = changed if module.rows is None else select_rows(module.rows, changed, y)
+                    y = select_rows(module.rows, module(x, y), y)
             return y
 
         def trace(self, tracer, x):
