@@ -14,7 +14,7 @@ from model_zoo.checkpoint.dtypes import float_name
 from model_zoo.checkpoint.reading import Checkpoint, assignment, load_into, read_config
 from model_zoo.configs import Config
 from model_zoo.errors import InputError, located, nearest, warn_once
-from model_zoo.families import CONFIGS, PRESETS, config_class
+from model_zoo.families import PRESETS, config_class
 from model_zoo.initialise import initialise
 from model_zoo.quantization.loading import pack_model, storages
 from model_zoo.quantization.plan import Quantization
@@ -24,15 +24,6 @@ from model_zoo.storage import kept_types, set_storage, stored_types
 def model_class(config: type[Config]) -> type[CausalLM]:
     """The class of the models that a configuration describes."""
     return resolve_name(config.model)
-
-
-MODEL_OF = {config: model_class(config) for config in CONFIGS}
-
-
-def classes_for(values: dict) -> tuple[type[Config], type[CausalLM]]:
-    """The configuration and model class for a config.json's dictionary; raises as `config_class` does."""
-    found = config_class(values)
-    return found, MODEL_OF[found]
 
 
 class AutoConfig:
@@ -55,7 +46,7 @@ class AutoConfig:
                 f"{name_or_directory}: no checkpoint directory and no preset{nearest(name_or_directory, PRESETS)}"
             )
         with located(where):
-            return classes_for(values)[0].from_dict(values)
+            return config_class(values).from_dict(values)
 
 
 class AutoModel:
@@ -133,7 +124,7 @@ class AutoModel:
         if isinstance(config, str):
             config = AutoConfig.from_pretrained(config)
         elif isinstance(config, dict):
-            config = classes_for(config)[0].from_dict(config)
+            config = config_class(config).from_dict(config)
         return initialise(model_class(type(config))(config, dtype=compute_type(dtype)), seed)
 
 

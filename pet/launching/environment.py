@@ -32,7 +32,6 @@ class Job:
 
     Attributes:
         rank, size: the place, and how many workers there are.
-        local_rank: the place among the workers of this machine.
         device: index of the accelerator to use; without meaning on a CPU.
         launcher: who started the workers: ``none``, ``pet``, ``msrun``, ``rank_table`` (a cluster's engine with a
             rank table file) or ``environment`` (RANK_ID and RANK_SIZE alone).
@@ -41,7 +40,6 @@ class Job:
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0
     device: int = 0
     launcher: str = "none"
     master: str = ""
@@ -76,7 +74,7 @@ def read_job(environ: Mapping[str, str] | None = None) -> Job:
     if not 0 <= rank < size:
         raise InputError(f"the environment says rank {rank} of {size} workers; ranks go from 0 to {size - 1}")
     local_rank = _number(environ, "LOCAL_RANK", _number(environ, "OMPI_COMM_WORLD_LOCAL_RANK", rank))
-    return Job(rank, size, local_rank, _number(environ, "DEVICE_ID", local_rank), launcher, master)
+    return Job(rank, size, _number(environ, "DEVICE_ID", local_rank), launcher, master)
 
 
 def _number(environ: Mapping[str, str], key: str, default: int | None = None) -> int:

@@ -29,6 +29,7 @@ from mindspore.communication import create_group
 from mindspore.mint import distributed
 
 from model_zoo.errors import InputError
+from pet.installation import on_cpu
 from pet.launching.heartbeat import waiting
 from pet.parallel.join import barrier as barrier, join, world_group
 
@@ -308,7 +309,7 @@ def send(x: Tensor, rank: int, label: str = "pipeline"):
 def receive(shape: Sequence[int], dtype, rank: int, label: str = "pipeline") -> Tensor:
     """Waits for a tensor of this shape and type from a rank. Messages between two ranks arrive in order."""
     # not ops.zeros, whose arguments MindSpore keeps; without a device MindSpore 2.7 takes an accelerator's
-    result = mint.empty(tuple(shape), dtype=dtype, device="CPU" if _on_cpu() else None)
+    result = mint.empty(tuple(shape), dtype=dtype, device="CPU" if on_cpu() else None)
     _count("receive", label, result.size * result.itemsize)
     with waiting():
         distributed.recv(result, rank)
@@ -318,9 +319,5 @@ def receive(shape: Sequence[int], dtype, rank: int, label: str = "pipeline") -> 
 
 def _arrived(x: Tensor) -> None:
     """On a CPU a process sleeps until a message is there; that must be over before it may no longer seem idle."""
-    if _on_cpu():
+    if on_cpu():
         x.asnumpy()
-
-
-def _on_cpu() -> bool:
-    return ms.get_context("device_target") == "CPU"

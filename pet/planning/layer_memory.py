@@ -10,9 +10,10 @@ import dataclasses
 from adapters.apply import apply
 from adapters.dropout import set_dropout_key
 from adapters.lora import LoRALinear
-from model_zoo.auto import MODEL_OF, classes_for
+from model_zoo.auto import model_class
 from model_zoo.engine import MemoryProfile, available, memory_profile
 from model_zoo.errors import InputError
+from model_zoo.families import config_class
 from pet.train.precision import set_precision
 
 LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer")
@@ -44,8 +45,8 @@ def _profile(meta_model, adapter, recompute: bool, precision: str) -> MemoryProf
     # who is seen by whom takes no memory
     values = {**meta_model.values, "layer_types": None, **{key: 2 for key in LAYER_COUNTS if key in meta_model.values}}
     try:
-        config = classes_for(values)[0].from_dict(values)
-        model = MODEL_OF[type(config)](config)
+        config = config_class(values).from_dict(values)
+        model = model_class(type(config))(config)
         if adapter is not None:
             apply(model, adapter)
         set_dropout_key(model, 0)  # as a trainer does

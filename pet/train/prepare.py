@@ -87,7 +87,8 @@ def load_model(recipe):
         InputError: no such model, ``from_scratch`` with a name that says no sizes, or a type that the device cannot
             compute in.
     """
-    from model_zoo.auto import classes_for, compute_type
+    from model_zoo.auto import compute_type
+    from model_zoo.families import config_class
     from model_zoo.inputs import check_runs
     from pet.auto import AutoModel
     from pet.names import find_model, model_config
@@ -100,7 +101,7 @@ def load_model(recipe):
         return AutoModel.from_pretrained(section.path, section.dtype, quantization)
     directory = find_model(section.path)
     values = {**model_config(directory), **section.config}
-    return AutoModel.from_directory(directory, classes_for(values)[0].from_dict(values), section.dtype, quantization)
+    return AutoModel.from_directory(directory, config_class(values).from_dict(values), section.dtype, quantization)
 
 
 def build(recipe, distributed, attach: Callable[[Any], None], fresh: bool = False):

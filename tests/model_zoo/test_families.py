@@ -8,9 +8,10 @@ import pytest
 
 from adapters.lora import LoRAConfig
 from adapters.matching import plan
-from model_zoo.auto import AutoConfig, AutoModel, classes_for
+from model_zoo.auto import AutoConfig, AutoModel
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError
+from model_zoo.families import config_class
 from model_zoo.quantization.plan import Quantization
 from pet.meta_model import MetaModel
 
@@ -116,7 +117,7 @@ def test_both_config_forms_give_the_same_logits(fixtures):
         directory = fixtures / name
         current = json.loads((directory / "config.json").read_text())
         published = json.loads((directory / "config.hub.json").read_text())
-        one, other = (classes_for(values)[0].from_dict(values) for values in (current, published))
+        one, other = (config_class(values).from_dict(values) for values in (current, published))
         assert one.dims == other.dims
         if name != "gpt2":
             from model_zoo.rope_config import rope_settings
@@ -309,11 +310,11 @@ def test_unsupported_configurations_are_named(changes, message, tmp_path):
 )
 def test_windows_are_what_config_json_says(changes, windows):
     values = {**LLAMA_TINY, **changes}
-    config = classes_for(values)[0].from_dict(values)
+    config = config_class(values).from_dict(values)
     assert config.windows == windows
     assert config.dims.context == LLAMA_TINY["max_position_embeddings"]
     written = config.for_file(config.to_dict())
-    assert classes_for(written)[0].from_dict(written).windows == windows
+    assert config_class(written).from_dict(written).windows == windows
 
 
 def test_a_preset_has_no_weights():

@@ -11,18 +11,19 @@ import mindspore as ms
 import numpy as np
 import pytest
 
-from model_zoo.auto import classes_for
+from model_zoo.auto import model_class
 from model_zoo.checkpoint.dtypes import convert
 from model_zoo.checkpoint.reading import load_into, read_config
 from model_zoo.checkpoint.safetensors_io import read_file, write_file
+from model_zoo.counting import config_of
 from model_zoo.errors import InputError
 
 FIXTURES = ("chatglm1", "chatglm2", "glm", "glm4_0414", "gpt2", "llama_gqa", "llama_mha")
 
 
 def bare_model(fixtures, name, dtype=ms.float32):
-    config_class, model_class = classes_for(read_config(fixtures / name))
-    return model_class(config_class.from_dict(read_config(fixtures / name)), dtype=dtype)
+    config = config_of(read_config(fixtures / name))
+    return model_class(type(config))(config, dtype=dtype)
 
 
 def stored(fixtures, name):

@@ -12,7 +12,7 @@ import mindspore as ms
 import pytest
 
 from adapters.patterns import named
-from model_zoo.auto import classes_for
+from model_zoo.auto import model_class
 from model_zoo.checkpoint.reading import Checkpoint, read_config
 from model_zoo.counting import config_of, layout_of, parameter_shapes, sizes, tied_head
 from model_zoo.errors import InputError
@@ -139,8 +139,8 @@ def variants():
 @pytest.mark.parametrize("name, change", list(variants()))
 def test_shapes_equal_the_real_model(name, change, fixtures):
     values = {**read_config(fixtures / name), **change}
-    config_class, model_class = classes_for(values)
-    model = model_class(config_class.from_dict(values), dtype=ms.float32)
+    config = config_class(values)
+    model = model_class(config)(config.from_dict(values), dtype=ms.float32)
     expected = {parameter.name: tuple(parameter.shape) for parameter in model.get_parameters()}
     assert parameter_shapes(values) == expected
     assert parameter_shapes(model.config.to_dict()) == expected

@@ -194,14 +194,14 @@ def measure_loading() -> None:
     """Memory that a process's part of a larger model takes, against the part's size."""
     import psutil
 
-    from model_zoo.auto import MODEL_OF, AutoConfig
+    from model_zoo.auto import AutoConfig, model_class
     from pet.train.memory import peak_memory
 
     directory = output / "large"
     config = AutoConfig.from_pretrained(directory)
     distributed = ParallelContext(tensor=2)
     before = psutil.Process().memory_info().rss / 2**20
-    model = MODEL_OF[type(config)](config)
+    model = model_class(type(config))(config)
     distributed.prepare(model, directory)
     part = sum(parameter.size * parameter.itemsize for parameter in model.get_parameters()) / 2**20
     (output / f"memory_{job.rank}.json").write_text(json.dumps([part, before, peak_memory()]))

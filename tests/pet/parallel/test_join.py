@@ -77,7 +77,7 @@ def calls(monkeypatch) -> list[tuple]:
 
 def join_on(monkeypatch, target: str, launcher: str) -> Job:
     monkeypatch.setattr(ms, "get_context", lambda name: target)
-    monkeypatch.setattr(join, "read_job", lambda: Job(1, 4, 1, 5, launcher, "127.0.0.1:9999"))
+    monkeypatch.setattr(join, "read_job", lambda: Job(1, 4, 5, launcher, "127.0.0.1:9999"))
     return join.join()
 
 
@@ -162,7 +162,7 @@ def test_arguments_of_the_stand_ins_are_those_of_mindspore():
 @pytest.mark.parametrize("host", ["fd00::1", "no.such.host.invalid"])
 def test_an_address_without_ipv4_is_refused(monkeypatch, calls, host):
     monkeypatch.setattr(ms, "get_context", lambda name: "CPU")
-    monkeypatch.setattr(join, "read_job", lambda: Job(1, 4, 1, 1, "environment", f"{host}:9999"))
+    monkeypatch.setattr(join, "read_job", lambda: Job(1, 4, 1, "environment", f"{host}:9999"))
     with pytest.raises(InputError, match=f"{host}: (has no IPv4 address|no such host)"):
         join.join()
 
@@ -185,7 +185,7 @@ def meet(monkeypatch, capsys, beats):
     def run(store) -> tuple[str, str]:
         monkeypatch.setattr(meeting, "store_at", lambda *arguments: store)
         with pytest.raises(InputError) as error, heartbeat.waiting():
-            meeting.meet(Job(1, 4, 1, 1, "environment", "127.0.0.1:9999"), 600, 20.0)
+            meeting.meet(Job(1, 4, 1, "environment", "127.0.0.1:9999"), 600, 20.0)
         return capsys.readouterr().err, str(error.value)
 
     return run
@@ -207,7 +207,7 @@ def test_rank_0_says_why_nobody_can_meet_there(monkeypatch, host):
     """MindSpore's store does not."""
     monkeypatch.setattr(meeting, "store_at", Mock(side_effect=RuntimeError("Failed to initialize the master node.")))
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        job = Job(0, 4, 0, 0, "environment", f"{host}:{taken.getsockname()[1]}")
+        job = Job(0, 4, 0, "environment", f"{host}:{taken.getsockname()[1]}")
         with pytest.raises(InputError) as error:
             meeting.serve(job)
     why = "another program has this port; give another one"
@@ -220,7 +220,7 @@ def test_a_loopback_that_is_down_is_said_at_once():
     """MindSpore's store tried for a minute, in 7,788 lines."""
     code = (
         "from pet.launching.environment import Job\nfrom pet.parallel import meeting\n"
-        "try:\n    meeting.serve(Job(0, 2, 0, 0, 'pet', '127.0.0.1:9999'))\n"
+        "try:\n    meeting.serve(Job(0, 2, 0, 'pet', '127.0.0.1:9999'))\n"
         "except ValueError as error:\n    print(error)"
     )
     alone = ["unshare", "--net", "--map-root-user"]
@@ -320,7 +320,7 @@ def test_what_is_wrong_on_one_machine_is_said_on_all(monkeypatch, capsys, launch
     others may never come."""
     joined = []
     monkeypatch.setattr(together, "_came", False)
-    monkeypatch.setattr(together, "read_job", lambda: Job(1, 2, 0, 0, launcher))
+    monkeypatch.setattr(together, "read_job", lambda: Job(1, 2, 0, launcher))
     monkeypatch.setattr(join, "join", lambda limit: joined.append(capsys.readouterr().err))
     monkeypatch.setattr(peers, "watch", lambda: None)
     monkeypatch.setattr(collectives, "world", lambda: None)

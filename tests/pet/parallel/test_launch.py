@@ -392,12 +392,12 @@ def test_a_job_of_fewer_than_are_to_be_started_is_refused(tmp_path):
 def test_environments_are_recognised():
     assert read_job({}) == Job()
     msrun = {"MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": "8", "MS_NODE_ID": "5", "DEVICE_ID": "1"}
-    assert read_job(msrun) == Job(5, 8, 5, 1, "msrun", "")
+    assert read_job(msrun) == Job(5, 8, 1, "msrun", "")
     assert read_job({"MS_ROLE": "MS_SCHED", "MS_WORKER_NUM": "8"}).launcher == "msrun"
     model_arts = {"RANK_ID": "9", "RANK_SIZE": "16", "RANK_TABLE_FILE": "/t", "VC_WORKER_HOSTS": "a,b"}
-    assert read_job(model_arts) == Job(9, 16, 9, 9, "rank_table", "a:8118")
+    assert read_job(model_arts) == Job(9, 16, 9, "rank_table", "a:8118")
     mpi = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
-    assert read_job(mpi) == Job(2, 4, 0, 0, "environment", "127.0.0.1:8118")
+    assert read_job(mpi) == Job(2, 4, 0, "environment", "127.0.0.1:8118")
     with pytest.raises(InputError, match="rank 4 of 4"):
         read_job({"RANK_ID": "4", "RANK_SIZE": "4"})
     with pytest.raises(InputError, match="RANK_SIZE must be a whole number"):

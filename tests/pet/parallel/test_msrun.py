@@ -157,7 +157,7 @@ print(workers[1].pid)
 def test_what_is_wrong_where_all_workers_are_is_said_without_joining(monkeypatch, capsys, here):
     ended = []
     monkeypatch.setattr(together, "_came", False)
-    monkeypatch.setattr(together, "read_job", lambda: Job(1, 2, 0, 0, "msrun"))
+    monkeypatch.setattr(together, "read_job", lambda: Job(1, 2, 0, "msrun"))
     monkeypatch.setattr(together, "all_here", lambda: here)
     monkeypatch.setattr(together, "end_scheduler", lambda: ended.append("scheduler"))
     monkeypatch.setattr(join, "join", lambda limit: ended.append("joined") or join_fails())
