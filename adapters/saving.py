@@ -275,7 +275,7 @@ def read_arrays(model, state, directory: Path, values, config, strict: bool, ski
     """
     with open_weights(directory) as file:
         check_base(model, state, file.metadata, directory, strict, skipped)
-        plain = unprefixed(file, directory, config, strict, skipped)
+        plain = unprefixed(file, config, strict, skipped)
         beside = []
         if strict and getattr(model, "family", None) is not None:
             check_vocabulary(model, file)
@@ -348,7 +348,7 @@ def check_vocabulary(model, file: SafetensorsFile) -> None:
             raise InputError(lacks_tokens(key, info.shape[0], size, "pet merge makes one checkpoint of both"))
 
 
-def unprefixed(file: SafetensorsFile, directory, config, strict, skipped) -> dict[str, str]:
+def unprefixed(file: SafetensorsFile, config, strict, skipped) -> dict[str, str]:
     """{name without PEFT's prefix: name in the file}."""
     plain, odd = {}, []
     for stored in file.tensors:

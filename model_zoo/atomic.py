@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 from model_zoo import progress
 from model_zoo.errors import InputError, shown
@@ -200,8 +200,8 @@ def files_below(directory: str | Path) -> list[Path]:
     return sorted(Path(folder, name) for folder, _, names in os.walk(directory) for name in names)
 
 
-def open_file(path: str | Path, mode: str = "rb", **options) -> IO:
-    """``open`` for reading, for regular files only.
+def open_file(path: str | Path, buffering: int = -1) -> BinaryIO:
+    """``open`` for reading bytes, for regular files only.
 
     Raises:
         InputError: a pipe, a socket or a device.
@@ -210,7 +210,7 @@ def open_file(path: str | Path, mode: str = "rb", **options) -> IO:
     kind = special_kind(path)
     if kind is not None:
         raise InputError(f"{path}: is {kind}, a regular file was expected")
-    return open(path, mode, **options)
+    return open(path, "rb", buffering)
 
 
 LFS_POINTER = b"version https://git-lfs"

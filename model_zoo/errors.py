@@ -111,7 +111,7 @@ NEEDLESS = {
 }
 
 
-def similar(name: object, candidates: Iterable[object], limit: int = 3) -> str:
+def similar(name: object, candidates: Iterable[object]) -> str:
     """``" (did you mean 'q_proj'?)"`` for a misspelt name or another library's word for one, otherwise nothing.
 
     A misspelling has at most a third of its letters wrong, missing or added: ``LOAR`` is one of ``LORA``, ``ADALORA``
@@ -131,7 +131,7 @@ def similar(name: object, candidates: Iterable[object], limit: int = 3) -> str:
         wrong = longer - sum(block.size for block in matcher.get_matching_blocks())
         if wrong <= max(1, longer // 3) and wrong < longer:
             ranked.append((-matcher.ratio(), candidate))
-    close = [repr(candidate) for _, candidate in sorted(ranked)[:limit]]
+    close = [repr(candidate) for _, candidate in sorted(ranked)[:3]]
     return f" (did you mean {' or '.join(close)}?)" if close else ""
 
 
@@ -147,10 +147,10 @@ def check_one_of(name: str, value: object, allowed: Iterable[object]) -> None:
         raise InputError(f"{name}: unknown value {value!r} (there is: {', '.join(map(repr, allowed))})")
 
 
-def nearest(name: object, candidates: Iterable[object], limit: int = 3) -> str:
+def nearest(name: object, candidates: Iterable[object]) -> str:
     """A suffix for an error message: what `similar` finds, or what exists when nothing comes close."""
     names = sorted({str(candidate) for candidate in candidates})
-    if not names or (close := similar(name, names, limit)):
+    if not names or (close := similar(name, names)):
         return close if names else ""
     shown = ", ".join(names[:12]) + (f", … {len(names) - 12} more" if len(names) > 12 else "")
     return f" (there is: {shown})"

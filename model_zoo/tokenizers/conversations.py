@@ -62,14 +62,14 @@ def _joined(index: int, parts: Sequence[Any]) -> Joined:
     return Joined([part["text"] for part in parts])
 
 
-def in_parts(messages: Iterable[Mapping[str, Any]], kind: type[str] = str) -> list[Mapping[str, Any]]:
-    """Messages whose contents of a kind are parts of the type ``text``: the opposite of `with_texts`."""
+def in_parts(messages: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Messages whose texts are parts of the type ``text``: the opposite of `with_texts`."""
 
     def apart(content: str) -> list[dict[str, str]]:
         return [{"type": "text", "text": text} for text in getattr(content, "parts", [content])]
 
     return [
-        {**one, "content": apart(one["content"])} if isinstance(one.get("content"), kind) else one for one in messages
+        {**one, "content": apart(one["content"])} if isinstance(one.get("content"), str) else one for one in messages
     ]
 
 

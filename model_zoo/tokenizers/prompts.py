@@ -136,9 +136,9 @@ def token(name: str, answer: int | None = None) -> Part:
     return Part("token", name, answer)
 
 
-def _with_system(system: str | None, number: int, question: str, joint: str) -> str:
+def _with_system(system: str | None, number: int, question: str) -> str:
     """Formats without a place for a system text put it in front of the first question."""
-    return f"{system}{joint}{question}" if system and number == 0 else question
+    return f"{system}\n{question}" if system and number == 0 else question
 
 
 def _chatglm(talk: Conversation) -> Iterator[Part]:
@@ -147,8 +147,7 @@ def _chatglm(talk: Conversation) -> Iterator[Part]:
     Then ``[gMASK]<sop>``, the answer and ``<eop>``.
     """
     *history, (question, answer) = [
-        (_with_system(talk.system, number, question, "\n"), answer)
-        for number, (question, answer) in enumerate(talk.turns)
+        (_with_system(talk.system, number, question), answer) for number, (question, answer) in enumerate(talk.turns)
     ]
     if history:
         rounds = [f"[Round {number}]\n问：{asked}\n答：{said}\n" for number, (asked, said) in enumerate(history)]
@@ -168,7 +167,7 @@ def _chatglm2(talk: Conversation) -> Iterator[Part]:
     """
     written, spans = "", []
     for number, (question, answer) in enumerate(talk.turns):
-        question = _with_system(talk.system, number, question, "\n")
+        question = _with_system(talk.system, number, question)
         written += f"[Round {number + 1}]\n\n问：{question}\n\n答："
         if number + 1 < len(talk.turns):
             spans.append((len(written), len(written) + len(answer), number))
