@@ -59,8 +59,9 @@ class LlamaTokenizer(SentencePieceTokenizer):
 
         tokens = [*filter(is_added, added_tokens(controls(found), settings, vocab_file))]
         special = special_ids(tokens)
-        # LLaMA has no padding token of its own; padding is never attended to, so the unknown symbol serves.
-        own_ends = {"bos": processor.bos_id(), "eos": processor.eos_id(), "pad": processor.unk_id()}
+        # LLaMA, unlike Gemma, has no padding token; padding is never attended to, so the unknown symbol serves.
+        pad = processor.unk_id() if processor.pad_id() < 0 else processor.pad_id()
+        own_ends = {"bos": processor.bos_id(), "eos": processor.eos_id(), "pad": pad}
         ends = {key: special.get(named_token(settings, f"{key}_token"), one) for key, one in own_ends.items()}
         for key in ("bos", "eos"):
             if ends[key] < 0:

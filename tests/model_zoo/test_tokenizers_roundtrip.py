@@ -118,6 +118,7 @@ def test_gemmas_texts_are_cut_as_sentencepiece_cuts_them(tokenizers):
         assert tokenizer.encode(text) == [2, *tokenizer.processor.encode(text)]
     assert [tokenizer.token_to_id(name) for name in ("<start_of_turn>", "<end_of_turn>")] == [4, 5]
     assert tokenizer.processor.encode("<start_of_turn>") == [4]  # which a text must not become
+    assert tokenizer.pad_token == "<pad>"
 
 
 @pytest.fixture(scope="module")
