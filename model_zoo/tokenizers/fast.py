@@ -59,7 +59,8 @@ class FastTokenizer(Tokenizer):
         self._paths, source, settings = paths, next(iter(paths.values())), files.settings
         sources = {name: read_bytes(path) for name, path in paths.items()}
         description = _as_its_class(self._read(sources, settings), files)
-        tokens = added_tokens(description.get("added_tokens") or [], settings, source)
+        pieces = description["model"]["vocab"].get
+        tokens = added_tokens(description.get("added_tokens") or [], settings, source, pieces)
         description = {**description, "added_tokens": tokens}
         controls, self._texts = special_ids(tokens), {one["id"]: one["content"] for one in tokens}
         self._byte_level, self.leading_spaces = _decoding(description, source)

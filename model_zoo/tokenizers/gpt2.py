@@ -52,7 +52,8 @@ class GPT2Tokenizer(FastTokenizer):
         if "merges.txt" not in data and "model" not in parse_json(data["tokenizer.json"], source):
             raise InputError(f"{source}: found a plain vocabulary, expected merges.txt with it")
         found = describe_pair(data, self._paths, settings) if "merges.txt" in data else super()._read(data, settings)
-        names = special_ids(added_tokens(found.get("added_tokens") or (), settings, source))
+        pieces = found["model"]["vocab"].get
+        names = special_ids(added_tokens(found.get("added_tokens") or (), settings, source, pieces))
         if END not in names and named_token(settings, "eos_token") not in names:
             raise InputError(f"{source}: there is no {END!r} in it, expected the vocabulary of GPT-2")
         return found
@@ -107,7 +108,7 @@ def describe_pair(data: Mapping[str, bytes], paths: Mapping[str, Any], settings:
     bytewise["add_prefix_space"] = bool(settings.get("add_prefix_space"))
     return {
         "version": "1.0",
-        "added_tokens": controls({piece: vocabulary[piece] for piece in vocabulary if piece in declared}),
+        "added_tokens": controls({END: vocabulary[END]} if END in vocabulary else {}),
         "pre_tokenizer": bytewise,
         "decoder": bytewise,
         "model": {"type": "BPE", "vocab": vocabulary, "merges": [" ".join(pair) for pair in pairs]},

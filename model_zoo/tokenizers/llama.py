@@ -8,7 +8,7 @@ from collections.abc import Callable
 from model_zoo.errors import InputError
 from model_zoo.tokenizers.files import Files, TokenizerFiles, parse_sentencepiece
 from model_zoo.tokenizers.sentencepiece_model import NO_FIRST_SPACE, SPACE, SentencePieceTokenizer, control_pieces
-from model_zoo.tokenizers.special import Places, added_tokens, controls, named_token, named_tokens, special_ids
+from model_zoo.tokenizers.special import Places, added_tokens, controls, named_token, special_ids
 
 
 class LlamaTokenizer(SentencePieceTokenizer):
@@ -50,14 +50,15 @@ class LlamaTokenizer(SentencePieceTokenizer):
         if settings.get("add_prefix_space") is False:
             processor = parse_sentencepiece(data + NO_FIRST_SPACE, vocab_file)
         own = control_pieces(processor)
-        found = {name: processor.piece_to_id(name) for name in named_tokens(settings)}  # among the pieces of texts, too
-        found = {**own, **{name: number for name, number in found.items() if number != processor.unk_id()}}
+
+        def known(name: str) -> int | None:
+            number = processor.piece_to_id(name)
+            return None if number == processor.unk_id() else number
 
         def is_added(one: dict) -> bool:  # what is a piece by that text is sentencepiece's own
-            known = one["id"] < processor.get_piece_size() and processor.id_to_piece(one["id"]) == one["content"]
-            return one["special"] or not known
+            return one["special"] or known(one["content"]) != one["id"]
 
-        tokens = [*filter(is_added, added_tokens(controls(found), settings, vocab_file))]
+        tokens = [*filter(is_added, added_tokens(controls(own), settings, vocab_file, known))]
         special = special_ids(tokens)
         # LLaMA, unlike Gemma, has no padding token; padding is never attended to, so the unknown symbol serves.
         pad = processor.unk_id() if processor.pad_id() < 0 else processor.pad_id()

@@ -58,7 +58,9 @@ def named_tokens(settings: Mapping) -> set[str]:
     return {text for one in found if isinstance(text := _text_of(one), str)}
 
 
-def added_tokens(own: Iterable[Mapping], settings: Mapping, source: Any) -> list[dict]:
+def added_tokens(
+    own: Iterable[Mapping], settings: Mapping, source: Any, pieces: Callable[[str], int | None] = lambda name: None
+) -> list[dict]:
     """All added tokens, each as tokenizer.json has it.
 
     Args:
@@ -66,11 +68,15 @@ def added_tokens(own: Iterable[Mapping], settings: Mapping, source: Any) -> list
         settings: tokenizer_config.json; what it lists counts besides, and before what the file says of the same token.
             A token that either calls special is a control token, and so is one that is named, whatever they say.
         source: the vocabulary's file, for messages.
+        pieces: the id of one of the vocabulary's pieces: a named token may be among them, and on no list.
 
     Raises:
         InputError: a list that is none, or that has another id for one of the file's tokens.
     """
     found, named = {one["content"]: {**FLAGS, "special": False, **one} for one in own}, named_tokens(settings)
+    for name in sorted(named - found.keys()):
+        if (number := pieces(name)) is not None:
+            found[name] = {"content": name, **FLAGS, "id": number, "special": True}
     for number, entry in (settings.get(LISTED) or {}).items():
         if not (number.isdecimal() and isinstance(entry, dict) and isinstance(entry.get("content"), str)):
             raise InputError(

@@ -195,3 +195,19 @@ def test_whatever_a_tokenizer_json_puts_around_texts_is_there(fixtures, tmp_path
     ours = AutoTokenizer.from_pretrained(tmp_path)
     assert ours.encode("hello") == theirs.encode("hello")
     assert whole_text(ours, "hello", "a b") == theirs("hello", "a b")["input_ids"]
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+def test_named_tokens_are_found_among_the_pieces_of_a_tokenizer_json(fixtures, tmp_path, model_type):
+    """Which lists none of them."""
+    ByteLevelBPETokenizer(*(str(fixtures / name) for name in PAIR)).save(str(tmp_path / "tokenizer.json"))
+    description = json.loads((tmp_path / "tokenizer.json").read_text())
+    description["model"]["vocab"] |= {"<|im_end|>": 600, "<|im_start|>": 601}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    settings = {"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    ours, theirs = (kind.from_pretrained(tmp_path) for kind in (AutoTokenizer, transformers.AutoTokenizer))
+    assert ours.eos_token_id == theirs.eos_token_id == 600
+    assert ours.encode_written("<|im_start|>a<|im_end|>") == theirs.encode("<|im_start|>a<|im_end|>")
+    assert ours.decode([601, 65, 600]) == theirs.decode([601, 65, 600], skip_special_tokens=True) == "a"
