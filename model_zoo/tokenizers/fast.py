@@ -179,8 +179,10 @@ def _engine(description: dict, controls: dict[str, int], source: str):
     kept = [token for token in description.get("added_tokens") or [] if token["content"] not in controls]
     model = dict(plain["model"])
     if model.get("ignore_merges"):
-        # With ignore_merges a whole word is looked up first, so a control token in the vocabulary could be a word.
-        model["vocab"] = {piece: number for piece, number in model["vocab"].items() if piece not in controls}
+        # With ignore_merges a whole word is looked up first, so a control token in the vocabulary could be a word. One
+        # of a single character (a pad_token "!") is what texts are made of.
+        words = {name for name in controls if len(name) > 1}
+        model["vocab"] = {piece: number for piece, number in model["vocab"].items() if piece not in words}
     if isinstance(model.get("merges"), list):
         # Nor may merging the letters of a text end in a control token.
         model["merges"] = [merge for merge in model["merges"] if _joined(merge) not in controls]

@@ -5,7 +5,7 @@ import json
 import shutil
 
 import pytest
-from tiny_tokenizers import sentencepiece_like_json
+from tiny_tokenizers import sentencepiece_like_json, write_byte_level
 from tokenizers import ByteLevelBPETokenizer, processors
 
 from model_zoo.errors import InputError
@@ -211,3 +211,12 @@ def test_named_tokens_are_found_among_the_pieces_of_a_tokenizer_json(fixtures, t
     assert ours.eos_token_id == theirs.eos_token_id == 600
     assert ours.encode_written("<|im_start|>a<|im_end|>") == theirs.encode("<|im_start|>a<|im_end|>")
     assert ours.decode([601, 65, 600]) == theirs.decode([601, 65, 600], skip_special_tokens=True) == "a"
+
+
+def test_rows_filled_with_a_character_leave_it_in_texts(tmp_path):
+    write_byte_level(tmp_path, ["<|end|>"], digits=3)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"pad_token": "!", "eos_token": "<|end|>"}))
+    ours, theirs = (kind.from_pretrained(tmp_path) for kind in (AutoTokenizer, transformers.AutoTokenizer))
+    assert ours.pad_token == "!"
+    for text in ("a!b", "!", "!!"):
+        assert ours.encode(text) == theirs.encode(text) and ours.decode(ours.encode(text), False) == text
