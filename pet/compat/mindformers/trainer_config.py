@@ -7,7 +7,7 @@ from typing import Any
 
 from pet.compat.mindformers.config import TABLE as OF_MODELS
 from pet.compat.mindformers.script_config import MindFormerConfig
-from pet.compat.mindformers.yaml_file import SECTIONS, TOP
+from pet.compat.mindformers.yaml_file import SECTIONS, TOP, unread_columns
 from pet.compat.translation import elsewhere, per_process
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
 
@@ -41,8 +41,9 @@ def put_config(t: Translation, config: MindFormerConfig, rows: int) -> None:
     if config.runner_config.batch_size:
         per_process(t, rows, "train.batch_size")
     t.apply(_said(config.model.model_config), MODEL, "model.model_config.")
-    for name in ("train_dataset", "eval_dataset"):
+    for name, key in (("train_dataset", "data.columns"), ("eval_dataset", "data.eval_columns")):
         t.apply(_said(config[name]), DATA, f"{name}.")
+        t.put(key, unread_columns(config[name].input_columns) or None)
     own = (*SECTIONS, *READ, "model", "train_dataset", "eval_dataset")
     top = {key: one for key, one in _said(config).items() if key not in own and one != -1}
     for key in [key for key in top if TOP.get(key) is elsewhere]:

@@ -327,9 +327,7 @@ def _data(t: Translation, section: dict[str, Any], key: str, takes_labels: bool 
         t.put(f"data.{own}columns", columns)
         t.put(f"data.{own}format", "prompt_completion")
     if loader.get("type") in ROWS_OF_IDS:
-        read = {EARLIER.get(name, name) for name in section.get("input_columns") or ()}
-        read -= set() if takes_labels else {"labels"}
-        unread = {name: "" for name in ("labels", "attention_mask") if read and name not in read}
+        unread = unread_columns(section.get("input_columns"), () if takes_labels else ("labels",))
         if key == "data.train":
             t.put("data.columns", unread or None)
         elif paths and unread != t.get("data.columns", {}):
@@ -342,3 +340,9 @@ def _data(t: Translation, section: dict[str, Any], key: str, takes_labels: bool 
     longest = longest or max((one.get("seq_length") or 0 for one in handlers), default=0)
     if longest and "data.max_length" not in t.settings:
         t.put("data.max_length", longest)
+
+
+def unread_columns(named: Any, never: Collection[str] = ()) -> dict[str, str]:
+    """``data.columns`` of rows of ids, of which only those that ``input_columns`` names are read; all without it."""
+    read = {EARLIER.get(name, name) for name in named or ()} - {*never}
+    return {name: "" for name in ("labels", "attention_mask") if read and name not in read}

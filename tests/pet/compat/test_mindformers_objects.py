@@ -174,6 +174,8 @@ def test_a_trainers_config_says_where_a_run_starts_and_how_it_is_divided(tmp_pat
     assert [one.args["url"] for one in recipe.callbacks] == [f"file://{tmp_path}"]
     trainer.config.use_parallel = False
     assert trainer.recipe("train").parallel.data == 1
+    trainer.config.train_dataset.input_columns = ["input_ids", "input_mask"]
+    assert trainer.recipe("train").data.columns == {"labels": ""}
     for name, value in (("load_checkpoint", "none"), ("model", {"model_config": {"checkpoint_name_or_path": "none"}})):
         trainer = trainer_of("llama_tiny", tmp_path)
         trainer.config.merge_from_dict({name: value})
