@@ -27,6 +27,7 @@ from model_zoo.tokenizers.llama import LlamaTokenizer as OwnLlama
 from pet import auto
 from pet.compat.mindformers.building import built, from_pretrained
 from pet.compat.mindformers.config import (
+    CLASSES,
     ChatGLM2Config,
     GLMConfig,
     GPT2Config,
@@ -163,7 +164,7 @@ class FamilyModel(Listed, CausalLM if TYPE_CHECKING else object, metaclass=Makin
     """A model of one family: random weights, or those of the configuration's ``checkpoint_name_or_path``."""
 
     _config: Any = None
-    _preset, _lora = "", ""
+    _lora = ""
 
     @classmethod
     def _makes(cls, one: object) -> bool:
@@ -171,7 +172,7 @@ class FamilyModel(Listed, CausalLM if TYPE_CHECKING else object, metaclass=Makin
         return kin and (not cls._lora or bool(list_adapters(one)))
 
     def __new__(cls, config=None) -> CausalLM:
-        model = AutoModel.from_config(cls._preset if config is None else config)
+        model = AutoModel.from_config(CLASSES[cls._config.__name__][1] if config is None else config)
         plain = not cls._lora or getattr(config, "pet_config", None)
         return model if plain else with_adapter(model, dict(LORA[cls._lora]))
 
@@ -184,19 +185,19 @@ class FamilyModel(Listed, CausalLM if TYPE_CHECKING else object, metaclass=Makin
 class GPT2LMHeadModel(FamilyModel):
     """GPT-2."""
 
-    _config, _preset = GPT2Config, "gpt2"
+    _config = GPT2Config
 
 
 class LlamaForCausalLM(FamilyModel):
     """LLaMA 1 to 3.2."""
 
-    _config, _preset = LlamaConfig, "llama_7b"
+    _config = LlamaConfig
 
 
 class GLMForPreTraining(FamilyModel):
     """ChatGLM-6B."""
 
-    _config, _preset = GLMConfig, "glm_6b"
+    _config = GLMConfig
 
 
 GLMChatModel = GLMForPreTraining
@@ -227,7 +228,7 @@ class GPT2WithLora(GPT2LMHeadModel):
 class ChatGLM2ForConditionalGeneration(FamilyModel):
     """ChatGLM2, ChatGLM3 and GLM-4."""
 
-    _config, _preset = ChatGLM2Config, "glm2_6b"
+    _config = ChatGLM2Config
 
 
 SAID = (

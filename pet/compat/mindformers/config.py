@@ -122,6 +122,15 @@ def config_values(own: type[Config], rules: Mapping[str, Rule], given: Mapping[s
     return t.settings
 
 
+# the configurations' names, each with the layouts that it stands for and the preset of its default sizes
+CLASSES = {
+    "GPT2Config": (("gpt2",), "gpt2"),
+    "LlamaConfig": (("llama",), "llama_7b"),
+    "GLMConfig": (("chatglm",), "glm_6b"),
+    "ChatGLM2Config": (("chatglm2", "glm4"), "glm2_6b"),
+}
+
+
 class TransformerOpParallelConfig(SimpleNamespace):
     """What scripts set as a configuration's ``parallel_config``: the layout of a model's processes, as far as neither a
     trainer nor its file says it."""
@@ -220,7 +229,7 @@ class _Config(Listed, metaclass=Making):
 
     @classmethod
     def _makes(cls, one: object) -> bool:
-        return isinstance(one, cls._own)
+        return isinstance(one, Config) and one.family.layout in CLASSES[cls._own.__name__][0]
 
     @classmethod
     def _made(cls, given: Mapping[str, Any]) -> dict[str, Any]:

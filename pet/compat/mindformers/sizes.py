@@ -10,18 +10,12 @@ from model_zoo.counting import layout_of, sizes as sizes_of
 from model_zoo.errors import InputError, located, nearest
 from pet.compat.ckpt.names import Form
 from pet.compat.mindformers import config as configurations
+from pet.compat.mindformers.config import CLASSES
 from pet.compat.mindformers.presets import split_name
 from pet.compat.mindformers.script_config import read_keys
 from pet.compat.translation import same
 from pet.recipe.translation import Translation
 
-# the configurations' names, each with the layouts that it stands for and the preset of its default sizes
-CLASSES = {
-    "GPT2Config": (("gpt2",), "gpt2"),
-    "LlamaConfig": (("llama",), "llama_7b"),
-    "GLMConfig": (("chatglm",), "glm_6b"),
-    "ChatGLM2Config": (("chatglm2", "glm4"), "glm2_6b"),
-}
 ARCHITECTURES = ("GPT2", "Llama", "ParallelLlama", "GLM", "ChatGLM")
 """How their models' ``arch.type`` begin: others with the same configurations (Baichuan's) compute something else."""
 SIZES = {

@@ -335,7 +335,8 @@ def test_objects_are_instances_of_the_classes_by_which_scripts_name_their_family
     config = LlamaConfig(**LLAMA)
     assert isinstance(config, LlamaConfig) and not isinstance(config, GPT2Config)
     assert isinstance(AutoConfig.from_pretrained("llama2_7b"), LlamaConfig)
-    assert isinstance(AutoConfig.from_pretrained("glm2_6b"), ChatGLM2Config)
+    for name in ("glm2_6b", "glm4_tiny"):
+        assert isinstance(AutoConfig.from_pretrained(name), ChatGLM2Config)
     for model in (LlamaForCausalLM(config), AutoModel.from_pretrained("llama_tiny")):
         assert isinstance(model, LlamaForCausalLM) and isinstance(model, pet.LlamaForCausalLM)
         assert not isinstance(model, (GPT2LMHeadModel, LlamaForCausalLMWithLora))
