@@ -495,6 +495,19 @@ BROKEN = {
         '{"messages": [{"role": "user", "content": null}]}',
         ":1: message 1: expected role and content (or from and value), found 'role', 'content' of null",
     ),
+    "parts of an answer": (
+        '{"messages": [{"role": "user", "content": "a"}, '
+        '{"role": "assistant", "content": "b c", "train_detail": [{"begin_offset": 0, "end_offset": 1}]}]}',
+        ":1: message 2: train_detail: parts of an answer cannot be learnt; only whole ones, by weight",
+    ),
+    "another role": (
+        '{"messages": [{"role": "Chatbot", "content": "a"}]}',
+        "data.roles says who that is: {Chatbot: assistant}, for one",
+    ),
+    "another part": (
+        '{"messages": [{"role": "user", "text": "a"}]}',
+        "found 'role', 'text'; data.columns names others: {role: …, content: …}",
+    ),
     "unknown format": ('{"x": 1, "y": 2}\n', ":1: the format is not known by these columns: 'x', 'y'"),
     "history": (f'{GOOD}\n{{"instruction": "a", "output": "b", "history": ["x"]}}\n', "turn 1: expected a pair"),
     "role": (
