@@ -29,7 +29,7 @@ from pet.compat.mindformers.parallel import (
 from pet.compat.mindformers.presets import split_name, usual_alpha
 from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.mindformers.sizes import model_section
-from pet.compat.mindformers.trainer_config import nothing_said, put_config
+from pet.compat.mindformers.trainer_config import RECOMPUTE, nothing_said, put_config
 from pet.compat.mindformers.training_arguments import TrainingArguments, put_of_schedule, translate_arguments
 from pet.compat.mindformers.watching import in_columns
 from pet.compat.modelarts import output_directory
@@ -145,7 +145,7 @@ class Request:
     def set_recompute_config(self, recompute: bool = False, **more) -> None:
         """Computes activations again in the backward pass instead of keeping them; finer choices are not made here."""
         self.recompute = bool(recompute)
-        self._said.recompute_config = MindFormerConfig(recompute=self.recompute, **more)
+        self._said.recompute_config = MindFormerConfig({**RECOMPUTE, "recompute": self.recompute, **more})
 
     @property
     def config(self) -> MindFormerConfig:

@@ -17,6 +17,11 @@ MODEL = {
     "*": Refused("set it on the configuration that the model is made of"),
 }
 DATA = {"input_columns": elsewhere, "*": Refused("give the data as train_dataset= and eval_dataset=")}
+RECOMPUTE = {
+    **dict.fromkeys(("parallel_optimizer_comm_recompute", "select_recompute", "recompute_slice_activation"), False),
+    "mp_comm_recompute": True,
+}
+"""MindFormers' defaults of `set_recompute_config`."""
 READ = ("parallel_config", "micro_batch_interleave_num", "use_parallel", "load_checkpoint", "do_eval")
 READ += ("callbacks", "eval_callbacks", "remote_save_url")
 """What `Request` reads itself."""

@@ -40,9 +40,9 @@ ACCELERATOR = Ignored("nothing of it changes the results")
 
 
 def _recompute(t: Translation, name: str, value: Any) -> None:
-    if whole := name == "recompute_config.recompute":
+    if name == "recompute_config.recompute":
         t.put("train.recompute", bool(value) or None)
-    if value and not (whole and value is True):
+    if value and not (value is True and name in ("recompute_config.recompute", "recompute_config.mp_comm_recompute")):
         t.ignore("recompute_config", "layers are recomputed as a whole or not at all")
 
 

@@ -200,7 +200,7 @@ def test_a_layout_of_a_call_stands_in_the_file_that_a_script_has_read():
     recipe = trainer.recipe("train")
     assert recipe.parallel.processes == 4 and recipe.train.recompute and trainer.config.recompute_config.recompute
     trainer.set_recompute_config()  # off, as there
-    assert not trainer.recipe("train").train.recompute
+    assert not trainer.recipe("train").train.recompute and trainer.config.recompute_config.select_recompute is False
 
 
 def test_the_layout_on_a_models_configuration_counts_where_nothing_else_says_one(tmp_path):
