@@ -9,7 +9,7 @@ from pathlib import Path
 
 from model_zoo.arguments import checked
 from model_zoo.errors import InputError
-from model_zoo.unwritable import explained
+from model_zoo.unwritable import CannotWrite, explained
 from pet.train import checkpoint as files, state
 from pet.train.callbacks.records import read_metrics
 from pet.train.origins import origins_of_objects
@@ -26,6 +26,7 @@ class Saving:
         whole_weights: all weights that files hold, at the checkpoint in hand, for ``save_extra``.
         origins: see `pet.train.trainer.Trainer`.
         weights_step: the step that the model's weights are of, where the best ones were loaded at the end.
+        in_step: whether a step has begun that has not ended: weights may be between two states.
         begun: whether the run directory was there already: one that is moved away meanwhile is not made anew.
     """
 
@@ -38,7 +39,7 @@ class Saving:
         self.directory = Path(directory) if directory is not None else None
         self.save_extra, self.whole_weights = save_extra, {}
         self.weights_step: int | None = None
-        self.begun = False
+        self.begun = self.in_step = False
 
     def __reduce_ex__(self, protocol):
         raise InputError("a trainer cannot be copied or pickled, as its model cannot; make another one")
@@ -83,6 +84,26 @@ class Saving:
             files.prune(self.checkpoint_directory, self.settings.keep_last, kept)
             self.notify("save", path)
         self.distributed.barrier()
+
+    def rescue(self, error: BaseException | None = None) -> str | None:
+        """Saves the last whole step where an error ends the run, which may have no checkpoint yet. Not where it came
+        within a step or of writing, nor of several processes, all of which would have to take part.
+
+        Returns:
+            The newest checkpoint's path.
+        """
+        last = self.last_checkpoint()
+        new = self.position.step > (files.step_of(Path(last)) if last else 0)
+        able = error is None or (isinstance(error, Exception) and not isinstance(error, CannotWrite))
+        if self.directory is None or self.distributed.size > 1 or self.in_step or not (able and new):
+            return last
+        try:
+            self.save()
+        except Exception as problem:
+            log.warning("saving step %d: %s", self.position.step, problem)
+        if error is not None and self.last_checkpoint() != last:
+            log.warning("step %d is saved: a resumed run goes on from there", self.position.step)
+        return self.last_checkpoint()
 
     @checked
     def resume(self, source: bool | str | Path = True) -> None:

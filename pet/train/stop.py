@@ -5,6 +5,7 @@ SIGHUP      the terminal was closed: the same, exit code 129
 SIGINT      Ctrl-C: the same, exit code 130; a second one ends at once. A program gets it as KeyboardInterrupt
 NaN, Inf    the update is not made; the batch's samples and the last good checkpoint are named, exit code 1
 exploding   the same, when the loss is many times its recent median
+an error    of a callback, an evaluation or the data: the same as far as it can be (`Saving.rescue`), exit code 1
 """
 
 from __future__ import annotations

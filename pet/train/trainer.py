@@ -194,6 +194,7 @@ class Trainer(Measuring, Saving):
                     outcome = self.outcome()
                 interrupted = signals.share(self.distributed.objects)
             except BaseException as error:
+                self.rescue(error)
                 error = stop.no_memory(self, error) if out_of_memory(error) else error
                 self.end({**self.outcome(), "error": str(error) or type(error).__name__}, failed=True)
                 raise error
@@ -267,9 +268,9 @@ class Trainer(Measuring, Saving):
             self.phase = stop.MEASURING
             self.evaluate_if_due(record, last)
             self.phase = stop.STEPS
-        except stop.EvaluationLeft:
+        except Exception as error:
             self.unfinished = record
-            if self.directory:
+            if self.directory and isinstance(error, stop.EvaluationLeft):
                 self.save()
             raise
         self.unfinished = None
@@ -292,6 +293,7 @@ class Trainer(Measuring, Saving):
     def one_step(self, batches: list[dict[str, Any]]) -> dict[str, Any]:
         """One optimizer step; its line for metrics.jsonl."""
         position = self.position
+        self.in_step = True
         restarts.begin_anew_if_due(self)
         rate = self.schedule(position.step)
         scale = self.loss_scale.scale
@@ -299,6 +301,7 @@ class Trainer(Measuring, Saving):
         self.distributed.step_begins()
         result = self.train_step(batches, position.step, rate, scale, updates=position.updates, limit=self.watch.limit)
         self.distributed.step_ends()
+        self.in_step = False
         seconds = time.perf_counter() - begin
         self.check(result, batches)
         if result.applied:
@@ -338,15 +341,14 @@ class Trainer(Measuring, Saving):
             self.loss_scale.good()
             return
         step, samples = self.position.step + 1, where(self.feed, batches)
-        last_good = self.last_checkpoint()
         if not math.isfinite(result.loss):
-            raise stop.failure(step, f"the loss is {result.loss}", samples, last_good)
+            raise stop.failure(step, f"the loss is {result.loss}", samples, self.rescue())
         if not result.finite:
             if self.loss_scale.overflow():
                 return
-            raise stop.failure(step, "the gradients are not finite", samples, last_good)
+            raise stop.failure(step, "the gradients are not finite", samples, self.rescue())
         what = f"the loss is {result.loss:.4g}, over {self.settings.max_loss_ratio:g} times its recent median"
-        raise stop.failure(step, what, samples, last_good, "; train.max_loss_ratio: null looks for NaN alone")
+        raise stop.failure(step, what, samples, self.rescue(), "; train.max_loss_ratio: null looks for NaN alone")
 
     def stop(self, reason: str) -> None:
         """Ends the run after the present step, with everything saved. For callbacks."""

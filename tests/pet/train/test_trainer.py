@@ -20,6 +20,7 @@ from adapters.merge import merge
 from model_zoo.auto import AutoModel
 from model_zoo.engine import available
 from model_zoo.errors import InputError
+from model_zoo.unwritable import CannotWrite
 from pet.data import DataSettings, Loader, TokenDataset
 from pet.names import bundled_models
 from pet.recipe.training import Eval, Train
@@ -322,9 +323,7 @@ def test_a_broken_loss_stops_the_run_and_names_samples_and_checkpoint(toy, batch
     good, bad = batch(4, seed=1), batch(4, seed=2)
     good["input_ids"][0, 0], bad["input_ids"][0, 0] = 5, 30
     data = [good, good, good, bad]
-    trainer = make(
-        toy(), data, forward_step=breaks, directory=tmp_path, save_every=1, callbacks=["metrics"], compiled=True
-    )
+    trainer = make(toy(), data, forward_step=breaks, directory=tmp_path, callbacks=["metrics"], compiled=True)
     with pytest.raises(RunFailed) as caught:
         trainer.train()
     message = str(caught.value)
@@ -395,6 +394,66 @@ def test_max_seconds_ends_with_everything_saved(toy, batch, tmp_path):
     outcome = make(toy(), [batch(4)], steps=10**6, max_seconds=0.3, directory=tmp_path).train()
     assert 0 < outcome["steps"] < 10**6 and "max_seconds" in outcome["stopped"]
     assert checkpoints(tmp_path / "checkpoints")[-1].name == f"step-{outcome['steps']:06d}"
+
+
+@pytest.mark.parametrize("moment", ["a callback", "an evaluation", "a batch", "a full disk"])
+def test_an_error_between_two_steps_loses_none_of_them(toy, batch, tmp_path, weights, caplog, moment):
+    """Of a run that has no checkpoint yet. The resumed run ends as one without the error."""
+    data = [batch(4, seed=seed) for seed in range(6)]
+
+    def trainer(directory, wrong):
+        class Fails(Callback):
+            def step(self, trainer, record):
+                if wrong and record["step"] == 4 and moment in ("a callback", "a full disk"):
+                    raise CannotWrite(28, "mine") if moment == "a full disk" else KeyError("mine")
+
+        def evaluation():
+            if wrong and made.position.step == 4:
+                raise RuntimeError("mine")
+            return {"loss": float(made.position.step)}
+
+        class Feed(BatchList):
+            def batches(self, epoch=0, start=0):
+                for index, one in enumerate(self.list[start:], start):
+                    if wrong and index == 4 and moment == "a batch":
+                        raise OSError("mine")
+                    yield one
+
+        how = {"evaluation": evaluation, "eval": Eval(every_steps=4)} if moment == "an evaluation" else {}
+        made = make(toy(), Feed(data), directory=tmp_path / directory, callbacks=["metrics", Fails()], **how)
+        return made
+
+    def lines(directory):
+        found = read_metrics(tmp_path / directory / "metrics.jsonl")
+        return [(line["step"], line["loss"], line.get("eval_loss")) for line in found]
+
+    whole, resumed = trainer("whole", False), trainer("failed", False)
+    whole.train()
+    with pytest.raises(Exception, match="mine"):
+        trainer("failed", True).train()
+    saved = [path.name for path in checkpoints(tmp_path / "failed" / "checkpoints")]
+    assert saved == ([] if moment == "a full disk" else ["step-000004"])
+    assert ("step 4 is saved: a resumed run goes on from there" in caplog.text) == bool(saved)
+    resumed.train(resume=True)
+    for name, value in weights(whole.model).items():
+        assert np.array_equal(weights(resumed.model)[name], value), name
+    assert lines("failed") == lines("whole")
+
+
+def test_an_error_within_a_step_saves_nothing(toy, batch, tmp_path, monkeypatch):
+    """Weights may lie between two states."""
+    trainer = make(toy(), [batch(4)], directory=tmp_path)
+    step = trainer.train_step
+
+    def failing(*arguments, **more):
+        if trainer.position.step == 3:
+            raise MemoryError("mine")
+        return step(*arguments, **more)
+
+    trainer.train_step = failing
+    with pytest.raises(RunFailed):
+        trainer.train()
+    assert not checkpoints(tmp_path / "checkpoints")
 
 
 def test_resume_in_one_process_and_other_models_are_refused(toy, batch, tmp_path, weights, caplog, monkeypatch):
