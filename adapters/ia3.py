@@ -14,7 +14,7 @@ import numpy as np
 from mindspore import Parameter, Tensor
 
 from adapters.deltas import ia3_delta
-from adapters.lora_peft import written_targets
+from adapters.lora_peft import saved_whole, written_targets
 from adapters.matching import check_feedforward, means
 from adapters.method import AdapterModule, MethodConfig
 from adapters.patterns import as_list
@@ -59,7 +59,7 @@ class IA3Config(Settings, MethodConfig):
             "fan_in_fan_out": any(site.published_transposed for site in adapter.sites.values()),
             "feedforward_modules": short,
             "init_ia3_weights": True,
-            "modules_to_save": self.modules_to_save,
+            "modules_to_save": saved_whole(self, model),
             "target_modules": names,
         }
 

@@ -17,7 +17,7 @@ import numpy as np
 from adapters.adalora import ADALORA, shown_as
 from adapters.initial import START
 from adapters.patterns import as_list, check_expression
-from adapters.peft_others import WAYS
+from adapters.peft_others import CHECKPOINT, WAYS
 from adapters.schema import Settings, token_ids
 from adapters.settings import LoRA
 from model_zoo.atomic import no_directory, read_json
@@ -310,6 +310,11 @@ def lora_settings(values: dict[str, Any]) -> dict[str, Any]:
         "use_dora": bool(values.get("use_dora", False)),
         "init": init_name(values.get("init_lora_weights", True)),
     }
+    if settings["init"] == "olora" and values.get("fan_in_fan_out"):
+        raise InputError(
+            "init_lora_weights is 'olora' on a matrix stored (in, out): what PEFT takes off the base there is no LoRA; "
+            + CHECKPOINT
+        )
     config = LoRA(**settings)
     config.validate()
     return vars(config)

@@ -187,6 +187,14 @@ def test_saved_and_loaded_again(llama, tmp_path, settings):
     assert (tmp_path / "twice" / NAMES[1]).read_bytes() == (tmp_path / NAMES[1]).read_bytes()
 
 
+@pytest.mark.parametrize("config", [pet.LoRAConfig(modules_to_save=["norm"]), pet.IA3Config(modules_to_save=["norm"])])
+def test_what_is_trained_whole_is_written_in_full_where_peft_would_find_more(llama, tmp_path, config):
+    """It takes a name for every cell whose path ends so, input_layernorm's too."""
+    pet.apply(llama, config)
+    pet.save_adapter(llama, tmp_path)
+    assert as_values(tmp_path / NAMES[0])["modules_to_save"] == ["model.norm"]
+
+
 def test_settings_that_are_numpys_or_read_but_once_are_saved_as_they_were_meant(llama, tmp_path):
     settings = {"rank": np.int16(2), "targets": np.array(["q_proj"]), "rank_pattern": {"q_proj": np.int64(3)}}
     pet.apply_lora(llama, **settings, layers=iter([0]), modules_to_save=iter(["lm_head"]))

@@ -69,6 +69,7 @@ LORA = {
         Written("corda", "init_lora_weights is 'corda'.*path_initial_model_for_weight_conversion"),
         Written("LoRA_GA", "init_lora_weights is 'lora_ga'.*path_initial_model_for_weight_conversion"),
         Written("loftq", "init_lora_weights is 'loftq'.*path_initial_model_for_weight_conversion"),
+        Written("olora", "is 'olora' on a matrix stored .* merge_and_unload.. makes a checkpoint", fan_in_fan_out=True),
         Written("eva"),
     ],
     "layers_to_transform": Made(target_modules=["q_proj"], layers_to_transform=[0, 2]),
