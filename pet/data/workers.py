@@ -20,6 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
 
+from model_zoo import progress
 from model_zoo.errors import InputError
 
 # Both modules are built in: -c puts the current directory first on the path, where any file of the user's would shadow
@@ -68,12 +69,13 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
             for process in self._processes:  # after all have been started: a large tokenizer waits to be read
                 self._send(process, marshal.dumps(path) + first)
                 self._free.put(process)
-            for process in self._processes:
-                while not (line := process.stdout.readline()).endswith(BEGINS) and line:
-                    pass
-                error, _ = self._answer(process)
-                if error is not None:
-                    raise NoWorkers(f"this tokenizer cannot be sent to other processes ({error})")
+            with progress.pausing():
+                for process in self._processes:
+                    while not (line := process.stdout.readline()).endswith(BEGINS) and line:
+                        pass
+                    error, _ = self._answer(process)
+                    if error is not None:
+                        raise NoWorkers(f"this tokenizer cannot be sent to other processes ({error})")
         except InputError as ended:
             self.close()
             raise NoWorkers(f"this tokenizer cannot be sent to other processes ({ended})") from ended
@@ -128,9 +130,14 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
         for chunk in chunks:
             waiting.append(self._threads.submit(self._ask, chunk))
             if len(waiting) > 2 * self.count:
-                yield waiting.popleft().result()
+                yield self._next(waiting)
         while waiting:
-            yield waiting.popleft().result()
+            yield self._next(waiting)
+
+    @staticmethod
+    def _next(waiting: deque[Future]) -> Any:
+        with progress.pausing():  # this process sleeps, and how long a chunk takes nobody knows
+            return waiting.popleft().result()
 
     def close(self) -> None:
         """End the processes."""

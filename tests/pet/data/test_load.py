@@ -15,14 +15,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import tracemalloc
 from collections import Counter
+from concurrent.futures import Future
 from pathlib import Path, PurePath
 
 import numpy as np
 import pytest
 
-from model_zoo import atomic
+from model_zoo import atomic, progress
 from model_zoo.errors import InputError
 from model_zoo.tokenizers import AutoTokenizer, pieces
 from pet.data import (
@@ -43,6 +45,7 @@ from pet.data.prompt import Prompt
 from pet.data.row import Row
 from pet.data.show import describe
 from pet.data.workers import NoWorkers, Workers
+from pet.launching import heartbeat
 from pet.names import bundled_models, find_model
 
 
@@ -857,6 +860,28 @@ def test_an_error_in_a_worker_is_the_callers():
         assert list(workers.map(["1", "[2]", "3"] * 9)) == [1, [2], 3] * 9
         with pytest.raises(json.JSONDecodeError):
             list(workers.map(["1", "x"]))
+
+
+def test_a_process_of_a_job_may_wait_for_its_workers_for_any_time(tmp_path, monkeypatch):
+    """Where each of two machines tokenised for more than ten seconds, the job ended as one that hangs."""
+    monkeypatch.setenv(heartbeat.BEAT_FILE, str(tmp_path / "beat"))
+    answer, result, states = Workers._answer, Future.result, []
+
+    def noted(wait):
+        def waited(*words):
+            if threading.current_thread() is threading.main_thread():
+                states.append(heartbeat._now[0])
+            return wait(*words)
+
+        return waited
+
+    monkeypatch.setattr(Workers, "_answer", staticmethod(noted(answer)))
+    monkeypatch.setattr(Future, "result", noted(result))
+    with heartbeat.watched():
+        progress.tick()
+        with Workers(json.loads, 1) as workers:
+            assert list(workers.map(["[1]"] * 4)) == [[1]] * 4
+    assert states == [heartbeat.PAUSING] * 5
 
 
 @pytest.mark.parametrize(
