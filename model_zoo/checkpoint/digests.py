@@ -15,6 +15,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from model_zoo import progress
 from model_zoo.atomic import open_file, read_json
 from model_zoo.errors import InputError, first_line
 
@@ -119,6 +120,7 @@ def digest_file(path: Path) -> str:
     digest = hashlib.sha256()
     with open_file(path) as file:
         while block := file.read(1 << 20):
+            progress.tick()
             digest.update(block)
     return digest.hexdigest()
 

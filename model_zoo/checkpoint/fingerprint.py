@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from model_zoo import progress
 from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert, float_name
 from model_zoo.checkpoint.parameters import read_parameter
 from model_zoo.checkpoint.reading import Checkpoint, assignment, base_parameters
@@ -154,6 +155,7 @@ def digest(
     # hashing and NumPy let go of the interpreter's lock
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
         for name, values in zip(names, pool.map(one, names), strict=True):
+            progress.tick()
             for whole, value in zip(wholes, values, strict=True):
                 whole.update(json.dumps([name, tensors[name][1]]).encode() + value)
     return "-".join(whole.hexdigest()[:32] for whole in wholes)

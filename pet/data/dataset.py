@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from model_zoo import progress
 from model_zoo.errors import InputError
 from model_zoo.tokenizers.prompts import ENDED
 
@@ -295,6 +296,7 @@ class TokenDataset:
     def digests(self) -> Iterator[bytes]:
         """A digest of each sample's tokens and labels, and of what is said of it."""
         for first in range(0, len(self), self.documents):
+            progress.tick()
             digest = hashlib.blake2b(digest_size=16)
             for index in range(first, first + self.documents):
                 digest.update(np.int64(self.lengths[index]).tobytes() + self[index][0].tobytes())

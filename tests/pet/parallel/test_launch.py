@@ -810,6 +810,24 @@ def test_every_graph_says_when_it_runs_and_that_its_first_run_may_take_long(time
     assert lines == [(CALLING, 0.0), (CALLING, 7.0), (CALLING, 0.0)]
 
 
+def test_what_takes_long_of_large_models_and_data_says_that_it_gets_on(tmp_path, monkeypatch):
+    """The others wait meanwhile: a base of 7 B takes half a minute to be hashed, after which the job had ended."""
+    from model_zoo.checkpoint.digests import digest_file
+    from model_zoo.checkpoint.fingerprint import digest
+    from pet.data import TokenDataset
+
+    config = json.loads((ROOT / "recipes/bases/llama_tiny/config.json").read_text())
+    (tmp_path / "file").write_bytes(bytes(5 << 19))
+    for work in (
+        lambda: digest(config, dict.fromkeys("abc", ("float32", (1,))), lambda name: [np.zeros(1, np.float32)]),
+        lambda: digest_file(tmp_path / "file"),
+        lambda: TokenDataset.from_samples([([1, 2], [0, 1])] * 3).without_repeated(),
+    ):
+        monkeypatch.setattr(progress, "watcher", Mock())
+        work()
+        assert progress.watcher.tick.call_count == 3
+
+
 def test_time_passes_as_the_worker_had_it(times, monkeypatch):
     now, demand = times[0], [0.0] * 5
     monkeypatch.setattr(Clock, "_demand", lambda self: list(demand))
