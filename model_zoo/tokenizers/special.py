@@ -51,9 +51,15 @@ def as_saved(value: Any) -> Any:
 
 
 def named_tokens(settings: Mapping) -> set[str]:
-    """The texts of all tokens that settings name as special ones."""
+    """The texts of all tokens that settings name as special ones.
+
+    transformers 5, which writes a ``backend``, lists line breaks and other texts too (of Gemma's model by itself): its
+    tokenizer.json says which are special.
+    """
     found = [one for key, one in settings.items() if is_name(key)]
-    lists = [settings[key] for key in LISTS if isinstance(settings.get(key), (list, dict))]
+    lists = [
+        settings[key] for key in LISTS if isinstance(settings.get(key), (list, dict)) and "backend" not in settings
+    ]
     found += [one for several in lists for one in (several.values() if isinstance(several, dict) else several)]
     return {text for one in found if isinstance(text := _text_of(one), str)}
 

@@ -220,3 +220,15 @@ def test_rows_filled_with_a_character_leave_it_in_texts(tmp_path):
     assert ours.pad_token == "!"
     for text in ("a!b", "!", "!!"):
         assert ours.encode(text) == theirs.encode(text) and ours.decode(ours.encode(text), False) == text
+
+
+def test_what_transformers_5_lists_is_special_where_tokenizer_json_says_so(tmp_path):
+    """Of a sentencepiece model by itself it lists all that is never divided: Gemma's line breaks among them."""
+    write_byte_level(tmp_path, ["<|end|>"], texts=["\n\n"])
+    settings = {"backend": "tokenizers", "tokenizer_class": "TokenizersBackend", "eos_token": "<|end|>"}
+    settings["extra_special_tokens"] = ["<|end|>", "\n\n"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    ours, theirs = (kind.from_pretrained(tmp_path) for kind in (AutoTokenizer, transformers.AutoTokenizer))
+    ids = ours.encode("a\n\nb")
+    assert ids == theirs.encode("a\n\nb")
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == "a\n\nb"
