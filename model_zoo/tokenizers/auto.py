@@ -6,7 +6,7 @@ from model_zoo.errors import InputError
 from model_zoo.tokenizers.base import Tokenizer
 from model_zoo.tokenizers.chatglm import ChatGLMTokenizer
 from model_zoo.tokenizers.chatglm2 import ChatGLM2Tokenizer, ChatGLM3Tokenizer
-from model_zoo.tokenizers.fast import FastTokenizer, goes_by_class
+from model_zoo.tokenizers.fast import FastTokenizer, goes_by_class, is_bpe
 from model_zoo.tokenizers.files import TokenizerFiles, describe, parse_ranks, parse_sentencepiece, read_bytes
 from model_zoo.tokenizers.glm4 import GLM4Tokenizer
 from model_zoo.tokenizers.gpt2 import GPT2Tokenizer
@@ -102,9 +102,11 @@ def _has_roles(files: TokenizerFiles) -> bool:
 
 def _llama(files: TokenizerFiles) -> type[Tokenizer]:
     """A sentencepiece tokenizer.model comes before tokenizer.json where the class makes its own of that anyway, unless
-    the json has more. Another class goes by it as it stands: its spaces behind control tokens may be others."""
+    the json has more. Another class goes by it as it stands: its spaces behind control tokens may be others; but not by
+    a kind of model that only the older file is read in."""
     by_class = goes_by_class(files) or str(files.settings.get("tokenizer_class")).startswith("Gemma")
-    if not files.has("tokenizer.model") or (files.has("tokenizer.json") and not by_class):
+    by_json = files.has("tokenizer.json") and not by_class and is_bpe(files.json("tokenizer.json"))
+    if by_json or not files.has("tokenizer.model"):
         return FastTokenizer
     source = files.path("tokenizer.model")
     data = read_bytes(source)

@@ -152,11 +152,17 @@ def _by_flag(around: list[int], token: int | None, wanted: bool | None) -> list[
     return around if wanted is None or token is None else [token] * wanted
 
 
+def is_bpe(description: dict) -> bool:
+    """Whether a tokenizer.json has the one kind of model that is read."""
+    model = description.get("model")
+    return isinstance(model, dict) and isinstance(model.get("vocab"), dict) and model.get("type", "BPE") == "BPE"
+
+
 def parse_description(data: bytes, source) -> dict:
     """The content of a tokenizer.json. The library, which knows what may stand there, looks at it first."""
     description = parse_json(data, source)
-    model = description.get("model") or {}
-    if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict) or model.get("type", "BPE") != "BPE":
+    if not is_bpe(description):
+        model = description.get("model")
         found = f"a {model['type']} model" if isinstance(model, dict) and "type" in model else "no tokenizer model"
         raise InputError(f"{source}: found {found} in the JSON, expected a tokenizer.json with a BPE model")
     _build(description, source)

@@ -189,7 +189,7 @@ def test_names_and_methods_of_other_libraries_are_named_here():
     with pytest.raises(AttributeError, match="object has no attribute 'nothing_of_this_name'"):
         model.nothing_of_this_name  # noqa: B018
     from_compat = {
-        "mindformers.models.nowhere import X": "mindformers has no models.nowhere; docs/coming-from/mindformers.md",
+        "mindformers.models.nowhere import X": "mindformers has no models.nowhere: the models here are GPT-2, LLaMA",
         "mindformers.tools.utils import nothing": "mindformers has no tools.utils.nothing; docs/",
         "flagai.auto_model.auto_loader import AutoLoader": "flagai has no auto_model; docs/coming-from/flagai.md",
     }

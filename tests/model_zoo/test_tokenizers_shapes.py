@@ -213,6 +213,16 @@ def test_named_tokens_are_found_among_the_pieces_of_a_tokenizer_json(fixtures, t
     assert ours.decode([601, 65, 600]) == theirs.decode([601, 65, 600], skip_special_tokens=True) == "a"
 
 
+def test_a_model_counts_where_the_json_beside_it_is_of_another_kind(fixtures, tmp_path):
+    """A unigram model's json, without a class that would say which of them counts."""
+    shutil.copy(fixtures / "tok_llama" / "tokenizer.model", tmp_path)
+    unigram = {"type": "Unigram", "vocab": [["<unk>", 0.0]], "unk_id": 0}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": unigram}))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    alone = AutoTokenizer.from_pretrained(fixtures / "tok_llama" / "tokenizer.model")
+    assert AutoTokenizer.from_pretrained(tmp_path).encode("a b") == alone.encode("a b")
+
+
 def test_rows_filled_with_a_character_leave_it_in_texts(tmp_path):
     write_byte_level(tmp_path, ["<|end|>"], digits=3)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"pad_token": "!", "eos_token": "<|end|>"}))
