@@ -174,7 +174,8 @@ def labels_for(said: Sequence[Any], values: Mapping[str, Any], known: Labels | N
 
 def is_classifier(values: Mapping[str, Any]) -> bool:
     """Whether a config.json's dictionary is of a model with such a head."""
-    return any(str(name).endswith(CLASSIFIER) for name in values.get("architectures") or ())
+    named = values.get("architectures")
+    return isinstance(named, list) and any(str(name).endswith(CLASSIFIER) for name in named)
 
 
 def as_classifier(values: Mapping[str, Any], labels: Labels, architecture: str) -> dict[str, Any]:

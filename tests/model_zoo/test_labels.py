@@ -37,6 +37,7 @@ def test_labels_of_a_classifier(name):
     found = Labels.of({"architectures": ["LlamaForSequenceClassification"], **values})
     assert found == Labels(names, problem) and found.kind == kind
     assert Labels.of({"architectures": ["LlamaForCausalLM"], **values}) is None
+    assert Labels.of({"architectures": 2.5, **values}) is None
     assert Labels.read(json.dumps(found.written()), 9) == found and Labels.read(None, 2) == Labels.plain(2)
 
 

@@ -373,12 +373,13 @@ def test_rows_that_cannot_be_compared_are_named_together(finetune, tmp_path):
         ):
             file.write(json.dumps(row) + "\n")
     said, _ = finetune("wrong")
+    lacking = "no column 'chosen' or 'chosen_response' or 'preferred_output', which a pair needs"
     for line, text in (
         (25, "chosen and rejected are the same"),
         (26, "no column 'rejected'"),
         (27, "chosen: no question"),
         (28, "prompt: is empty, a question was expected"),
-        (29, "no column 'chosen', which a pair needs; answers with a label are learnt by train.objective: kto"),
+        (29, f"{lacking}; answers with a label are learnt by train.objective: kto"),
     ):
         assert f"pairs.jsonl:{line}: {text}" in said
 
