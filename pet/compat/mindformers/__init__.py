@@ -174,6 +174,7 @@ __modules__ = modules_of(
         "pipeline.build_pipeline": {_REGISTERING: ("build_pipeline",)},
         "dataset.dataloader.datareaders": {f"{__name__}.preparing": ("wikitext_clean",)},
         **dict.fromkeys(("pipeline", "pipeline.pipeline", "pipeline.text_generation_pipeline"), _PIPELINE),
+        "dataset.dataloader.training_dataloader": {_SCRIPT: ("TrainingDataLoader", "TrainingDataset")},
         "mindformer_book": {f"{__name__}.book": ("MindFormerBook",)},
         "tools": {
             **_LOGGER,

@@ -128,6 +128,8 @@ from pet.compat.mindformers.registering import (
     build_wrapper as build_wrapper,
 )
 from pet.compat.mindformers.script import (
+    SFTDataLoader as SFTDataLoader,
+    TrainingDataLoader as TrainingDataLoader,
     build_context as build_context,
     build_parallel_config as build_parallel_config,
     build_profile_cb as build_profile_cb,

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from model_zoo.errors import InputError
 from pet.compat.command_line import place_or_switch
 from pet.compat.mindformers import logs
 from pet.compat.mindformers.context import ContextConfig, init_context
@@ -159,3 +160,25 @@ def is_version_ge(current_version: str, base_version: str) -> bool:
 def get_resume_checkpoint(checkpoint_dir: str, resume_training: bool | str, **settings) -> bool | str:
     """What ``resume_training`` says: the trainer finds the last whole checkpoint."""
     return resume_training
+
+
+class TrainingDataLoader:
+    """MindFormers' loader of text files as an object, which is not here. Its own scripts import it for one of several
+    kinds of data.
+
+    Raises:
+        InputError: always.
+    """
+
+    def __init__(self, *arguments, **settings) -> None:
+        raise InputError(
+            f"{type(self).__name__}: loaders are not made in scripts; give train_dataset= the files themselves, or a "
+            "job file with data_loader"
+        )
+
+
+TrainingDataset = TrainingDataLoader
+
+
+class SFTDataLoader(TrainingDataLoader):
+    """The same of rows with questions and answers."""

@@ -65,7 +65,8 @@ from mindformers.models.glm2 import ChatGLM3Tokenizer, ChatGLM4Tokenizer
 from mindformers.models.llama.convert_weight import convert_pt_to_ms
 from mindformers.models.glm2.convert_reversed import convert_ms_to_pt
 from mindformers.models.glm2.convert_weight import convert_weight
-from mindformers import build_context
+from mindformers import build_context, TrainingDataLoader, SFTDataLoader
+from mindformers.dataset.dataloader.training_dataloader import TrainingDataset
 from mindformers.tools.utils import FILE_PERMISSION
 from mindformers.models import build_model, build_network, build_tokenizer, build_processor
 from mindformers.models import BaseModel, BaseConfig, BaseTokenizer, BaseProcessor, PreTrainedModel, PretrainedConfig
@@ -372,10 +373,17 @@ def test_training_arguments_as_mindformers_defines_them(tmp_path):
     assert (shown.seed, shown.learning_rate, shown.batch_size, shown.warmup_ratio) == (3, 5e-5, None, None)
 
 
+def test_loaders_of_scripts_can_be_imported_and_are_refused_when_made():
+    """Published scripts of preparation import one at their top, for one of several kinds of data."""
+    from pet.compat.mindformers import SFTDataLoader
+
+    with pytest.raises(InputError, match=r"SFTDataLoader: .*train_dataset="):
+        SFTDataLoader(dataset_dir="alpaca.json", column_names=["input_ids"], tokenizer="GPT2Tokenizer")
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("from pet.compat.mindformers import SFTDataLoader", "give the files as train_dataset="),
         ("from pet.compat.mindformers.dataset.handler import base_handler", "give the files as train_dataset="),
         ("from pet.compat.mindformers.generation import LogitsProcessorList", "generate's settings choose tokens"),
         ("from pet.compat.mindformers.models.llama.llama import LlamaModel", "is what a head gets"),
