@@ -140,13 +140,14 @@ class Watch:
         spent = time.monotonic() - self.sampled
         if spent < SAMPLE:
             return
-        (seconds, moved, woken), (seconds_before, moved_before, woken_before) = work, _ = self._work(), self.work
+        before, self.work = self.work, self._work()
+        seconds, moved, woken = (now - earlier for now, earlier in zip(self.work, before, strict=True))
         # the beats are no work: 4 KB per second of file traffic is nothing
-        if seconds - seconds_before > IDLE_SHARE * spent or moved - moved_before > 4096 * spent:
+        if seconds > IDLE_SHARE * spent or moved > 4096 * spent:
             self.active = self.clock.wall
-        if woken != woken_before:
+        if woken:
             self.woke = self.clock.wall
-        self.work, self.sampled, self.seen = work, time.monotonic(), self.clock.wall
+        self.sampled, self.seen = time.monotonic(), self.clock.wall
         self._ask()
 
     def _ask(self) -> None:

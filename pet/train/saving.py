@@ -7,7 +7,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from model_zoo.arguments import checked
+from model_zoo.checkpoint.dtypes import as_storage, convert
+from model_zoo.checkpoint.parameters import read_parameter
 from model_zoo.errors import InputError
 from model_zoo.unwritable import CannotWrite, explained
 from pet.train import checkpoint as files, state
@@ -87,15 +91,24 @@ class Saving:
 
     def rescue(self, error: BaseException | None = None) -> str | None:
         """Saves the last whole step where an error ends the run, which may have no checkpoint yet. Not where it came
-        within a step or of writing, nor of several processes, all of which would have to take part.
+        within a step or of writing, nor of several processes, all of which would have to take part; nor weights that
+        are no numbers any more.
+
+        Args:
+            error: None for a loss that cannot be used. The last step may be the reason: it is saved where there is no
+                checkpoint at all, and takes no earlier one's place.
 
         Returns:
             The newest checkpoint's path.
         """
         last = self.last_checkpoint()
         new = self.position.step > (files.step_of(Path(last)) if last else 0)
-        able = error is None or (isinstance(error, Exception) and not isinstance(error, CannotWrite))
+        able = last is None if error is None else isinstance(error, Exception) and not isinstance(error, CannotWrite)
         if self.directory is None or self.distributed.size > 1 or self.in_step or not (able and new):
+            return last
+        weights = (convert(*as_storage(read_parameter(value)), "float32") for value in state.trained(self).values())
+        if not all(np.isfinite(values).all() for values in weights):
+            log.warning("step %d is not saved: its weights are not finite", self.position.step)
             return last
         try:
             self.save()

@@ -155,7 +155,7 @@ class AutoTokenizer(Listed, auto.AutoTokenizer):
     def from_pretrained(name_or_path, *arguments, **settings) -> own.Tokenizer:
         """See `pet.AutoTokenizer`."""
         if (values := _values(name_or_path)) is not None:
-            name_or_path = tokenizer_of("mindformers", None, values)
+            name_or_path = tokenizer_of("mindformers", values)
         take_said("AutoTokenizer", settings, {**TRUST, "use_fast": Ignored("there is one tokenizer for each file")})
         return spoken(auto.AutoTokenizer.from_pretrained(split_name(name_or_path)[0], *arguments, **settings))
 

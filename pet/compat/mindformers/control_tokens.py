@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from model_zoo.tokenizers import Tokenizer
+from model_zoo.tokenizers.special import TOKEN_KEYS
 
 Ids = Sequence[int]
-NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class Controls(Tokenizer if TYPE_CHECKING else object):
@@ -21,7 +21,7 @@ class Controls(Tokenizer if TYPE_CHECKING else object):
     @property
     def special_tokens_map(self) -> dict[str, str]:
         """{``bos_token``, ``eos_token`` …: its text}, of those that there are."""
-        return {name: text for name in NAMED if (text := getattr(self, name, None))}
+        return {name: text for name in TOKEN_KEYS if (text := getattr(self, name, None))}
 
     def build_inputs_with_special_tokens(self, token_ids_0: Ids, token_ids_1: Ids | None = None) -> list[int]:
         """Ids with a call's control tokens around them; further ones have their own, or of GLM's the end token."""

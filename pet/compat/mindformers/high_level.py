@@ -373,7 +373,8 @@ class Trainer(Watched, Request):
         from pet.auto import AutoModel, AutoTokenizer
 
         if not is_path(self.model) and self.model is not None:
-            named = (split_name(self.model_name)[0], tokenizer_of(*self.job_file()))
+            kind, _, values = self.job_file()
+            named = (split_name(self.model_name)[0], tokenizer_of(kind, values))
             places = (self.tokenizer, getattr(self.model, "loaded_from", None), *named)
             tokenizer = next((place for place in places if place is not None), None)
             if tokenizer is None:

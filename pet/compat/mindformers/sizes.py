@@ -54,7 +54,7 @@ def model_section(values: Mapping[str, Any]) -> dict[str, Any]:
     return dict((values.get("model") or {}).get("model_config") or {})
 
 
-def tokenizer_of(kind: str, place: Any, values: Mapping[str, Any]) -> Any:
+def tokenizer_of(kind: str, values: Mapping[str, Any]) -> Any:
     """What a job file of MindFormers says of its tokenizer: the file, or the model's name; None of other files."""
     if kind == "mindformers":
         own = (values.get("processor") or {}).get("tokenizer") or {}

@@ -332,6 +332,27 @@ def test_a_broken_loss_stops_the_run_and_names_samples_and_checkpoint(toy, batch
     assert "step-000003" in message
     assert all(np.isfinite(value).all() for value in weights(trainer.model).values())
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 3
+    every_two = make(toy(), data, forward_step=breaks, directory=tmp_path / "two", save_every=2, keep_last=1)
+    with pytest.raises(
+        RunFailed, match=r"the last good checkpoint is .*step-000002"
+    ):  # which the third may not replace
+        every_two.train()
+
+
+def test_weights_that_are_no_numbers_are_not_saved(toy, batch, tmp_path, caplog):
+    """A step may have made them so, whose own loss was right."""
+
+    class Breaks(Callback):
+        def step(self, trainer, record):
+            if record["step"] == 2:
+                trained = trainer.model.trainable_params()[0]
+                trained.set_data(trained * float("inf"))
+
+    trainer = make(toy(), [batch(4, seed=seed) for seed in range(4)], directory=tmp_path, callbacks=[Breaks()])
+    with pytest.raises(RunFailed, match=r"step 3: the loss is nan.*no checkpoint had been written yet"):
+        trainer.train()
+    assert "step 2 is not saved: its weights are not finite" in caplog.text
+    assert not checkpoints(tmp_path / "checkpoints")
 
 
 def test_an_exploding_loss_stops_the_run(toy, batch):
