@@ -17,6 +17,7 @@ from model_zoo.unwritable import CannotWrite, explained
 from pet.train import checkpoint as files, state
 from pet.train.callbacks.records import read_metrics
 from pet.train.origins import origins_of_objects
+from pet.train.stop import RunFailed
 
 log = logging.getLogger("pet")
 
@@ -92,7 +93,7 @@ class Saving:
     def rescue(self, error: BaseException | None = None) -> str | None:
         """Saves the last whole step where an error ends the run, which may have no checkpoint yet. Not where it came
         within a step or of writing, nor of several processes, all of which would have to take part; nor weights that
-        are no numbers any more.
+        are no numbers any more. `RunFailed` has been through here.
 
         Args:
             error: None for a loss that cannot be used. The last step may be the reason: it is saved where there is no
@@ -103,7 +104,8 @@ class Saving:
         """
         last = self.last_checkpoint()
         new = self.position.step > (files.step_of(Path(last)) if last else 0)
-        able = last is None if error is None else isinstance(error, Exception) and not isinstance(error, CannotWrite)
+        harmless = isinstance(error, Exception) and not isinstance(error, (CannotWrite, RunFailed))
+        able = harmless or (error is None and last is None)
         if self.directory is None or self.distributed.size > 1 or self.in_step or not (able and new):
             return last
         weights = (convert(*as_storage(read_parameter(value)), "float32") for value in state.trained(self).values())
