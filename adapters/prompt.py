@@ -214,6 +214,7 @@ class PromptEmbedding(AdapterModule):
 
     saved = ()
     changes_input = True
+    comes_last = True  # others take a mark for an id, and change its row
 
     def __init__(self, source: nn.Cell, length: int):
         super().__init__()

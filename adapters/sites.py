@@ -247,9 +247,9 @@ def module_at(cell: nn.Cell, name: str) -> AdapterModule | None:
 
 
 def activate(cell: nn.Cell, names) -> None:
-    """Lets just these adapters take part, in this order."""
-    modules = [module_at(cell, name) for name in names]
-    object.__setattr__(cell, "active", tuple(module for module in modules if module is not None))
+    """Lets just these adapters take part, in this order but for those that come last."""
+    modules = [module for name in names if (module := module_at(cell, name)) is not None]
+    object.__setattr__(cell, "active", tuple(sorted(modules, key=lambda module: module.comes_last)))
 
 
 def weight_array(site: Site, rows: slice = slice(None)) -> np.ndarray:

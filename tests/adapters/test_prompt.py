@@ -192,6 +192,27 @@ def test_peft_opens_a_prompt_that_began_as_its_text_and_was_trained_on(models, p
     assert peft.PeftConfig.from_pretrained(tmp_path / "ours").prompt_tuning_init == "RANDOM"
 
 
+@pytest.mark.parametrize("order", (["prompt", "table"], ["table", "prompt"]), ids="-".join)
+@pytest.mark.parametrize("kind", ("lora", "dora", "tokens"))
+def test_an_adapter_on_the_embedding_changes_no_prompt(models, prompted, kind, order):
+    """In whatever order they are active; as over a base whose table was changed for good."""
+    model = models("llama_gqa")
+    vocabulary, ids = model.config.dims.vocab, np.array([[5, 9, 3, 7]])
+    rows = {"trainable_tokens": [9, vocabulary - 2, vocabulary - 1]}  # new tokens are the last ones
+    table = {"lora": {}, "dora": {"use_dora": True}, "tokens": {"targets": "q_proj", **rows}}[kind]
+    prompted(model, length=3, name="prompt")
+    pet.add_adapter(model, pet.LoRAConfig(rank=2, **{"targets": "embed_tokens", **table}), "table")
+    pet.set_adapter(model, order)
+    for parameter in pet.trainable_parameters(model):
+        parameter.set_data(parameter + 0.1)
+    found = model(ids).asnumpy()
+    pet.merge(model, "table")
+    try:
+        assert np.abs(model(ids).asnumpy() - found).max() < LIMIT
+    finally:
+        pet.unmerge(model)
+
+
 def test_several_prompts_are_told_apart(models, prompted):
     model = models("gpt2")
     prompted(model, length=2)
