@@ -83,5 +83,10 @@ class Adapter:
 
     def refuse_merged(self, merged: tuple[str, ...], what: str) -> None:
         """Raises InputError where it, or what it was earlier, is among these adapters, which are merged."""
-        if self.name in merged or (self.earlier is not None and self.earlier.name in merged):
+        if self.name in merged:
             raise InputError(f"adapter {self.name!r} is merged into the weights; unmerge before {what}")
+        if self.earlier is not None and self.earlier.name in merged:
+            raise InputError(
+                f"adapter {self.name!r} was begun anew, and what it had learnt is in the weights; before {what} save "
+                "it, delete it, and load it, as one adapter of all that it learnt"
+            )

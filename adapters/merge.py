@@ -225,17 +225,22 @@ def merged_into(
 
 def unmerge(model: nn.Cell) -> None:
     """Takes every merged adapter out of the weights again, bit for bit. What was active, and what was trained, is so
-    again. Raises InputError within a block of `disable_adapters`."""
-    state = registry(model)
-    if state.merged is None:
+    again. What an adapter had learnt before it was begun anew (`adapters.relora`) stays, as it was before the merge.
+
+    Raises:
+        InputError: nothing else is merged, or a block of `disable_adapters`.
+    """
+    state, merged = registry(model), registry(model).merged
+    if merged is None:
         return
     state.refuse_within_blocks("unmerge")
+    begun = {adapter.earlier.name: adapter for adapter in state.adapters.values() if adapter.earlier is not None}
+    if begun.keys() >= set(merged.names):
+        begun[merged.names[0]].refuse_merged(merged.names, "unmerging")
     with turn.lock:  # no decorator: its type is a public name's
-        merged, state.merged = state.merged, None
-        merged.put(inside=False)
-        state.refresh()
-        for parameter in merged.frozen:
-            parameter.requires_grad = True
+        state.take_out()
+        if begun:
+            merged_into(state, tuple(begun), requantize=True, first=merged.first)
 
 
 @checked

@@ -169,8 +169,11 @@ class Registry:
 
     @between_turns
     def delete(self, name: str) -> None:
-        """Takes an adapter off; with the last one gone the model is what it was."""
+        """Takes an adapter off, with what it was earlier; with the last one gone the model is what it was."""
         adapter = self.get(name)
+        if adapter.earlier is not None and self.merged_names == (adapter.earlier.name,):
+            self.take_out()
+            self.delete(adapter.earlier.name)
         adapter.refuse_merged(self.merged_names, "deleting it")
         if self.row_names is not None and name in self.row_names:
             raise InputError(f"adapter {name!r} takes part in a block of adapter_names; leave the block first")
@@ -187,6 +190,15 @@ class Registry:
             for cell in self.statistics:
                 cell.use_batch_statistics = None
             self.statistics = []
+
+    @between_turns
+    def take_out(self) -> None:
+        """Takes what is merged out of the weights; what was trained until then is trained again."""
+        merged, self.merged = self.merged, None
+        merged.put(inside=False)
+        self.refresh()
+        for parameter in merged.frozen:
+            parameter.requires_grad = True
 
     @between_turns
     def keep_merged(self) -> None:

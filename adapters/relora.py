@@ -19,7 +19,7 @@ from mindspore import nn
 from adapters.adapter import Adapter
 from adapters.lora import LoRAConfig
 from adapters.lora_peft import A, B, growth_of
-from adapters.merge import merged_into, unmerge
+from adapters.merge import merged_into
 from adapters.merge_values import unpacked
 from adapters.registry import registry
 from adapters.saving import fill
@@ -89,7 +89,7 @@ def put_earlier(model: nn.Cell, adapter: Adapter, tensors: Mapping[str, np.ndarr
     in the place of those that were."""
     state = registry(model)
     if adapter.earlier is not None:
-        unmerge(model)
+        state.take_out()
         state.delete(adapter.earlier.name)
         adapter.earlier = None
     if not tensors:

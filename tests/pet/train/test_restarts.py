@@ -207,12 +207,38 @@ def test_an_adapter_whose_earlier_parts_are_merged_stays_as_it_is(fixtures, tmp_
     pet.save_adapter(model, tmp_path)
     begin_anew(model, seed=1)
     for change, what in (
-        (lambda: pet.delete_adapter(model, "default"), "deleting it"),
         (lambda: pet.set_alpha(model, 1.0), "changing its alpha"),
         (lambda: pet.hotswap_adapter(model, tmp_path), "exchanging it"),
+        (lambda: pet.unmerge(model), "unmerging"),
     ):
-        with pytest.raises(InputError, match=f"adapter 'default' is merged into the weights; unmerge before {what}"):
+        with pytest.raises(InputError, match=f"adapter 'default' was begun anew.*before {what} save it"):
             change()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unmerging_gives_back_what_was_before_the_merge(fixtures, tmp_path, kind):
+    """The earlier parts stay in the weights: without them the model would be another one than the one that is saved."""
+    model = made(fixtures, kind)
+    plain = logits(model)
+    for seed in (1, 2):
+        for parameter in pet.trainable_parameters(model):
+            parameter.set_data(parameter + 0.02)
+        begin_anew(model, seed)
+    for parameter in pet.trainable_parameters(model):
+        parameter.set_data(parameter + 0.02)
+    before = logits(model)
+    pet.merge(model, requantize=True)
+    pet.unmerge(model)
+    np.testing.assert_array_equal(logits(model), before)
+    assert registry(model).merged_names == ("default-earlier",) and len(pet.trainable_parameters(model)) > 0
+    assert begin_anew(model, 3) == 4 * RANK
+    pet.save_adapter(model, tmp_path)
+    pet.delete_adapter(model, "default")  # with all its parts
+    assert pet.list_adapters(model) == []
+    np.testing.assert_array_equal(logits(model), plain)
+    pet.load_adapter(model, tmp_path)
+    if kind == "float32":
+        np.testing.assert_allclose(logits(model), before, atol=1e-4)
 
 
 def test_the_best_weights_are_of_their_step(fixtures, whole, tmp_path):
