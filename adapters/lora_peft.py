@@ -158,7 +158,9 @@ def restarted(config, model, arrays: dict[str, np.ndarray], started_by: str | No
     are the second half of the written rank (`pack`). Over unpacked weights it is plain LoRA as it is written."""
     cells = dict(model.cells_and_names())
     paths = [key.removesuffix(A) for key in arrays if key.endswith(A)]
-    if started_by not in START or not any(is_quantized(cells[path]) for path in paths if path in cells):
+    packed = any(is_quantized(cells[path]) for path in paths if path in cells)
+    whole = all(path + B in arrays and arrays[path + B].ndim == 2 for path in paths)  # or `fill` says what is missing
+    if started_by not in START or not packed or not whole:
         return config, arrays
     growth = growth_of(config, 2)
     halved, first = dict(arrays), {}

@@ -21,7 +21,7 @@ from adapters.registry import registry
 from adapters.sites import weight_array
 from model_zoo.auto import AutoConfig, AutoModel
 from model_zoo.checkpoint.reading import Checkpoint, load_into
-from model_zoo.checkpoint.safetensors_io import SafetensorsFile
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.engine import available, run as whole
 from model_zoo.errors import InputError
 from model_zoo.quantization import Quantization
@@ -226,6 +226,23 @@ def test_a_saved_adapter_opens_as_it_was_trained_and_can_be_trained_on(fixtures,
     third = loaded(fixtures)
     pet.load_adapter(third, tmp_path / "three")
     np.testing.assert_allclose(third(ids).asnumpy(), again(ids).asnumpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("change", [lambda array: None, np.ravel], ids=["lacking", "misshapen"])
+def test_a_file_without_a_whole_pair_of_factors_is_refused(fixtures, tmp_path, change):
+    pet.save_adapter(started(loaded(fixtures), targets=["q_proj"]), tmp_path)
+    file, name = (
+        tmp_path / "adapter_model.safetensors",
+        "base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight",
+    )
+    with SafetensorsFile(file) as stored:
+        arrays, metadata = {key: stored.read(key) for key in stored.tensors}, stored.metadata
+    arrays[name] = change(arrays[name])
+    write_file(file, {key: array for key, array in arrays.items() if array is not None}, metadata)
+    model = loaded(fixtures)
+    with pytest.raises(InputError, match=r"layers\.1\.self_attn\.q_proj\.lora_B\.weight (is missing|has shape)"):
+        pet.load_adapter(model, tmp_path)
+    assert pet.list_adapters(model) == []
 
 
 @pytest.mark.parametrize("dora", [False, True])
