@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from model_zoo.configs import CellSpec
 from model_zoo.families.gemma import GemmaConfig, published_gemma
 from model_zoo.families.rotary import rotary_family, said_once
 from model_zoo.rope_config import LAYER_TYPES
@@ -18,16 +17,13 @@ class Gemma3Config(GemmaConfig):
 
     family = rotary_family("gemma3")
     architectures: ClassVar[dict[str, str]] = {"gemma3_text": "Gemma3ForCausalLM"}
+    head_norms = True
 
     vocab_size: int = 262208
     max_position_embeddings: int = 131072
     rope_theta: float = 1000000.0
     rope_local_base_freq: float = 10000.0
     model_type: str = "gemma3_text"
-
-    def layer(self) -> dict[str, CellSpec]:
-        of_head = self.norm(self.head_dim)
-        return {**super().layer(), "self_attn.q_norm": of_head, "self_attn.k_norm": of_head}
 
     def slides(self, layer: int) -> bool:
         pattern = self.extra.get("sliding_window_pattern") or 6
