@@ -15,7 +15,6 @@ from model_zoo.arguments import checked
 from model_zoo.atomic import atomic_write
 from model_zoo.errors import InputError, check_one_of, nearest
 from model_zoo.tokenizers.chat_template import ChatTemplate
-from model_zoo.tokenizers.conversations import with_texts
 from model_zoo.tokenizers.files import TokenizerFiles
 from model_zoo.tokenizers.filled import Filled
 from model_zoo.tokenizers.pieces import InPieces
@@ -225,7 +224,7 @@ class Tokenizer(InPieces, Filled, Settable, ABC):
         return [number for part in parts for number, _ in self._part_ids(part)]
 
     def _checked(self, messages, options: dict, answered: bool):
-        found = check_messages(with_texts(messages), answered)
+        found = check_messages(messages, answered)
         for name, value in (*options.items(), *(("tools", one.get("tools")) for one in messages)):
             if value is not None and value != []:
                 style = f"the prompt style {self.prompt_style!r}"

@@ -79,21 +79,38 @@ def check_turns(messages: Any, answered: bool) -> Sequence[Mapping[str, Any]]:
     Raises:
         InputError: what no template could take.
     """
+    messages = check_each(messages)
+    check_end(messages, answered)
+    return messages
+
+
+def check_each(messages: Any) -> Sequence[Mapping[str, Any]]:
+    """The messages `with_texts`: each has a role, and a text or calls.
+
+    Raises:
+        InputError: there is none, or one is something else.
+    """
     messages = with_texts(messages)
     if not isinstance(messages, (list, tuple)) or not messages:
         raise InputError("messages: expected a non-empty list of {'role', 'content'} objects")
     for index, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        told = isinstance(message, Mapping) and isinstance(message.get("role"), str)
+        calls = told and message.get("tool_calls")
+        if not told or not ("content" in message or calls):
             raise InputError(f"messages[{index}]: expected an object with 'role' and 'content', found {message!r:.80}")
-        if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
-            found = type(message.get("content")).__name__
+        if not isinstance(message.get("content"), str) and not calls:
+            found = type(message["content"]).__name__
             raise InputError(f"messages[{index}]: 'content' must be text, found {found}")
+    return messages
+
+
+def check_end(messages: Sequence[Mapping[str, Any]], answered: bool) -> None:
+    """Raises InputError where an example does not end with an answer, or a prompt does."""
     last = messages[-1]["role"]
     if answered and last != "assistant":
         raise InputError(f"messages: an example must end with the assistant's answer, this one ends with the {last}")
     if not answered and last == "assistant":
         raise InputError("messages: a prompt must end with a user message, this one ends with the assistant")
-    return messages
 
 
 def check_told(messages: Sequence[Mapping[str, Any]], text: str, source: str) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from model_zoo.errors import InputError, check_one_of, nearest
+from model_zoo.tokenizers.conversations import check_each, check_end
 
 ROLES = ("system", "user", "assistant")
 TRAIN_ON = ("answers", "last", "all")
@@ -326,17 +327,13 @@ def check_messages(messages, answered: bool) -> Conversation:
     Raises:
         InputError: On an empty list, an unknown role, content that is no text, or a wrong order.
     """
-    if not isinstance(messages, (list, tuple)) or not messages:
-        raise InputError("messages: expected a non-empty list of {'role', 'content'} objects")
     system, questions, answers = None, [], []
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-            raise InputError(f"messages[{index}]: expected an object with 'role' and 'content', found {message!r:.80}")
+    for index, message in enumerate(messages := check_each(messages)):
+        if message.get("tool_calls"):
+            raise InputError(f"messages[{index}]: prompt styles have no place for tool_calls; templates have")
         role, content = message["role"], message["content"]
         if role not in ROLES:
             raise InputError(f"messages[{index}]: unknown role {role!r}{nearest(role, ROLES)}")
-        if not isinstance(content, str):
-            raise InputError(f"messages[{index}]: 'content' must be text, found {type(content).__name__}")
         if role == "system":
             if index:
                 raise InputError(f"messages[{index}]: a system message can only come first")
@@ -348,9 +345,6 @@ def check_messages(messages, answered: bool) -> Conversation:
         (questions if role == "user" else answers).append(content)
     if not questions:
         raise InputError("messages: there is no user message")
-    if answered and len(answers) < len(questions):
-        raise InputError("messages: an example must end with the assistant's answer, this one ends with the user")
-    if not answered and len(answers) == len(questions):
-        raise InputError("messages: a prompt must end with a user message, this one ends with the assistant")
+    check_end(messages, answered)
     padded = answers if answered else [*answers, None]
     return Conversation(system, tuple(zip(questions, padded, strict=True)))

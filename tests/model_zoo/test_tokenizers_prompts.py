@@ -259,6 +259,10 @@ def test_gpt2_is_the_text_as_it_stands(tokenizers):
         (talk("a", "b", "c")[::2], r"messages\[1\]: wrong order, expected the role 'assistant'"),
         ([*talk("a"), {"role": "system", "content": "s"}], r"messages\[1\]: a system message can only come first"),
         ([{"role": "system", "content": "s"}], "no user message"),
+        (
+            [*talk("a"), {**talk("a", "b")[1], "tool_calls": [{}]}],
+            r"messages\[1\]: prompt styles have no place for tool",
+        ),
     ],
 )
 def test_wrong_messages(tokenizers, messages, complaint):
