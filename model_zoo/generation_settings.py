@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from model_zoo.errors import InputError, shown
@@ -155,6 +155,12 @@ def settled(given: Mapping[str, Any], config: Mapping[str, Any], vocabulary: int
         if name in own:
             own[name] = [token for token in own[name] if 0 <= token < vocabulary]
     return own | found
+
+
+def holds_stop(tokenizer: Any, ids: list[int], stops: Collection[str]) -> bool:
+    """Whether these ids hold one of some texts, which may be a control token's (``<|im_end|>``)."""
+    text = tokenizer.decode(ids, skip_special_tokens=False) if stops else ""
+    return any(stop in text for stop in stops)
 
 
 def says_limit(config: Mapping[str, Any]) -> bool:

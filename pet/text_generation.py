@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import logging
 import os
@@ -13,7 +14,7 @@ import numpy as np
 from adapters.stored import check_loadable
 from model_zoo.arguments import check_argument
 from model_zoo.errors import InputError
-from model_zoo.generation_settings import DRAWN, LIMITS, says_limit
+from model_zoo.generation_settings import DRAWN, LIMITS, holds_stop, says_limit
 from pet.names import own_tokenizer
 
 log = logging.getLogger("pet")
@@ -100,9 +101,10 @@ class TextGeneration:
         written = self.model.generate(ids, mask, **options)
         answers = written[:, length:].tolist()
         limited = any(options.get(name) is not None for name in LIMITS)
-        if not limited and written.shape[1] == self.model.room and ends and not options.get("stop_strings"):
+        stops = stops_of(options.get("stop_strings"), getattr(self.model, "generation_config", {}))
+        if not limited and written.shape[1] == self.model.room and ends and not stops:
             warn_of_full_context(answers, ends, self.model.room)
-        return [until(answer, ends) for answer in answers]
+        return [until(answer, ends, stops, self.tokenizer) for answer in answers]
 
 
 def opened(model, tokenizer=None, adapter=None) -> tuple[Any, Any]:
@@ -163,14 +165,16 @@ def warn_of_full_context(answers: Sequence[Sequence[int]], ends: Collection[int]
         log.warning("%d of %d answers end where the model's context of %d tokens is full", cut, len(answers), context)
 
 
-def until(ids: list[int], ends: Collection[int]) -> list[int]:
-    """The ids before the first end."""
-    return list(itertools.takewhile(lambda token: token not in ends, ids))
+def until(ids: list[int], ends: Collection[int], stops: Sequence[str] = (), tokenizer=None) -> list[int]:
+    """The ids before the first end, or up to that which completes a stop text: what follows only fills the row up."""
+    ids = list(itertools.takewhile(lambda token: token not in ends, ids))
+    last = bisect.bisect_left(range(len(ids)), True, key=lambda last: holds_stop(tokenizer, ids[: last + 1], stops))
+    return ids[: last + 1]
 
 
-def stops_of(generation: Any, own: dict[str, Any]) -> list[str]:
-    """The texts that end an answer, by a recipe's ``generation`` section or else the base's generation_config.json."""
-    return np.ravel(generation.stop or own.get("stop_strings") or []).tolist()
+def stops_of(asked: str | Sequence[str] | None, own: Mapping[str, Any]) -> list[str]:
+    """The texts that end an answer: those that are asked for, or where this is None generation_config.json's."""
+    return np.ravel(own.get("stop_strings") or [] if asked is None else asked).tolist()
 
 
 def before(text: str, stops: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from model_zoo.generation.choose import Choice, check_left
 from model_zoo.generation.decoders import decoder_for
 from model_zoo.generation.defaults import own_padding, say_unheeded, say_unused, say_window
 from model_zoo.generation.processors import Step
-from model_zoo.generation_settings import FIELDS, own_limit, settled
+from model_zoo.generation_settings import FIELDS, holds_stop, own_limit, settled
 from model_zoo.graph import evaluating
 from model_zoo.inputs import as_array, as_int_tensor, as_mask
 from model_zoo.settings import require
@@ -156,9 +156,8 @@ def generate(
         )
 
     def stopped(answer: np.ndarray) -> bool:
-        """Whether an answer holds a stop string."""
-        text = tokenizer.decode(answer.tolist(), skip_special_tokens=True)
-        return any(stop in text for stop in stops)
+        """Whether an answer is at a stop string."""
+        return holds_stop(tokenizer, answer.tolist(), stops)
 
     common = {"new_tokens": new_tokens, "eos": eos, "pad": pad, "stopped": stopped if stops else None}
     common["generator"] = np.random.default_rng(seed)

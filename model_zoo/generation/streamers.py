@@ -36,15 +36,9 @@ class TextStreamer:
 
     def put(self, ids) -> None:
         """Takes the prompt first, then one token at a time."""
-        ids = np.asarray(ids).reshape(-1)
-        if self.at_prompt:
-            self.at_prompt = False
-            if not self.skip_prompt:
-                self.on_text(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
-            return
-        for token in ids:
-            text = self.decoder.put(int(token))
-            if text:
+        left_out, self.at_prompt = self.at_prompt and self.skip_prompt, False
+        for token in () if left_out else np.asarray(ids).reshape(-1):
+            if text := self.decoder.put(int(token)):  # behind a prompt that is printed, an answer keeps its first space
                 self.on_text(text)
 
     def end(self) -> None:

@@ -101,7 +101,7 @@ class Conversation:
 
         ids, ends = self.prompt(messages), ends_of(session.model, session.tokenizer)
         own = session.model.generation_config
-        stops = stops_of(settings, own)
+        stops = stops_of(settings.stop or None, own)
         starts = [stop[:length] for stop in stops for length in range(1, len(stop))]
         streamed = settled({"num_beams": settings.num_beams}, own).get("num_beams", 1) == 1
 

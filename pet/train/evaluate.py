@@ -116,7 +116,7 @@ class Answers:
         self.seed = seed if generation.seed is None else generation.seed
         self.ends = ends_of(model, tokenizer)
         self.own = getattr(model, "generation_config", {})
-        self.stops = stops_of(generation, self.own)
+        self.stops = stops_of(generation.stop or None, self.own)
         self.told = False
 
     def __call__(self, limit: int | None = None) -> list[Answer]:
@@ -176,7 +176,8 @@ class Answers:
 
     def text(self, ids: list[int]) -> str:
         """What was written, up to the first end token or stop text."""
-        return before(self.tokenizer.decode(until(ids, self.ends), skip_special_tokens=True), self.stops).strip()
+        written = until(ids, self.ends, self.stops, self.tokenizer)
+        return before(self.tokenizer.decode(written, skip_special_tokens=True), self.stops).strip()
 
 
 class Evaluation:

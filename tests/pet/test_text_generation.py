@@ -1,5 +1,6 @@
 """The one-line pipeline: continuations and answers, alone and in batches, equal to the model's own generate."""
 
+import io
 import json
 
 import numpy as np
@@ -7,10 +8,13 @@ import pytest
 
 import pet
 from model_zoo.errors import InputError
+from model_zoo.generation import TextStreamer
 from pet.cli.chat_session import add_chat_session, make_chat_session
 from pet.cli.main import main
 from pet.cli.parser import Parser
 from pet.recipe.loading import from_dict
+from pet.recipe.training import Generation
+from pet.train.evaluate import Answers
 from pet.train.prepare import attach_adapter
 
 TEXTS = ["你好", "类型#裙*颜色#红色"]
@@ -69,6 +73,45 @@ def test_the_answer_to_a_bare_text_keeps_the_space_that_it_begins_with():
         expected = plain.tokenizer.decode(whole[0].tolist())
         assert expected.startswith(f"{text} ")
         assert plain(text, temperature=None)[0]["text_generation_text"] == [expected]
+
+
+def test_a_stop_text_may_be_a_control_token():
+    """As in transformers; it is no part of the text that is read, so that the answer went on."""
+    torch = pytest.importorskip("torch", reason="the live comparison needs torch")
+    transformers = pytest.importorskip("transformers", reason="the live comparison needs transformers")
+    from pet.names import find_model
+
+    plain, base = pet.pipeline(model="llama_tiny", chat=True, eos_token_id=None), find_model("llama_tiny")
+    prompt = plain.prompt("Say hello.")
+    settings = {"max_new_tokens": 40, "eos_token_id": None, "stop_strings": ["</s>"], "pad_token_id": 1}
+    peer = transformers.AutoModelForCausalLM.from_pretrained(base).eval()
+    with torch.no_grad():
+        tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+        expected = peer.generate(torch.tensor([prompt]), do_sample=False, tokenizer=tokenizer, **settings).numpy()
+    assert expected.shape[1] < len(prompt) + 40
+    assert np.array_equal(plain.model.generate([prompt], tokenizer=plain.tokenizer, **settings), expected)
+    answers = Answers(plain.model, plain.tokenizer, (), Generation(max_new_tokens=40, stop=["</s>"]))
+    answers.ends = [3]  # none of them comes up
+    assert answers.write([prompt]) == [plain.tokenizer.decode(expected[0, len(prompt) :]).strip()]
+
+
+def test_what_fills_a_row_up_behind_its_stop_text_is_no_answer():
+    plain, texts = pet.pipeline(model="gpt_tiny", max_new_tokens=8, eos_token_id=None), ["The shop", "A red lamp and"]
+    whole = [one["text_generation_text"][0] for one in plain(texts)]
+    stop = whole[0][len(texts[0]) :][:3]
+    assert stop not in whole[1][len(texts[1]) :]
+    (stopped,), (other,) = (one["text_generation_text"] for one in plain(texts, stop_strings=stop))
+    assert stopped.count(stop) == 1 and whole[0].startswith(stopped) and other == whole[1]
+
+
+def test_a_printed_prompt_and_its_answer_are_one_text():
+    """The space between them is that of the answer's first piece (sentencepiece)."""
+    plain, printed = pet.pipeline(model="llama_tiny", chat=False), io.StringIO()
+    ids = plain.tokenizer.encode("The shop is")
+    streamer = TextStreamer(plain.tokenizer, skip_prompt=False, file=printed)
+    whole = plain.model.generate([ids], max_new_tokens=6, streamer=streamer)
+    assert printed.getvalue() == plain.tokenizer.decode(whole[0]) + "\n"
+    assert printed.getvalue().startswith("The shop is ")
 
 
 def test_an_adapter_that_no_model_takes_is_refused_before_one_is_loaded(tmp_path, monkeypatch, capsys):
