@@ -10,8 +10,10 @@ import dataclasses
 import functools
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from model_zoo.atomic import read_json
 from model_zoo.errors import InputError, shown
 from model_zoo.settings import faults, setting
 
@@ -119,6 +121,25 @@ SUPPRESSED = ("suppress_tokens", "begin_suppress_tokens")
 """Of which a base's file may hold ids beyond the vocabulary, [-1] for none: nothing has them."""
 LIMITS = ("max_new_tokens", "max_length")
 """How long answers are at most; the first one counts before the second."""
+UNHEEDED = {
+    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale"), (1,)),
+    **dict.fromkeys(("num_beam_groups", "num_return_sequences"), (0, 1)),
+    **dict.fromkeys(("encoder_no_repeat_ngram_size", "penalty_alpha", "diversity_penalty", "token_healing"), (0,)),
+    **dict.fromkeys(("stop_strings", "sequence_bias", "forced_bos_token_id", "watermarking_config"), ()),
+    **dict.fromkeys(("dola_layers", "constraints", "force_words_ids", "max_time", "top_h"), ()),
+}
+"""Further settings of generation_config.json, which change answers under transformers and not here -> the values that
+say nothing there, beside null and what is empty."""
+SAID_BY = "generation_config.json (or config.json)"
+
+
+def settings_beside(directory: Path) -> dict[str, Any]:
+    """What a checkpoint says of its answers: generation_config.json, or where there is none the settings of answers in
+    config.json, where older ones have them, as in transformers."""
+    if (file := directory / "generation_config.json").is_file():
+        return read_json(file)
+    older = read_json(file) if (file := directory / "config.json").is_file() else {}
+    return {name: older[name] for name in (*FIELDS, *LIMITS, *UNHEEDED, "pad_token_id") if name in older}
 
 
 def is_asked(name: str, value: Any) -> bool:
@@ -150,7 +171,7 @@ def settled(given: Mapping[str, Any], config: Mapping[str, Any], vocabulary: int
     idle = {name for name in IDLE.keys() & own.keys() if type(own[name]) in (int, float) and IDLE[name](own[name])}
     own = {name: value for name, value in own.items() if name not in idle}
     faulty = (fault for name, value in own.items() for fault in faults(name, HINTS[name], FIELDS[name].metadata, value))
-    InputError.raise_any(f"generation_config.json: {fault}" for fault in faulty)
+    InputError.raise_any(f"{SAID_BY}: {fault}" for fault in faulty)
     for name in SUPPRESSED if vocabulary is not None else ():
         if name in own:
             own[name] = [token for token in own[name] if 0 <= token < vocabulary]
@@ -184,9 +205,9 @@ def own_limit(config: Mapping[str, Any], prompt: int, room: int) -> int | None:
         if (limit := config.get(name)) is None:
             continue
         if type(limit) is not int or limit < 1:
-            raise InputError(f"generation_config.json: {name} is {shown(limit)}; a whole number above 0 was expected")
+            raise InputError(f"{SAID_BY}: {name} is {shown(limit)}; a whole number above 0 was expected")
         if limit <= before:
             filled = f"{name} is {limit}, which a prompt of {prompt} tokens fills"
-            raise InputError(f"generation_config.json: {filled}; give max_new_tokens")
+            raise InputError(f"{SAID_BY}: {filled}; give max_new_tokens")
         return min(limit - before, room)
     return None

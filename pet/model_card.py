@@ -12,7 +12,7 @@ from adapters.peft_config import CONFIG, TASK_SCORE
 from adapters.stored import StoredAdapter
 from model_zoo.atomic import read_json, write_json, write_text
 from model_zoo.errors import InputError, first_line
-from model_zoo.generation_settings import DRAWN
+from model_zoo.generation_settings import DRAWN, settings_beside
 from model_zoo.labels import CLASSIFIER, Labels
 from model_zoo.tokenizers import AutoTokenizer
 from model_zoo.tokenizers.base import Tokenizer
@@ -66,9 +66,8 @@ def tokenizer_of(base: Path, recipe: Recipe | None, result: Path) -> Tokenizer:
 
 
 def generation_settings(base: Path, tokenizer: Tokenizer, recipe: Recipe | None) -> dict[str, Any]:
-    """The base's generation_config.json with the run's settings and every id that ends an answer."""
-    file = base / "generation_config.json"
-    values = read_json(file) if file.is_file() else {}
+    """What the base says of its answers, with the run's settings and every id that ends an answer."""
+    values = settings_beside(base)
     values["eos_token_id"] = list(tokenizer.eos_token_ids) or None  # transformers cannot generate with an empty list
     for key, number in (("bos_token_id", tokenizer.bos_token_id), ("pad_token_id", tokenizer.pad_token_id)):
         if number is not None:

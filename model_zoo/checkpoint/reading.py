@@ -30,6 +30,7 @@ from model_zoo.checkpoint.safetensors_io import SafetensorsFile, Slices, TensorI
 from model_zoo.checkpoint.wrappers import unstacked, unwrapped
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError, located, nearest
+from model_zoo.generation_settings import settings_beside
 from model_zoo.quantization import codec
 from model_zoo.quantization.additive import find_additive
 from model_zoo.quantization.files import PackedTensor, find_packed, hidden
@@ -341,8 +342,7 @@ def load_into(model: nn.Cell, directory: str | Path | Checkpoint, dtype: object 
 
 def note_source(model: nn.Cell, directory: Path) -> None:
     """Keeps on a model where its tokenizer and licence are, for those who save it again, and how it generates."""
-    settings = directory / "generation_config.json"
-    model.generation_config = read_json(settings) if settings.is_file() else {}
+    model.generation_config = settings_beside(directory)
     model.loaded_from = str(directory)
 
 

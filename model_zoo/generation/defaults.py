@@ -7,17 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from model_zoo.errors import warn_once
-from model_zoo.generation_settings import DRAWN, OF_BEAMS, is_missed
-
-UNHEEDED = {
-    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale"), (1,)),
-    **dict.fromkeys(("num_beam_groups", "num_return_sequences"), (0, 1)),
-    **dict.fromkeys(("encoder_no_repeat_ngram_size", "penalty_alpha", "diversity_penalty", "token_healing"), (0,)),
-    **dict.fromkeys(("stop_strings", "sequence_bias", "forced_bos_token_id", "watermarking_config"), ()),
-    **dict.fromkeys(("dola_layers", "constraints", "force_words_ids", "max_time", "top_h"), ()),
-}
-"""Settings of generation_config.json that change answers under transformers and not here -> the values that say nothing
-there, beside null and what is empty."""
+from model_zoo.generation_settings import DRAWN, OF_BEAMS, SAID_BY, UNHEEDED, is_missed
 
 
 def own_padding(model, beams: int) -> int | None:
@@ -55,7 +45,7 @@ def say_unheeded(source: Any, config: Mapping[str, Any], given: Collection[str])
     left = ", ".join(f"{name}={value!r}" for name, value in asked.items() if name not in given)
     if left:
         hint = "; give generate the tokenizer" if "stop_strings=" in left else ""
-        warn_once(f"{source}: generation_config.json says {left}, which takes no effect here{hint}")
+        warn_once(f"{source}: {SAID_BY} says {left}, which takes no effect here{hint}")
 
 
 def say_unused(given: Mapping[str, Any], sampled: bool, beams: int) -> None:

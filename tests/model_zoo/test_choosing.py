@@ -221,7 +221,7 @@ def test_generation_config_counts_where_a_call_says_nothing(model, monkeypatch):
         model.generate(prompt, do_sample=True, top_k=0, temperature=9.0, seed=1, **free), expected
     )
     monkeypatch.setattr(model, "generation_config", {"top_p": 3, "num_beams": 0.5})
-    with pytest.raises(InputError, match=r"generation_config\.json: num_beams is 0\.5; a whole number"):
+    with pytest.raises(InputError, match=r"\(or config\.json\): num_beams is 0\.5; a whole number"):
         model.generate(prompt, **free)
 
 
@@ -266,10 +266,10 @@ def test_settings_of_generation_config_that_take_no_effect_are_said_once(caplog)
         say_unheeded("base", {**asked, "stop_strings": ["x"]}, [])
     say_unheeded("base", {**asked, "stop_strings": ["x"]}, ["stop_strings"])
     words = [record.getMessage() for record in caplog.records]
+    said = "base: generation_config.json (or config.json) says guidance_scale=3, "
     assert words == [
-        "base: generation_config.json says guidance_scale=3, stop_strings=['x'], which takes no effect here; "
-        "give generate the tokenizer",
-        "base: generation_config.json says guidance_scale=3, which takes no effect here",
+        said + "stop_strings=['x'], which takes no effect here; give generate the tokenizer",
+        said + "which takes no effect here",
     ]
 
 
@@ -278,7 +278,7 @@ def test_settings_of_generation_config_that_take_no_effect_are_said_once(caplog)
 )
 def test_zero_says_something_where_it_does_for_transformers(name, value, caplog):
     say_unheeded(f"base of {name}", {name: value}, [])
-    assert f"generation_config.json says {name}={value!r}, which takes no effect here" in caplog.text
+    assert f"generation_config.json (or config.json) says {name}={value!r}, which takes no effect here" in caplog.text
 
 
 def test_settings_of_a_call_that_have_no_effect_are_said_once(caplog):

@@ -78,6 +78,23 @@ def test_as_in_transformers(name, base, prompt):
     assert np.array_equal(found, expected[:, :most])
 
 
+def test_an_older_checkpoint_says_it_in_config_json(base, prompt):
+    """Where there is no generation_config.json, as in transformers; beside one it says nothing."""
+    torch = pytest.importorskip("torch", reason="the live comparison needs torch")
+    transformers = pytest.importorskip("transformers", reason="the live comparison needs transformers")
+    older = {"max_length": 15, "num_beams": 2, "repetition_penalty": 1.7, "pad_token_id": 7, "bad_words_ids": [[48]]}
+    directory = base(None, older)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
+    with torch.no_grad():
+        ids, ones = torch.tensor(prompt), torch.ones(prompt.shape, dtype=torch.long)
+        expected = theirs.generate(ids, attention_mask=ones).numpy()
+    found = answers_of(directory, prompt)
+    assert np.array_equal(found, expected) and found.shape[1] == 15
+    plain = answers_of(base({}), prompt)
+    assert np.array_equal(answers_of(base({}, older), prompt), plain)
+    assert not np.array_equal(found, plain[:, :15])
+
+
 def test_the_call_counts_before_the_file(base, prompt):
     model = AutoModel.from_pretrained(base({"max_new_tokens": 3, "pad_token_id": 7, "eos_token_id": None}))
     width = prompt.shape[1]
@@ -99,7 +116,7 @@ def test_the_call_counts_before_the_file(base, prompt):
 )
 def test_what_leaves_no_answer_is_one_line(values, message, base, prompt):
     model = AutoModel.from_pretrained(base(values))
-    with pytest.raises(InputError, match=f"generation_config.json: {message}"):
+    with pytest.raises(InputError, match=rf"generation_config.json \(or config.json\): {message}"):
         model.generate(prompt)
     assert model.generate(prompt, max_new_tokens=2).shape[1] == 11
 
