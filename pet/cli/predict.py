@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from model_zoo.atomic import sync, written_through
 from model_zoo.errors import InputError
+from model_zoo.unwritable import explained
 from pet.cli.chat_session import GENERATION, ChatSession, add_chat_session, make_chat_session, not_text, read
 from pet.cli.output import check_output_file
 from pet.cli.parser import Parser
-from pet.files import json_text, write_text
+from pet.files import append_text, json_text, write_text
+
+log = logging.getLogger("pet")
+BATCHES = 4
+"""So many batches are answered together, by length, before their answers are given out."""
 
 EXAMPLES = [
     ('pet predict --model merged --input "类型#裤*版型#宽松"', "one answer, from a plain checkpoint"),
@@ -55,7 +63,8 @@ def _answers(options: Any, session: ChatSession) -> Iterator[tuple[str, dict[str
         else:
             questions.append(Question(session.prompt([{"role": "user", "content": text}]), text, "", where))
     how = {"batch_size": options.batch_size, "seed": session.generation.seed or 0}
-    for one in Answers(session.model, session.tokenizer, questions, session.generation, **how)() if questions else ():
+    answers = Answers(session.model, session.tokenizer, questions, session.generation, **how)
+    for one in answers.by_blocks(BATCHES):
         reference = {"reference": one.reference} if one.reference else {}
         yield one.answer, {"prompt": one.prompt, "answer": one.answer, "where": one.where, **reference}
 
@@ -110,16 +119,45 @@ def main(arguments: Sequence[str]) -> int:
     if session.model.scoring:
         written = ("system", "template", "thinking", "sample", "stop", *GENERATION)
         parser.idle(options, "with a model that judges texts and writes no answers", *written)
-    found = list((_labels if session.model.scoring else _answers)(options, session))
-    if not found:
+    found = (_labels if session.model.scoring else _answers)(options, session)
+    lines = (json_text(row) if options.json or options.output else text for text, row in found)
+    count = _keep(lines, options.output) if options.output else _print(lines)
+    if not count:
         raise InputError("nothing is asked: give --input TEXT, or --file with questions in it")
-    if not options.output and not options.json:
-        print("\n".join(text for text, _ in found))
-        return 0
-    rows = [json_text(row) for _, row in found]
     if options.output:
-        write_text(options.output, "\n".join(rows) + "\n")
-        print(f"{len(rows)} answers in {options.output}")
-    else:
-        print("\n".join(rows))
+        print(f"{count} answers in {options.output}")
     return 0
+
+
+def _print(lines: Iterable[str]) -> int:
+    """Prints lines as they come; returns how many."""
+    count = 0
+    for line in lines:
+        print(line, flush=True)
+        count += 1
+    return count
+
+
+def _keep(lines: Iterable[str], output: str) -> int:
+    """Writes lines as they come into ``output.part``, which is called ``output`` once it is whole; returns how many. So
+    a command that is ended loses no answers that it had."""
+    part, count = Path(f"{output}.part"), 0
+    if written_through(output):
+        whole = list(lines)
+        write_text(output, "".join(f"{line}\n" for line in whole))
+        return len(whole)
+    try:
+        for count, line in enumerate(lines, 1):
+            if count == 1:
+                write_text(part, "")
+            append_text(part, f"{line}\n")
+    except BaseException:
+        if count:
+            log.warning("%s: the %d answers until then", part, count)
+        raise
+    if count:
+        with explained(output):
+            sync(part)
+            os.replace(part, output)
+            sync(part.parent)
+    return count

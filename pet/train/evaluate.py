@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -121,21 +121,49 @@ class Answers:
 
     def __call__(self, limit: int | None = None) -> list[Answer]:
         """The answers to the first ``limit`` questions, in their order."""
+        return list(self.by_blocks(limit=limit))
+
+    def by_blocks(self, batches: int | None = None, limit: int | None = None) -> Iterator[Answer]:
+        """The same one by one, those to so many batches of questions as soon as these are answered; None: to all.
+
+        Raises:
+            InputError: before anything is written, what keeps a question from being answered.
+        """
         questions = self.questions[:limit]
+        self.check(questions)
+        size = batches * self.batch_size if batches else len(questions) or 1
+        for first in range(0, len(questions), size):
+            yield from self.block(questions[first : first + size], first)
+
+    def check(self, questions: Sequence[Any]) -> None:
+        """Raises InputError where a question leaves no room for an answer."""
+        context, lengths = context_of(self.model), [len(question.prompt_ids) for question in questions]
+        InputError.raise_any(
+            f"{question.where}: a question of {length} tokens leaves no room for an answer in the model's context of "
+            f"{context}"
+            for question, length in zip(questions, lengths, strict=True)
+            if length >= context
+        )
+        if lengths and not self.generation.max_new_tokens:
+            own_limit(self.own, max(lengths), context)
+
+    def block(self, questions: Sequence[Any], before: int) -> list[Answer]:
+        """The answers to questions that stand behind so many others."""
         order = sorted(range(len(questions)), key=lambda index: len(questions[index].prompt_ids))
         found: dict[int, Answer] = {}
         with evaluating(self.model):
             for first in range(0, len(order), self.batch_size):
                 check_signals()
                 members = order[first : first + self.batch_size]
-                texts = self.write([questions[index].prompt_ids for index in members])
+                texts = self.write([questions[index].prompt_ids for index in members], self.seed + before + first)
                 for index, text in zip(members, texts, strict=True):
                     question = questions[index]
                     found[index] = Answer(question.prompt, text, question.reference, question.where)
         return [found[index] for index in range(len(questions))]
 
-    def write(self, prompts: Sequence[Sequence[int]]) -> list[str]:
-        """The texts that continue some prompts."""
+    def write(self, prompts: Sequence[Sequence[int]], seed: int = 0) -> list[str]:
+        """The texts that continue some prompts. Each batch has a seed of its own, so that a question that is asked in
+        two of them is not answered alike."""
         pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
         longest = max(len(prompt) for prompt in prompts)
         new_tokens = self.new_tokens(longest)
@@ -148,7 +176,7 @@ class Answers:
         for row, prompt in enumerate(rows):
             ids[row, length - len(prompt) :] = prompt
             mask[row, length - len(prompt) :] = 1
-        how = {"attention_mask": mask, "max_new_tokens": new_tokens, "eos_token_id": self.ends, "seed": self.seed}
+        how = {"attention_mask": mask, "max_new_tokens": new_tokens, "eos_token_id": self.ends, "seed": seed}
         written = self.model.generate(ids, tokenizer=self.tokenizer, **how, **self.generation.choosing())
         answers = np.asarray(written)[: len(prompts), length:].tolist()
         if longest == room and self.generation.max_new_tokens is None and self.ends and not self.stops:
@@ -156,16 +184,8 @@ class Answers:
         return [self.text(answer) for answer in answers]
 
     def new_tokens(self, longest: int) -> int:
-        """How many tokens an answer may have after a question of so many.
-
-        Raises:
-            InputError: the question fills the model's context alone.
-        """
+        """How many tokens an answer may have after a question of so many."""
         context = context_of(self.model)
-        if longest >= context:
-            raise InputError(
-                f"a question of {longest} tokens leaves no room for an answer in the model's context of {context}"
-            )
         room = context - longest
         wanted = self.generation.max_new_tokens or own_limit(self.own, longest, room) or room
         if longest + wanted > context and not self.told:

@@ -44,6 +44,13 @@ def test_top_k_draws(answering):
     assert answering(TEXTS, top_k=1) == answering(TEXTS)
 
 
+def test_a_text_of_two_batches_has_two_draws(answering):
+    texts = TEXTS[:1] * (answering.batch_size + 1)
+    found = [one["text_generation_text"] for one in answering(texts, temperature=5.0, seed=3)]
+    assert found[-1] != found[0]
+    assert found == [one["text_generation_text"] for one in answering(texts, temperature=5.0, seed=3)]
+
+
 def test_several_answers_to_each_text(answering):
     found = answering(["类型#裤", "类型#裙"], num_return_sequences=2, num_beams=3)
     assert [len(one["text_generation_text"]) for one in found] == [2, 2]

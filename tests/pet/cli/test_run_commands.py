@@ -22,6 +22,7 @@ from pet.cli.main import main
 from pet.cli.parser import Parser
 from pet.data import load_questions
 from pet.recipe.training import Generation
+from pet.train.evaluate import Answers
 
 WATCHER = '''
 import json
@@ -472,6 +473,32 @@ def test_predict_a_file(here, capsys):
     assert main(["predict", "--run", "output/job", "--file", "questions.txt", "--json"]) == 0
     printed = capsys.readouterr().out.rstrip("\n").split("\n")
     assert [json.loads(line)["prompt"] for line in printed] == ["What is\u20285?", "What is 6?"]
+
+
+def test_what_is_answered_is_kept_when_a_command_ends_before_its_time(copied, capsys, caplog, monkeypatch):
+    write, left = Answers.write, [6]
+
+    def failing(self, *given):
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("the machine is gone")
+        return write(self, *given)
+
+    monkeypatch.setattr(Answers, "write", failing)
+    asked = ["predict", "--run", "output/job", "--file", "data.jsonl", "--batch-size", "1"]
+    assert main([*asked, "--output", "kept.jsonl"]) == 1
+    assert "kept.jsonl.part: the 4 answers until then" in caplog.text
+    part = (copied / "kept.jsonl.part").read_text()
+    assert not (copied / "kept.jsonl").exists()
+    left[0] = 6
+    capsys.readouterr()
+    assert main([*asked, "--json"]) == 1
+    assert capsys.readouterr().out == part and part.count("\n") == 4
+    left[0] = 12
+    assert main([*asked, "--output", "kept.jsonl"]) == 0
+    whole = (copied / "kept.jsonl").read_text()
+    assert whole.startswith(part) and whole.count("\n") == 12
+    assert not (copied / "kept.jsonl.part").exists()
 
 
 def test_all_questions_of_a_file_are_answered_however_many_rows_were_learnt(copied):

@@ -88,8 +88,13 @@ def test_a_full_context_ends_answers_and_a_question_that_fills_it_is_refused(cap
         "the model's context of 64 tokens has room for 4 after a question of 60: answers end there, before "
         "generation.max_new_tokens (8)"
     ], "said once"
-    with pytest.raises(InputError, match=r"64 tokens leaves no room .* context of 64"):
-        Answers(model, Words(), [question([2] * 64)], Generation())()
+    model.calls.clear()
+    with pytest.raises(InputError, match=r"^64: a question of 64 tokens leaves no room .* context of 64$"):
+        Answers(model, Words(), [question([2]), question([2] * 64)], Generation(), batch_size=1)()
+    model.generation_config = {"max_length": 9}
+    with pytest.raises(InputError, match="max_length is 9, which a prompt of 12 tokens fills"):
+        Answers(model, Words(), [question([2]), question([2] * 12)], Generation(), batch_size=1)()
+    assert not model.calls, "what cannot be answered is found before the others are"
 
 
 def test_without_a_limit_the_end_token_or_the_context_ends_an_answer(caplog):
@@ -105,6 +110,17 @@ def test_without_a_limit_the_end_token_or_the_context_ends_an_answer(caplog):
     assert not caplog.records
     assert Generation().in_evaluations().max_new_tokens == 64
     assert Generation(max_new_tokens=9).in_evaluations().max_new_tokens == 9
+
+
+def test_a_question_of_two_batches_has_two_draws_and_blocks_change_no_order():
+    asked = [question([2, 3, 4]), question([4]), question([3, 3]), question([5, 2]), question([2])]
+    seeds = []
+    for batches in (None, 1):
+        model = Echo()
+        answers = Answers(model, Words(), asked, Generation(max_new_tokens=8, do_sample=True, seed=7), batch_size=2)
+        assert [one.prompt for one in answers.by_blocks(batches)] == [one.prompt for one in asked]
+        seeds.append([settings["seed"] for _, settings in model.calls])
+    assert seeds == [[7, 9, 11]] * 2
 
 
 def test_stop_texts_and_limit():
