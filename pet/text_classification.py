@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from model_zoo.labels import MULTI, SINGLE
 from model_zoo.turns import turn
 from pet.data.classified import whole_text
 from pet.text_generation import opened
+
+log = logging.getLogger("pet")
 
 
 class TextClassification:
@@ -52,13 +55,23 @@ class TextClassification:
         pairs = [two_texts(one) for one in (text if several else [text])]
         if not pairs:
             raise InputError("pipeline: a text or a list of texts was expected, got none")
-        ids = [whole_text(self.tokenizer, *pair, self.model.room) for pair in pairs]
+        ids = self.tokens(pairs)
         if not all(ids):
             raise InputError("pipeline: an empty text cannot be judged")
         limit, found = self.top_k if top_k is None else top_k, []
         for first in range(0, len(ids), self.batch_size):
             found += [row[:limit] for row in self.judged(ids[first : first + self.batch_size])]
         return found
+
+    def tokens(self, pairs: Sequence[tuple[str, str | None]]) -> list[list[int]]:
+        """The ids of texts, each with the one that is judged with it or None. Says how many are cut to the context."""
+        room, found = self.model.room, [whole_text(self.tokenizer, *pair) for pair in pairs]
+        if cut := sum(len(ids) > room for ids in found):
+            log.warning("%d of %d texts are cut: the model's context holds %d tokens", cut, len(pairs), room)
+        return [
+            ids if len(ids) <= room else whole_text(self.tokenizer, *pair, room)
+            for ids, pair in zip(found, pairs, strict=True)
+        ]
 
     def judged(self, texts: Sequence[list[int]]) -> list[list[dict[str, Any]]]:
         """The same of one batch of token ids."""

@@ -68,7 +68,7 @@ class TextGeneration:
         answers: list[list[int]] = []
         for first in range(0, len(prompts), self.batch_size):
             answers += self.continued(prompts[first : first + self.batch_size], dict(options))
-            if isinstance(seed := options.get("seed"), int):
+            if isinstance(seed := options.get("seed"), (int, np.integer)):
                 options["seed"] = seed + self.batch_size  # each batch has its own
         count = options.get("num_return_sequences", 1)
         asked = [pair for pair in zip(texts, prompts, strict=True) for _ in range(count)]

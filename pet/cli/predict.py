@@ -71,7 +71,7 @@ def _answers(options: Any, session: ChatSession) -> Iterator[tuple[str, dict[str
 
 def _labels(options: Any, session: ChatSession) -> Iterator[tuple[str, dict[str, Any]]]:
     """The label of each text by a model that judges them, and its row for JSONL."""
-    from pet.data.classified import asked, whole_text
+    from pet.data.classified import asked
     from pet.data.formats import read_rows
     from pet.data.row import Row
     from pet.text_classification import TextClassification
@@ -80,8 +80,8 @@ def _labels(options: Any, session: ChatSession) -> Iterator[tuple[str, dict[str,
     how = {**session.settings.reading, "conversations": asked, "answers": False}
     for text, where in _given(options):
         rows += read_rows(text, **how) if where is None else [Row(Path(where), 0, text=text)]
-    room, tokenizer = session.model.room, session.tokenizer
-    ids = [row.tokens[0] if row.tokens else whole_text(tokenizer, row.text, row.text_pair, room) for row in rows]
+    of_texts = iter(judge.tokens([(row.text, row.text_pair) for row in rows if not row.tokens]))
+    ids = [row.tokens[0] if row.tokens else next(of_texts) for row in rows]
     for first in range(0, len(rows), options.batch_size):
         part = slice(first, first + options.batch_size)
         for row, labels in zip(rows[part], judge.judged(ids[part]), strict=True):

@@ -350,6 +350,20 @@ def test_texts_are_asked_by_a_pipeline_and_by_the_command_line(trained, base, jo
     assert rows[0].keys() == {"text", "label", "scores", "where", "reference"}
 
 
+def test_a_text_beyond_the_context_is_cut_and_that_is_said(trained, base, tmp_path, capsys, caplog):
+    pipe = pet.pipeline("text_classification", model=base, adapter=trained / "adapter")
+    room, text = pipe.model.room, "green tea " * pet.AutoModel.from_pretrained(base).room
+    (found,) = pipe(text)
+    assert f"1 of 1 texts are cut: the model's context holds {room} tokens" in caplog.text
+    assert found == pipe.judged([pipe.tokenizer.encode(text)[:room]])[0]
+    caplog.clear()
+    (tmp_path / "texts.txt").write_text(f"green tea\n{text}\n")
+    asked = ["predict", "--model", str(base), "--adapter", str(trained / "adapter")]
+    assert main([*asked, "--file", str(tmp_path / "texts.txt"), "--json"]) == 0
+    assert "1 of 2 texts are cut" in caplog.text
+    assert json.loads(capsys.readouterr().out.splitlines()[1])["label"] == found[0]["label"]
+
+
 def test_a_server_of_language_models_has_no_place_for_a_classifier_s_head(trained, base):
     with pytest.raises(InputError, match=r"has a head that judges texts; only pet merge has a place for it"):
         check_served(trained / "adapter", base, ENGINES["vllm"])
