@@ -167,6 +167,10 @@ def settled(given: Mapping[str, Any], config: Mapping[str, Any], vocabulary: int
     """
     found = {name: value for name, value in given.items() if value is not None}
     left_out = {"do_sample", *found, *(() if found.get("do_sample") else DRAWN)}
+    if "min_length" in found:
+        left_out.add("min_new_tokens")  # which counts before it, but for a call
+    elif config.get("min_new_tokens") is not None:
+        left_out.add("min_length")
     own = {name: config[name] for name in FIELDS if name not in left_out and is_asked(name, config.get(name))}
     idle = {name for name in IDLE.keys() & own.keys() if type(own[name]) in (int, float) and IDLE[name](own[name])}
     own = {name: value for name, value in own.items() if name not in idle}

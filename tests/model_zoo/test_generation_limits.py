@@ -12,6 +12,7 @@ from model_zoo.auto import AutoModel
 from model_zoo.errors import InputError
 from model_zoo.generation.decoders import KEPT_DECODERS, cached_decoder
 from model_zoo.generation.generate import SHORT_ANSWER
+from model_zoo.generation_settings import settled
 
 
 @pytest.fixture
@@ -119,6 +120,19 @@ def test_what_leaves_no_answer_is_one_line(values, message, base, prompt):
     with pytest.raises(InputError, match=rf"generation_config.json \(or config.json\): {message}"):
         model.generate(prompt)
     assert model.generate(prompt, max_new_tokens=2).shape[1] == 11
+
+
+@pytest.mark.parametrize(
+    ("given", "values", "expected"),
+    (
+        ({"min_length": 12}, {"min_new_tokens": 3}, {"min_length": 12}),
+        ({}, {"min_new_tokens": 3, "min_length": 12}, {"min_new_tokens": 3}),
+        ({}, {"min_new_tokens": 0, "min_length": 12}, {}),  # as in transformers, where 0 takes its place too
+        ({}, {"min_new_tokens": None, "min_length": 12}, {"min_length": 12}),
+    ),
+)
+def test_of_two_least_lengths_the_call_s_counts_and_then_that_of_the_answer(given, values, expected):
+    assert settled(given, values) == expected
 
 
 def test_padding_that_is_no_id_is_left_out(base, prompt):
