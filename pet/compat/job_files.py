@@ -300,7 +300,7 @@ def preferences(t: Translation, objective: str, given: Mapping[str, Any], keys: 
 
 def settle(t: Translation, of_embeddings: str = "*lora_embedding_*") -> None:
     """Leaves out what has no effect: epochs beside steps, a window where nothing streams, when to evaluate where
-    nothing is held out. Takes a DeepSpeed file's schedule. Gives adapters of embeddings (``of_embeddings``) their rate
+    nothing is held out, settings of an adapter that is loaded. Takes a DeepSpeed file's schedule. Gives adapters of embeddings (``of_embeddings``) their rate
     under LoRA+, and DoRA's magnitudes the decay that transformers gives all but biases and norms."""
     if t.get("adapter.method") == "dora" and (decay := t.get("train.weight_decay")):
         magnitudes = {"match": ["*lora_magnitude_vector*"], "weight_decay": decay}
@@ -324,8 +324,14 @@ def settle(t: Translation, of_embeddings: str = "*lora_embedding_*") -> None:
         for key in EVALUATIONS:
             if t.settings.pop(key, None) is not None:
                 t.ignore(key, "nothing is held out to evaluate on")
+    if t.get("adapter.load"):  # PEFT reads that adapter's own settings, and none of the file's
+        for key in [key for key in t.settings if key.startswith("adapter.") and key not in OF_ANY_ADAPTER]:
+            t.drop(key)
+            if key in t.settings.said:
+                t.ignore(key, "the adapter in adapter.load has its own")
 
 
+OF_ANY_ADAPTER = ("adapter.load", "adapter.method")
 EMBEDDINGS = re.compile(r"embed|wte|wpe")
 """Names of the families' embeddings."""
 

@@ -10,12 +10,14 @@ import pytest
 import yaml
 
 import pet
+from adapters.registry import registry
 from model_zoo.checkpoint.safetensors_io import read_file
 from model_zoo.errors import InputError
 from pet.cli.main import main
 from pet.compat import llama_factory, merging
 from pet.compat.results import of_job
 from pet.compat.yaml_files import load_any
+from pet.train.prepare import attach_adapter
 
 
 def write(path, **values):
@@ -208,3 +210,31 @@ def test_how_llama_factory_writes_answers(base, tmp_path, given, expected, ignor
     assert {f"generation.{name}": value for name, value in expected.items()}.items() <= t.settings.items()
     assert [name for name in given if name in t.ignored] == ignored
     load_any(write(tmp_path / "job.yaml", model_name_or_path=str(base), **given), check_files=False)
+
+
+@pytest.mark.parametrize(
+    ("said", "more"),
+    [
+        (
+            {"model_name_or_path": "BASE", "adapter_name_or_path": "RUN", "finetuning_type": "lora"},
+            {"lora_rank": 2, "lora_dropout": 0.3, "lora_target": "c_attn", "additional_target": "wpe"},
+        ),
+        (
+            {"base_model": "BASE", "lora_model_dir": "RUN", "adapter": "lora"},
+            {"lora_r": 16, "lora_alpha": 8, "lora_target_modules": ["c_attn"], "peft_use_rslora": True},
+        ),
+    ],
+)
+def test_an_adapter_that_is_trained_on_has_its_own_settings(base, tmp_path, caplog, said, more):
+    """As PEFT reads it there: a file's own, and what a system has where a file says nothing, are of new adapters."""
+    model = pet.apply_lora(pet.AutoModel.from_pretrained(base), rank=2, alpha=32, targets=["c_proj"])
+    pet.save_adapter(model, tmp_path / "run" / "adapter")
+    places = {"BASE": str(base), "RUN": str(tmp_path / "run")}
+    file = write(tmp_path / "job.yaml", **{key: places.get(value, value) for key, value in said.items()}, **more)
+    recipe = load_any(file)
+    model = pet.AutoModel.from_pretrained(base)
+    attach_adapter(model, recipe)
+    config = registry(model).get("default").config
+    assert (config.rank, config.alpha, config.dropout, config.use_rslora) == (2, 32.0, 0.0, False)
+    assert all("c_proj" in parameter.name for parameter in pet.trainable_parameters(model))
+    assert "the adapter in adapter.load has its own" in caplog.text
