@@ -89,7 +89,7 @@ def _check_part(config, merged: dict) -> None:
             raise InputError(
                 f"config.json: partial_rotary_factor is {shown(part)}; {config.model_type} rotates whole heads: 1"
             )
-    elif part != beside and merged["rope_type"] != "default":  # there transformers goes by the one beside
+    elif part != beside and merged["rope_type"] != "default":  # of which each transformers goes by another
         here, there = f"partial_rotary_factor is {shown(part)} in rope_parameters", f"{shown(beside)} beside them"
         raise InputError(f"config.json: {here}, but {there}")
     width = int((head := config.dims.head_dim) * part)

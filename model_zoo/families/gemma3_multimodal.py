@@ -45,6 +45,10 @@ class Gemma3MultimodalConfig(Gemma3Config):
         values = {key: value for key, value in values.items() if key in kept}
         return Gemma3Config.from_dict({**values, "model_type": "gemma3_text"})
 
+    def check(self) -> None:
+        super().check()
+        self.require("final_logit_softcapping", None)  # transformers caps those of the text model by itself alone
+
 
 CONFIG = Gemma3MultimodalConfig
 PRESETS: dict[str, dict] = {}

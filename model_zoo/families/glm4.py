@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from model_zoo.configs import CellSpec, linear
 from model_zoo.families.rotary import RotaryConfig, rotary_family
@@ -29,6 +30,14 @@ class GlmConfig(RotaryConfig):
     attention_bias: bool = True
     partial_rotary_factor: float = 0.5
     model_type: str = "glm"
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]):
+        # transformers 5 writes it there alone; said beside it, too, it is read by those that look there first
+        within = values.get("rope_parameters") or values.get("rope_scaling")
+        if isinstance(within, Mapping) and within.get("partial_rotary_factor") is not None:
+            values = {"partial_rotary_factor": within["partial_rotary_factor"], **values}
+        return super().from_dict(values)
 
     def layer(self) -> dict[str, CellSpec]:
         n = self.dims

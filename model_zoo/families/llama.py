@@ -1,5 +1,5 @@
 """LLaMA (Touvron et al. 2023; 1, 2, 3, 3.1, 3.2), and the checkpoints that are LLaMA with a flag: Qwen2 and Qwen2.5,
-Mistral, and DeepSeek-R1's distillations of Llama and Qwen2.5."""
+Mistral and Ministral, and DeepSeek-R1's distillations of Llama and Qwen2.5."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from model_zoo.configs import CellSpec
 from model_zoo.families.rotary import RotaryConfig, published, rotary_family
 
+_MISTRAL = {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072}
 ASSUMED = {
     "qwen2": {
         "vocab_size": 151936,
@@ -17,7 +18,8 @@ ASSUMED = {
         "num_key_value_heads": 32,
         "max_position_embeddings": 32768,
     },
-    "mistral": {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072},
+    "mistral": _MISTRAL,
+    "ministral": _MISTRAL,
 }
 """What transformers assumes for the siblings where it is not what it assumes for LLaMA."""
 
@@ -31,6 +33,7 @@ class LlamaConfig(RotaryConfig):
         "llama": "LlamaForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
         "mistral": "MistralForCausalLM",
+        "ministral": "MinistralForCausalLM",
     }
 
     mlp_bias: bool = False
@@ -45,7 +48,9 @@ class LlamaConfig(RotaryConfig):
         return self.model_type != "llama"
 
     def slides(self, layer: int) -> bool:
-        return self.model_type == "mistral" or (self.model_type == "qwen2" and self.slides_as_qwen(layer))
+        # a `mistral` with `layer_types` is opened as a `ministral` by transformers
+        listed = self.model_type in ("mistral", "ministral") and self.slides_as_listed(layer, True)
+        return listed or (self.model_type == "qwen2" and self.slides_as_qwen(layer))
 
     def layer(self) -> dict[str, CellSpec]:
         # LLaMA alone heeds the settings; Qwen2's q, k and v always have a bias

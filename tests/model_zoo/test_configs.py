@@ -78,6 +78,7 @@ def test_rotary_settings(key, wrong):
 
 
 DEFAULT = {"rope_type": "default", "rope_theta": 5e4}
+LINEAR = {"rope_type": "linear", "factor": 2.0}
 BY_KIND = {"full_attention": DEFAULT, "sliding_attention": DEFAULT}
 MISLEADING = {
     "both forms": ("llama3_8b", {"rope_parameters": DEFAULT, "rope_scaling": ROPE}, "rope_parameters and rope_scaling"),
@@ -87,7 +88,7 @@ MISLEADING = {
     "within": ("qwen2_5_7b", {"rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     "another part within": (
         "glm",
-        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 1.0}},
+        {"partial_rotary_factor": 0.5, "rope_parameters": {**LINEAR, "partial_rotary_factor": 1.0}},
         "partial_rotary_factor is 1.0 in rope_parameters, but 0.5 beside",
     ),
     "an odd part": ("glm", {"head_dim": 12, "partial_rotary_factor": 0.75}, "is 0.75, so that 9 of head_dim 12 would"),
@@ -121,9 +122,6 @@ def test_the_first_context_beside_the_rotary_settings_counts():
     assert read["original_max_position_embeddings"] == 32 and "truncate" not in read
 
 
-LINEAR = {"rope_type": "linear", "factor": 2.0}
-
-
 @pytest.mark.parametrize(
     "values",
     (
@@ -141,6 +139,25 @@ def test_what_stands_beside_the_rotary_settings_is_written_again(values):
     assert [rope_settings(again, local) for local in (False, True)] == [
         rope_settings(config, local) for local in (False, True)
     ]
+
+
+@pytest.mark.parametrize("form", ("rope_parameters", "rope_scaling"))
+def test_the_part_of_a_head_within_the_rotary_settings_alone(form):
+    """As transformers 5 writes it; transformers 5.12 reads it there only where it stands beside them, too."""
+    values = {"model_type": "glm4", form: {**LINEAR, "partial_rotary_factor": 1.0}}
+    config = config_class(values).from_dict(values)
+    assert rope_settings(config)["partial_rotary_factor"] == 1
+    written = config.for_file(config.to_dict())
+    assert written["partial_rotary_factor"] == written[form]["partial_rotary_factor"] == 1
+
+
+@pytest.mark.parametrize("kind", ("mistral", "ministral"))
+def test_layers_of_ministral(kind):
+    """transformers opens a `mistral` that lists its layers as a `ministral`."""
+    values = {"model_type": kind, "num_hidden_layers": 3, "sliding_window": 7}
+    assert config_class(values).from_dict(values).windows == (7, 7, 7)
+    values["layer_types"] = ["full_attention", "sliding_attention", "full_attention"]
+    assert config_class(values).from_dict(values).windows == (0, 7, 0)
 
 
 @pytest.mark.parametrize("beside", (None, 5e3))

@@ -184,6 +184,7 @@ def test_sizes_and_what_is_refused(tmp_path):
         ({"text_config": None}, "text_config is None; the text model's configuration was expected"),
         ({"model_type": "mistral3"}, "'mistral3', a multimodal model; of these only gemma3 opens"),
         ({"text_config": {**TEXT, "hidden_act": "silu"}}, "hidden_act is 'silu'; supported"),
+        ({"text_config": {**TEXT, "final_logit_softcapping": 30.0}}, "final_logit_softcapping is 30.0; supported"),
     ):
         (tmp_path / "config.json").write_text(json.dumps({**VALUES, **changes}))
         with pytest.raises(InputError, match=words):
