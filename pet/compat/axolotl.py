@@ -60,6 +60,12 @@ def _template(t: Translation, name: str, value: Any) -> None:
         t.put("data.template", text)
 
 
+def _of_template(t: Translation, name: str, value: Any) -> None:
+    if others := [key for key in value if key != "enable_thinking"]:
+        t.refuse(name, f"{', '.join(others)}: enable_thinking alone is read")
+    t.put("data.enable_thinking", value.get("enable_thinking"))
+
+
 def _system(t: Translation, name: str, value: Any) -> None:
     if not any(str(one.get("type")).startswith("sharegpt") for one in t.values.get("datasets") or ()):
         t.ignore(name, "it stands in no prompt of axolotl's")
@@ -183,6 +189,7 @@ TABLE = {
     ),
     **jobs.COMMON,
     **same(Ignored("it is about optimizer: came_pytorch"), "adam_beta3 adam_epsilon2"),
+    **same(Ignored("it is about another optimizer"), "dion_* qgalore_*"),
     # the base
     "base_model": jobs.base_model,
     **same(jobs.revision, "revision_of_model model_revision"),
@@ -191,7 +198,12 @@ TABLE = {
     "tokenizer_config": lambda t, n, v: t.put("model.tokenizer", v if v != t.values.get("base_model") else None),
     "special_tokens": data.special_tokens,
     "tokens": data.tokens,
-    "resize_token_embeddings_to_32x": jobs.TOKENS,
+    **same(jobs.TOKENS, "resize_token_embeddings_to_32x added_tokens_overrides shrink_embeddings fix_untrained_tokens"),
+    "mean_resizing_embeddings": Ignored("no tokens are added"),
+    "quantization": Ignored("it is about axolotl quantize; see pet quantize"),
+    "overrides_of_model_kwargs": Refused("a base is opened as its files say; see model_config"),
+    **same(Refused("load_in_8bit and load_in_4bit pack a base"), "model_quantization_config use_onebitllms"),
+    "model_quantization_config_kwargs": Ignored("it is about model_quantization_config"),
     **same(jobs.MODEL, "base_model_config cls_model_config base_model_ignore_patterns model_type num_labels"),
     **same(jobs.MODEL, "is_*_derived_model tokenizer_type tokenizer_use_* tokenizer_legacy torch_dtype float16"),
     **same(jobs.MODEL, "float32 gptq gptq_* type_of_model lora_fan_in_fan_out"),
@@ -215,6 +227,10 @@ TABLE = {
     "lora_rank_pattern": "adapter.rank_pattern",
     "lora_alpha_pattern": "adapter.alpha_pattern",
     "peft": _peft,
+    "lora_target_parameters": Refused("modules alone get adapters; an expert's are modules here"),
+    **same(Refused("adapter.layers names the layers"), "peft_layers_pattern peft_layer_replication"),
+    "peft_ensure_weight_tying": Refused("adapter.modules_to_save says what is trained whole"),
+    "peft_autocast_adapter_dtype": Ignored("adapters are trained in fp32"),
     "unfrozen_parameters": lambda t, n, v: (
         t.get("adapter.method") == "none" or t.ignore(n, "an adapter's base is frozen")
     ),
@@ -222,7 +238,7 @@ TABLE = {
     "relora_cpu_offload": Ignored("sums are made on the host"),
     # data
     **same(data.datasets, "datasets test_datasets"),
-    "dataset_prepared_path": jobs.CACHE,
+    **same(jobs.CACHE, "dataset_prepared_path num_dataset_shards_to_save"),
     **same("data.workers", "dataset_processes dataset_num_proc"),
     "dataset_exact_deduplication": "data.deduplicate",
     "hf_use_auth_token": jobs.DOWNLOADS,
@@ -239,18 +255,25 @@ TABLE = {
     "train_on_inputs": flag("data.train_on", "all"),
     "chat_template": _template,
     "chat_template_jinja": lambda t, n, v: t.sources or t.settings.setdefault("data.template", v),
+    "chat_template_kwargs": _of_template,
     "eot_tokens": data.ends_of_turns,
     "default_system_message": _system,
-    **same(jobs.MEDIA, "skip_prepare_dataset processor_type image_*"),
+    **same(jobs.MEDIA, "skip_prepare_dataset processor_type processor_kwargs role_boundaries image_*"),
+    "freeze_mm_modules": Ignored(jobs.MEDIA.why),
+    **same(Refused("data.rows takes a part of each file"), "dataset_shard_num dataset_shard_idx"),
+    "eval_sequence_len": Refused("held-out rows have the length of sequence_len"),
+    "pretraining_sample_concatenation": Refused("rows are filled with texts", harmless=(True,)),
+    **same(Refused("positions go from 0 to the end of a text"), "use_pose pose_*"),
     # preferences
     "rl": Refused(f"supported are {', '.join(RL)}", harmless=RL),
     "trl": _trl,
-    "vllm": NOTHING_GENERATED,
+    **same(NOTHING_GENERATED, "vllm ebft"),
     "cpo_alpha": Ignored("it is about rl: simpo"),
     "reward_model": Refused("true or false was expected", harmless=(True,)),
     "process_reward_model": Refused("one score for a whole answer is supported: reward_model"),
     "dpo_loss_type": Refused(f"one of {', '.join(LOSSES)}", harmless=tuple([name] for name in LOSSES)),
-    **same(jobs.LOSS, "dpo_use_* dpo_loss_weights use_eaft eaft_*"),
+    **same(jobs.LOSS, "dpo_use_weighting dpo_norm_loss dpo_loss_weights use_eaft eaft_* trainer_cls"),
+    "max_prompt_len": Ignored("a question and its answer are left out together where they are too long"),
     **same(Refused("every weight is trained as it is, in fp32, bf16 or fp16"), "qat fp8 fp8_* lisa_*"),
     # the run
     "batch_size": lambda t, n, v: t.put("train.accumulation", max(1, v // t.get("train.batch_size"))),
@@ -267,6 +290,7 @@ TABLE = {
     **same(ARGUMENTS["eval_strategy"], "eval_strategy evaluation_strategy"),
     "evals_per_epoch": lambda t, n, v: t.put("eval.every_epochs", 1.0 / v if v else None),
     **same(jobs.GENERATION, "eval_max_new_tokens generate_samples num_generation_samples generation_* gradio_*"),
+    **same(jobs.GENERATION, "dpo_generate_during_eval do_bench_eval bench_* do_causal_lm_eval eval_causal_lm_metrics"),
     "early_stopping_patience": "eval.patience",
     "save_strategy": Ignored("save_steps says it; a checkpoint is written at the end"),
     "saves_per_epoch": Ignored("give save_steps; a checkpoint is written at the end"),
@@ -274,6 +298,7 @@ TABLE = {
     # how it is run
     **same(Refused("every token sees all tokens before it"), "s2_attention landmark_attention"),
     "scaling_softmax": Refused("attention has the checkpoint's own scale"),
+    "scaling_softmax_*": Ignored("it is about scaling_softmax"),
     "plugins": _plugins,
     **same(jobs.SPEED, "lora_*_kernel fused_attn_kernel attn_implementation *_attention flash_* liger_*"),
     **same(jobs.SPEED, "cut_cross_entropy sample_packing_* eval_sample_packing pad_to_sequence_len"),
@@ -282,16 +307,25 @@ TABLE = {
     **same(jobs.SPEED, "lora_on_cpu embeddings_skip_upcast deepcompile selective_checkpointing layer_offloading"),
     **same(jobs.SPEED, "torch_empty_cache_steps max_memory batch_flattening pad_to_multiple_of multipack_real_batches"),
     **same(jobs.SPEED, "sdpa_varlen fp32_norm* merge_method dataset_keep_in_memory gpu_memory_limit"),
-    **same(jobs.SPEED, "chunked_cross_entropy* total_num_tokens unsloth_* tiled_mlp_* qlora_sharded_model_loading"),
+    **same(jobs.SPEED, "dpo_padding_free dpo_use_liger_kernel dpo_use_logits_to_keep experimental_skip_move_to_device"),
+    **same(jobs.SPEED, "gemma4_hybrid_attn_impl ple_cpu_offload llama4_linearized_experts quantize_moe_experts"),
+    **same(
+        jobs.SPEED,
+        "preprocess_iterable chunked_cross_entropy* total_num_tokens unsloth_* tiled_mlp_* qlora_sharded_model_loading",
+    ),
     **same(jobs.LAYOUT, "local_rank ddp* use_ray dp_* tensor_parallel_size expert_parallel_* sequence_parallel_degree"),
-    **same(jobs.LAYOUT, "heads_k_stride ring_attn_func accelerator_config world_size"),
+    **same(jobs.LAYOUT, "device heads_k_stride ring_attn_func accelerator_config world_size"),
     **same(jobs.LOGS, "debug eval_table_* use_wandb* mlflow_* use_mlflow comet_* use_comet otel_* use_otel_metrics"),
     **same(jobs.LOGS, "use_tensorboard gc_* use_trackio trackio_* hf_mlflow_* profiler_steps* include_t*"),
     **same(jobs.uploaded, "push_dataset_to_hub hub_model_id"),
     "hub_*": Ignored("it is about hub_model_id"),
     "strict": Ignored("checkpoints are always read strictly"),
+    **same(Ignored("train.save_every says when a checkpoint is written"), "save_first_step dynamic_checkpoint"),
+    "auto_find_batch_size": Ignored("the batch is the one that the file says"),
     "save_safetensors": Ignored("adapters are always safetensors"),
-    **same(Ignored("axolotl reads no such key; it stands in much copied files"), "test_value eta_min data_seed"),
+    **same(Ignored("axolotl reads no such key"), "test_value eta_min data_seed lr_div_factor"),
+    **same(Ignored("axolotl itself sets it"), "is_preprocess total_supervised_tokens axolotl_config_path merge_lora"),
+    **same(Ignored("axolotl itself sets it"), "capabilities env_capabilities tokenizer_save_jinja_files"),
 }
 STRATEGIES = ("eval_strategy", "evaluation_strategy")
 STRATEGY_LAST = [(often, strategy) for often in ("eval_steps", "evals_per_epoch") for strategy in STRATEGIES]
@@ -305,6 +339,16 @@ DEFAULTS = {
     "data.packing": "longest",
     "data.too_long": "drop",
 }
+
+
+def _one_loss(given: dict[str, Any]) -> dict[str, Any]:
+    """``dpo_loss_type: [sigmoid, sft]`` as the loss that compares, and the likelihood beside it as ``rpo_alpha``."""
+    names, weights = given["dpo_loss_type"], given.get("dpo_loss_weights")
+    losses = dict(zip(names, weights or [1.0] * len(names), strict=False))
+    likelihood = losses.pop("sft", None)
+    if likelihood is None or len(names) != 2 or list(losses.values()) != [1.0]:
+        return given
+    return {**given, "dpo_loss_type": list(losses), "dpo_loss_weights": None, "rpo_alpha": likelihood}
 
 
 def translate(values: dict[str, Any], file: Path) -> Translation:
@@ -325,9 +369,9 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     elif values.get("rl") and values["rl"] not in RL:  # how its data sets are read is no matter
         given = {name: value for name, value in given.items() if name not in ("datasets", "test_datasets")}
     objective = values["rl"] if values.get("rl") in RL else reward
-    loss = values.get("dpo_loss_type")
-    if objective == "dpo" and isinstance(loss, list) and len(loss) == 1:
-        objective = LOSSES.get(str(loss[0]), "dpo")
+    if objective == "dpo" and isinstance(values.get("dpo_loss_type"), list):
+        given = _one_loss(given)
+        objective = LOSSES.get(str(given["dpo_loss_type"][0]), "dpo")
     given = jobs.preferences(t, objective, given, keys)
     if objective != "sft" and given.pop("train_on_inputs", None) is True:
         t.ignore("train_on_inputs", "answers are compared or judged, and no question is learnt")

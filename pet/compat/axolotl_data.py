@@ -187,9 +187,11 @@ def chat_template(t: Translation, named: Any, entry: Mapping[str, Any]) -> str |
     name = str(named)
     if name.startswith(jobs.FALLBACK) and jobs.without_template(t):
         name = name.removeprefix(jobs.FALLBACK)
-    prompt = AXOLOTL.get(name)
-    if prompt is None or t.get("train.objective"):
-        return prompt and written(prompt, t.get("train.objective"), entry.get("type", "chat_template"))
+    prompt, objective = AXOLOTL.get(name), t.get("train.objective")
+    if prompt is None or (objective and prompt.headed):
+        return None
+    if objective:
+        return written(prompt, objective, entry.get("type", "chat_template"))
     said, turns = (t.values.get(key) or {} for key in ("special_tokens", "eot_tokens"))
     eos = said.get("eos_token") if isinstance(said, Mapping) else None
     if prompt.end in turns or eos == prompt.end:

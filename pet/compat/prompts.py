@@ -120,6 +120,7 @@ AXOLOTL = {
     "gemma3": but(_GEMMA, answer="{said}", end="<end_of_turn>", behind="\n", needs="", whole=True, strips=True),
 }
 AXOLOTL["qwen_25"] = but(AXOLOTL["chatml"], default=_QWEN)
+AXOLOTL["qwen3"] = but(AXOLOTL["chatml"], thought=_NOTHING, headed=True)
 """axolotl's ``chat_template`` -> prompt."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -133,7 +134,7 @@ def mix_dataset(dataset: TokenDataset, paths: Paths, weights: Sequence[float], s
 
 
 def split_dataset(dataset: TokenDataset, fraction: float, seed: int = 0) -> tuple[TokenDataset, TokenDataset]:
-    """Hold out a share of the rows, or a number of them: (what remains, what is held out).
+    """Hold out a share of the rows, rounded up, or a number of them: (what remains, what is held out).
 
     Whole rows are held out, so that no piece of a text that was cut into several samples is on both sides. The choice
     is a function of the seed and of the number of rows.
@@ -153,7 +154,7 @@ def split_dataset(dataset: TokenDataset, fraction: float, seed: int = 0) -> tupl
         raise InputError(f"data.eval_fraction: rows to hold some out of: {rows}; at least 2 were expected")
     if fraction >= rows:
         raise InputError(f"data.eval_fraction: {int(fraction)} of {rows} rows leaves none to train on")
-    held = int(fraction) if fraction >= 1 else min(max(1, round(rows * fraction)), rows - 1)
+    held = int(fraction) if fraction >= 1 else min(math.ceil(rows * fraction), rows - 1)
     chosen = np.zeros(rows, bool)
     chosen[np.random.default_rng([seed, 0x5EED]).permutation(rows)[:held]] = True
     out = chosen[row_of]

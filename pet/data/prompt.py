@@ -30,6 +30,11 @@ _BARE = """\
 {%- else -%}{%- set kept.open = kept.open + FIRST + piece -%}
 {%- endif -%}
 {%- endfor -%}{%- set said = (kept.text + kept.open).lstrip('\\n') -%}{%- endif -%}"""
+_HEADED = """\
+{%- set own.thought = message['reasoning_content'] or '' -%}
+{%- if LAST in said and not own.thought -%}
+{%- set own.thought = said.split(LAST)[0].split(FIRST)[-1] -%}{%- set said = said.split(LAST)[-1].lstrip('\\n') -%}
+{%- endif -%}"""
 _RANKED = """\
 {%- set told -%}ANSWER{%- endset -%}{{ told }}
 {{- eos_token if loop.last and eos_token and not told.endswith(eos_token) else '' -}}"""
@@ -58,6 +63,8 @@ class Prompt:
         needs: tokens without which no base can be trained so, with spaces between.
         fused: the system text stands within the first question.
         thought: what an answer without a thought begins with: how a thought begins, and how it ends.
+        headed: the last answer alone has a thought, and what writes it is learnt only behind its beginning; an empty
+            one is not.
         one_end: the tokenizer's end token stands behind the last answer alone, and is what is learnt behind all.
         whole: a conversation is read as one text, not each part by itself.
         strips: blanks around what is said are left out, but for a system text that is fused.
@@ -73,6 +80,7 @@ class Prompt:
     needs: str = ""
     fused: bool = False
     thought: tuple[str, str] = ("", "")
+    headed: bool = False
     one_end: bool = False
     whole: bool = False
     strips: bool = False
@@ -128,6 +136,8 @@ class Prompt:
         first, last = map(json.dumps, self.thought)
         if not any(self.thought):
             return dict.fromkeys(("BARE", "OUTSIDE", "INSIDE", "BEGUN"), "")
+        if self.headed:
+            return self._headed(first, last)
         without = "true" if thinking is False else "not loop.last" if last_thought else "false"
         lacks = f"{json.dumps(self.thought[0].strip())} in said or {json.dumps(self.thought[1].strip())} in said"
         lacks += " or not loop.last" * last_thought
@@ -140,6 +150,16 @@ class Prompt:
             "INSIDE": "{{ cut }}" + empty if thinking else "",
             "BEGUN": "" if thinking else asked,
         }
+
+    def _headed(self, first: str, last: str) -> dict[str, str]:
+        alone = f"{{%- if loop.last -%}}{{%- set said = said.lstrip('\\n') -%}}{{{{ {first} }}}}"
+        alone += f"{{%- if not own.thought -%}}{{{{ {last} }}}}{{%- endif -%}}{{%- endif -%}}"
+        thought = f"{{{{ own.thought.strip('\\n') + {last} if loop.last and own.thought else '' }}}}"
+        asked = (
+            f"{{%- if add_generation_prompt and enable_thinking is false -%}}{{{{ {first} + {last} }}}}{{%- endif -%}}"
+        )
+        bare = re.sub("FIRST|LAST", lambda found: json.dumps(self.thought[found[0] == "LAST"].strip()), _HEADED)
+        return {"BARE": bare, "OUTSIDE": alone, "INSIDE": thought, "BEGUN": asked}
 
 
 def _as_jinja(text: str) -> str:

@@ -643,11 +643,28 @@ def test_axolotls_smaller_keys(tmp_path):
             {"lr_groups": [{"name": "o", "modules": ["o_proj"], "lr": "1e-6"}]},
             {"train.groups": [{"match": ["*o_proj*"], "learning_rate": 1e-6}]},
         ),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, {"data.enable_thinking": False}),
+        ({"rl": "dpo", "dpo_use_liger_kernel": True, "dpo_padding_free": True}, {"train.objective": "dpo"}),
+        (
+            {"rl": "dpo", "dpo_loss_type": ["sft", "hinge"], "dpo_loss_weights": [0.5, 1.0]},
+            {"train.objective": "hinge", "train.sft_weight": 0.5},
+        ),
+        ({"rl": "dpo", "dpo_loss_type": ["sigmoid", "sft"]}, {"train.objective": "dpo", "train.sft_weight": 1.0}),
     ):
         t = axolotl.translate({**JOBS["axolotl"], **given}, tmp_path / "job.yaml")
         assert not t.problems
         assert {key: t.get(key) for key in expected} == expected
-    for wrong in ({"excess_length_strategy": "raise"}, {"peft_init_lora_weights": "eva"}, {"embedding_lr": 1e-5}):
+    for wrong in (
+        {"excess_length_strategy": "raise"},
+        {"peft_init_lora_weights": "eva"},
+        {"embedding_lr": 1e-5},
+        {"chat_template_kwargs": {"enable_thinking": False, "documents": []}},
+        {"rl": "dpo", "dpo_use_weighting": True},
+        {"rl": "dpo", "dpo_loss_type": ["sigmoid", "hinge"]},
+        {"rl": "dpo", "dpo_loss_type": ["sigmoid", "hinge", "sft"]},
+        {"use_pose": True},
+        {"eval_sequence_len": 64},
+    ):
         t = axolotl.translate({**JOBS["axolotl"], **wrong}, tmp_path / "job.yaml")
         assert len(t.problems) == 1
 

@@ -273,6 +273,7 @@ def test_a_token_that_the_base_lacks_is_an_error(fixtures):
         ("qwen_25", QWEN + IM.format(" A ") + "[B<|im_end|>]\n"),
         ("llama3", "^" + LLAMA3.format("A") + "[B<|eot_id|>]"),
         ("gemma3", "^" + GEMMA.format("A") + "[B<end_of_turn>]\n"),
+        ("qwen3", IM.format(" A ") + "<think>\n\n</think>\n\n[B<|im_end|>]\n"),
     ],
 )
 def test_prompts_of_axolotl(encoder, name, expected):
@@ -281,6 +282,23 @@ def test_prompts_of_axolotl(encoder, name, expected):
     end = AXOLOTL[name].end  # which is not this tokenizer's
     unlearnt = expected.replace("^", "<|endoftext|>").replace(end + "]", "]" + end)
     assert written(encoder(AXOLOTL[name], ends=f"eos_token == '{end}'"), messages) == unlearnt
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_the_last_answers_thought_alone_is_written_by_axolotls_qwen3(encoder, within):
+    """As axolotl 0.19 has it: a thought is learnt behind its beginning, and an empty one is not."""
+    talk = said("ABCD")
+    for answer in talk[1::2]:
+        thought, word = f"Hm {answer['content']}.", answer["content"]
+        answer |= {"content": f"<think>\n{thought}\n</think>\n\n{word}"} if within else {"reasoning_content": thought}
+    first = IM.format("A") + "[B<|im_end|>]\n" + IM.format("C")
+    found = written(encoder(AXOLOTL["qwen3"]), talk)
+    assert found == first + "<think>\n[Hm D.\n</think>\n\nD<|im_end|>]\n"
+    talk[-1] = {"role": "assistant", "content": "D"}
+    assert written(encoder(AXOLOTL["qwen3"]), talk) == first + "<think>\n\n</think>\n\n[D<|im_end|>]\n"
+    asked = encoder(AXOLOTL["qwen3"]).tokenizer
+    for given, end in (({}, "assistant\n"), ({"enable_thinking": False}, "<think>\n\n</think>\n\n")):
+        assert asked.decode(asked.prompt(said("A"), **given), skip_special_tokens=False).endswith(end)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("chatml", " S "), ("llama3", "S"), ("gemma3", " S ")])

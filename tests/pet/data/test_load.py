@@ -1029,7 +1029,8 @@ def test_a_held_out_part(write, letters, settings):
     assert spelled(split_dataset(dataset, 0.25, seed=3)[1]) == spelled(held)
     assert spelled(split_dataset(dataset, 0.25, seed=4)[1]) != spelled(held)
     assert held.where(0).startswith(str(path))
-    assert [len(np.unique(part.origin, axis=0)) for part in split_dataset(dataset, 4)] == [16, 4], "a number of rows"
+    for fraction, counts in ((4, [16, 4]), (0.12, [17, 3]), (0.99, [1, 19])):  # a number of rows, or a share rounded up
+        assert [len(np.unique(part.origin, axis=0)) for part in split_dataset(dataset, fraction)] == counts
     with pytest.raises(InputError, match="20 of 20 rows leaves none to train on"):
         split_dataset(dataset, 20)
     with pytest.raises(InputError, match="rows to hold some out of: 1; at least 2 were expected"):
