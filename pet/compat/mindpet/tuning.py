@@ -130,6 +130,7 @@ def rdrop_repeat(*items):
 class RDropLoss(MeanRDropLoss):
     """Mean cross-entropy plus ``α/4 · Σ (KL(p‖q) + KL(q‖p))`` over the pairs of rows: MindPet's divergence is a sum.
 
+    Its gradient is MindSpore's of KLDivLoss, too: in each of the two, that of the other row's probabilities is none.
     Rows 2i and 2i + 1 are the same sample under different dropout (`rdrop_repeat`). Logits of a language model,
     ``(B, S, V)``, are served by `pet.RDropLoss`, whose terms are both means.
     """
@@ -142,6 +143,6 @@ class RDropLoss(MeanRDropLoss):
         log_probabilities = ops.log_softmax(logits, -1)
         first, second = log_probabilities[0::2], log_probabilities[1::2]
         # p·(log p − log q) + q·(log q − log p)
-        divergence = ((ops.exp(first) - ops.exp(second)) * (first - second)).sum()
+        divergence = (ops.stop_gradient(ops.exp(first) - ops.exp(second)) * (first - second)).sum()
         labels = label_ids if label_ids.dtype in (ms.float16, ms.float32) else label_ids.reshape(-1).astype(ms.int32)
         return ops.cross_entropy(logits, labels) + divergence * alpha / 4

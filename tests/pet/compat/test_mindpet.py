@@ -340,6 +340,12 @@ def test_r_drop_by_its_formula():
     for alpha in (4, 2):
         found = mindpet.RDropLoss()(Tensor(logits), Tensor(labels), alpha=alpha).asnumpy()
         assert found == pytest.approx(cross_entropy + divergence * alpha / 4, rel=1e-5)
+    # its gradient has that of the logarithms alone, as MindSpore's KLDivLoss has it
+    slope = ms.grad(lambda given: mindpet.RDropLoss()(given, Tensor(labels), alpha=2))(Tensor(logits)).asnumpy()
+    own = (p - np.eye(5)[labels]) / 6
+    own[0::2] += (first - second) * 2 / 4
+    own[1::2] += (second - first) * 2 / 4
+    assert np.allclose(slope, own, atol=1e-6)
     for loss in (mindpet.RDropLoss(), pet.RDropLoss()):
         with pytest.raises(ValueError, match="odd number of rows; repeat each"):
             loss(Tensor(logits[:3]), Tensor(labels[:3]))
