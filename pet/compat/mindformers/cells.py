@@ -33,7 +33,7 @@ def _tensor(name: str, value: Any) -> Any:
 
 
 class FamilyCell(CausalLM if TYPE_CHECKING else object):
-    """Over a family's class. Outside of training it gives a tuple with the logits first, as releases 1.0 to 1.8 do.
+    """Over a family's class. Outside of training it gives a tuple with the logits first, as releases 1.1 to 1.8 do.
 
     Attributes:
         shifts: whether rows hold one token more in training, which is only predicted.
@@ -148,7 +148,7 @@ class LlamaCell(FamilyCell):
     shifts = True
 
     def construct(self, input_ids, labels=None, input_position=None, position_ids=None, attention_mask=None):
-        """Rows with one token more in training, of labels too; outside of it logits, ids and mask + 1."""
+        """Rows with one token more in training, of labels too; outside of it logits, ids and mask."""
         input_ids = input_ids.astype(ms.int32)
         shifts = self.training and (labels is None or not self.sliced)
         tokens, learnt = self.cut(input_ids, shifts), input_ids if labels is None else labels.astype(ms.int32)
@@ -160,7 +160,7 @@ class LlamaCell(FamilyCell):
         logits = self.of_tokens(tokens, keep, self.cut(position_ids, shifts))
         if self.training:
             return self.loss_of(logits, learnt, mask)
-        return logits.reshape(tokens.shape[0], tokens.shape[1], -1), tokens, mask + 1
+        return logits.reshape(tokens.shape[0], tokens.shape[1], -1), tokens, mask
 
 
 class GLMCell(FamilyCell):

@@ -120,7 +120,7 @@ def test_mindspores_model_trains_an_adapter(name, mode):
     assert changed == {one.name for one in model.trainable_params()}
     model.set_train(False)
     logits, tokens, mask = (one.asnumpy() for one in model(Tensor(ids)))
-    assert np.array_equal(tokens, ids) and {*mask.ravel()} == {1.0, 2.0}
+    assert np.array_equal(tokens, ids) and {*mask.ravel()} == ({1.0, 2.0} if name == "gpt_tiny" else {0.0, 1.0})
     found = trainer.eval(data, dataset_sink_mode=False)["perplexity"]
     assert found["loss"] == pytest.approx(cross_entropy(logits[:, :-1], ids[:, 1:], mask[:, 1:]), rel=1e-5)
 
@@ -134,7 +134,7 @@ def test_outside_of_training_it_gives_what_theirs_gives(name):
     if name in SHIFTS:
         pad = PADS[name]
         assert np.array_equal(found[1], ids)
-        assert np.array_equal(found[2], (ids != pad) + 1.0)
+        assert np.array_equal(found[2], (ids != pad) + float(name == "gpt_tiny"))  # the latter's has 1 more
         assert np.allclose(found[0], logits_of(name, ids, ids != pad), atol=1e-5)
         return
     plain = logits_of(name, ids, None)
