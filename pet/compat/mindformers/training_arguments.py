@@ -220,6 +220,7 @@ def translate_arguments(given: Mapping[str, Any], copies: int = 1, whole: bool =
         whole: whether what is not given is as in MindFormers.
     """
     translation = Translation("TrainingArguments")
+    translation.put("data.packing", "longest" if whole else None)  # a text has a row of its own, there
     translation.apply(first_of({**(DEFAULTS if whole else {}), **given}, *STEPS_WIN), TABLE)
     if given.get("warmup_steps") and given.get("warmup_ratio") is not None:
         why = "warmup_steps count, as MindFormers' document says; its schedules take the ratio; give one of them"

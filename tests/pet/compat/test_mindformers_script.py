@@ -105,7 +105,7 @@ def test_train_tunes_where_the_file_says_so(config, tmp_path, monkeypatch, capsy
     build_context(given)
     assert (given.rank_id, given.device_num) == (0, 1) and "rank_id" not in given.to_dict()
     summary = Trainer(given).train()
-    assert summary["method"] == "lora" and summary["steps"] == 1
+    assert summary["method"] == "lora" and summary["steps"] == 2  # a row is one text
     run = tmp_path / "output"
     assert (run / "adapter/adapter_config.json").is_file()
     # a run that starts from another one leaves it as it is
