@@ -26,7 +26,8 @@ from model_zoo.errors import InputError
 from model_zoo.families import config_class
 from pet.compat.ckpt.names import Form
 from pet.compat.ckpt.view import HuggingFaceView, MindFormersCheckpoint
-from pet.compat.mindformers.sizes import config_of_file
+from pet.compat.mindformers import sizes
+from pet.compat.mindformers.sizes import config_of_file, saved_json
 
 
 @dataclasses.dataclass
@@ -103,8 +104,10 @@ def config_for(path: Path, given: str | os.PathLike | Mapping[str, Any] | None =
         if Path(given).suffix in (".yaml", ".yml"):
             return config_of_file(Path(given))
         return model_config(given)
-    if (path.parent / "config.json").is_file():
-        return read_json(path.parent / "config.json", "a model's configuration")
+    beside = path.parent / "config.json"
+    if beside.is_file():
+        theirs = saved_json(beside)
+        return read_json(beside, "a model's configuration") if theirs is None else sizes.config_of(theirs)
     fitting = _fitting_presets(path)
     if len(fitting) == 1:
         return model_config(fitting[0])

@@ -6,6 +6,7 @@ Model classes take a configuration (`pet.compat.mindformers.config`) and give th
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from pet import auto
 from pet.compat.mindformers.building import built, from_pretrained
 from pet.compat.mindformers.config import (
     CLASSES,
+    TYPES,
     ChatGLM2Config,
     GLMConfig,
     GPT2Config,
@@ -40,7 +42,7 @@ from pet.compat.mindformers.pet_config import PetConfig, get_pet_model, pet_conf
 from pet.compat.mindformers.presets import LORA, TRUST, Listed, Making, split_name, take_said
 from pet.compat.mindformers.saving import place_of
 from pet.compat.mindformers.script_config import MindFormerConfig
-from pet.compat.mindformers.sizes import file_config, model_section, read_file, tokenizer_of
+from pet.compat.mindformers.sizes import file_config, model_section, read_file, saved_model, tokenizer_of
 from pet.compat.mindformers.tokenizing import Spoken, spoken
 from pet.names import find_tokenizer
 from pet.recipe.translation import Ignored, is_off
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
         def __setattr__(self, name: str, value: Any) -> None: ...
 
 
-CONFIGS = {"gpt2": GPT2Config, "llama": LlamaConfig, "glm": GLMConfig, "glm2": ChatGLM2Config}
+CONFIGS = {name: globals()[kind] for name, kind in TYPES.items()}
 """By MindFormers' names of families."""
 
 
@@ -64,6 +66,12 @@ def _values(name: Any) -> dict[str, Any] | None:
     if isinstance(name, MindFormerConfig):
         return name
     return read_file(Path(name)) if str(name).endswith((".yaml", ".yml")) else None
+
+
+def _model_values(name: Any) -> dict[str, Any] | None:
+    """`_values`, or what MindFormers' ``save_pretrained`` has written there."""
+    values = _values(name)
+    return saved_model(name) if values is None and isinstance(name, (str, os.PathLike)) else values
 
 
 class AutoConfig(Listed, auto.AutoConfig):
@@ -77,7 +85,7 @@ class AutoConfig(Listed, auto.AutoConfig):
         ``parallel_config`` is there to be set, too.
         """
         take_said("AutoConfig", settings, TRUST)
-        (name, lora), values = split_name(name_or_directory), _values(name_or_directory)
+        (name, lora), values = split_name(name_or_directory), _model_values(name_or_directory)
         if values is None:
             config = auto.AutoConfig.from_pretrained(name)
         else:
@@ -107,10 +115,11 @@ class AutoModel(Listed, auto.AutoModel):
     @staticmethod
     def from_pretrained(name_or_directory, **settings) -> CausalLM:
         """See `pet.AutoModel`. Of a MindFormers YAML file: the model that it describes, with the weights that it
-        names. With ``download_checkpoint=False`` random weights. Settings of the configuration, such as ``use_past`` or
+        names; of a directory that MindFormers' ``save_pretrained`` has written, the one there. With
+        ``download_checkpoint=False`` random weights. Settings of the configuration, such as ``use_past`` or
         ``seq_length``, are set on it."""
         take_said("AutoModel", settings, TRUST)
-        loads, values = settings.pop("download_checkpoint", True), _values(name_or_directory)
+        loads, values = settings.pop("download_checkpoint", True), _model_values(name_or_directory)
         own = {*inspect.signature(auto.AutoModel.from_pretrained).parameters, *OPENED}
         opening, kept = sorted(own & settings.keys()), sorted(settings.keys() - own)
         if loads and values is None and not kept:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from model_zoo.configs import Config
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, warn_once
 from model_zoo.families import chatglm, chatglm2, gpt2, llama
 from pet.compat.mindformers.generation_defaults import NAMES as GENERATION
 from pet.compat.mindformers.presets import Listed, Making, split_name
@@ -41,6 +41,7 @@ GPT2_NAMES = {
     **same("n_head", "num_heads num_attention_heads"),
     **same("n_positions", "seq_length max_position_embeddings"),
     "layernorm_epsilon": "layer_norm_epsilon",
+    "num_labels": Ignored("a head for classification has them, trainer.type says whether there is one"),
     "intermediate_size": "n_inner",
     **same(lambda t, n, v: t.put("activation_function", ACTIVATIONS.get(v, v)), "hidden_act activation_function"),
     "eos_token": lambda t, n, v: t.put("eos_token_id", v if isinstance(v, int) else None),  # release 0.3's is an id
@@ -60,6 +61,7 @@ GLM2_NAMES = {
     "num_heads": "num_attention_heads",
     "seq_len": "seq_length",
     **same(Ignored("MindFormers reads it for ChatGLM-6B only"), "position_encoding_2d inner_hidden_size"),
+    **same(Ignored("padded_vocab_size and multi_query_group_num say it"), "vocab_size n_kv_heads"),
 }
 DROPOUTS = {
     "embedding_dropout_prob": "embedding",
@@ -84,7 +86,9 @@ TABLE = {
         "*_init_type mask_type initializer_range compute_in_2d use_past_shard max_position_embedding pet_config "
         "no_recompute_layers pp_interleave_num use_kbk_infer use_kvcache_op ffn_concat pa_block_size pa_num_blocks "
         "bos_token eos_token pad_token ignore_token_id ignore_index mask_token_id gmask_token_id "
-        "is_enhanced_encoder auto_map num_block pretrain_seqlen pre_seq_len prefix_projection",
+        "is_enhanced_encoder auto_map num_block pretrain_seqlen pre_seq_len prefix_projection fused_rms_norm "
+        "unk_token_id mindformers_version architectures tokenizer_class is_encoder_decoder _name_or_path "
+        "llm_backend",
     ),
     **FIXED,
     **dict.fromkeys((*GENERATION, "input_sliced_sig"), elsewhere),
@@ -117,6 +121,7 @@ def config_values(own: type[Config], rules: Mapping[str, Rule], given: Mapping[s
         InputError: an argument that neither side knows.
     """
     t = Translation(own.__name__)
+    given = {name: value for name, value in given.items() if name != "model_type" or value not in TYPES}  # not ours
     t.apply({name: read_number(value) for name, value in given.items()}, rules)
     InputError.raise_any(t.problems)
     return t.settings
@@ -129,6 +134,10 @@ CLASSES = {
     "GLMConfig": (("chatglm",), "glm_6b"),
     "ChatGLM2Config": (("chatglm2", "glm4"), "glm2_6b"),
 }
+
+
+TYPES = {"gpt2": "GPT2Config", "llama": "LlamaConfig", "glm": "GLMConfig", "glm2": "ChatGLM2Config"}
+"""Configurations by MindFormers' names of families."""
 
 
 class TransformerOpParallelConfig(SimpleNamespace):
@@ -240,12 +249,13 @@ class _Config(Listed, metaclass=Making):
     def from_pretrained(name_or_directory):
         """The configuration of a directory, a bundled base or a preset (``gpt2``, ``glm_6b_lora``)."""
         from pet.auto import AutoConfig
+        from pet.compat.mindformers.sizes import file_config, model_section, saved_model
 
         if str(name_or_directory).endswith((".yaml", ".yml")):
             raise InputError(f"{name_or_directory}: AutoConfig.from_pretrained reads MindFormers' YAML files")
-        name = split_name(name_or_directory)[0]
-        config = AutoConfig.from_pretrained(name)
-        name_weights(config, name)
+        name, saved = split_name(name_or_directory)[0], saved_model(name_or_directory)
+        config = AutoConfig.from_pretrained(name) if saved is None else file_config(saved)
+        name_weights(config, name if saved is None else model_section(saved)["checkpoint_name_or_path"])
         return config
 
 
@@ -285,6 +295,12 @@ class GLMConfig(_Config):
     """``GLMConfig(hidden_size=4096, num_layers=28, num_heads=32, seq_length=2048)``: ChatGLM-6B."""
 
     _own = chatglm.GLMConfig
+
+    @classmethod
+    def _made(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        if given.get("num_layers") not in (None, 28):
+            warn_once("GLMConfig: residuals are those of 28 layers, as in ChatGLM-6B's own code, at any num_layers")
+        return {}
 
 
 class ChatGLM2Config(_Config):

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from model_zoo.atomic import read_json
 from model_zoo.counting import layout_of, sizes as sizes_of
-from model_zoo.errors import InputError, located, nearest
+from model_zoo.errors import InputError, check_one_of, located, nearest
 from pet.compat.ckpt.names import Form
 from pet.compat.mindformers import config as configurations
-from pet.compat.mindformers.config import CLASSES
+from pet.compat.mindformers.config import CLASSES, TYPES
 from pet.compat.mindformers.presets import split_name
 from pet.compat.mindformers.script_config import read_keys
 from pet.compat.translation import same
@@ -47,6 +48,34 @@ def read_file(path: Path) -> dict[str, Any]:
     if not isinstance(values.get("model"), Mapping):
         raise InputError(f"{path}: has no section model, so it is no MindFormers file")
     return values
+
+
+def saved_model(place: Any) -> dict[str, Any] | None:
+    """What MindFormers' ``save_pretrained`` has written into a directory, ``NAME.ckpt`` and ``NAME.yaml`` or a
+    config.json by its own names, as a job file that names these weights; None of any other place."""
+    place = Path(str(place)).expanduser()
+    files = sorted(place.glob("*.ckpt")) if place.is_dir() else []
+    if len(files) != 1:
+        return None
+    if (beside := files[0].with_suffix(".yaml")).is_file():
+        values = read_file(beside)
+    elif (values := saved_json(place / "config.json")) is None:
+        return None
+    values["model"]["model_config"]["checkpoint_name_or_path"] = str(files[0])
+    return values
+
+
+def saved_json(path: Path) -> dict[str, Any] | None:
+    """A config.json by MindFormers' own names, as a job file; None of Hugging Face's, or where there is none.
+
+    Raises:
+        InputError: of a model that is not here.
+    """
+    given = read_json(path, "a model's configuration") if path.is_file() else {}
+    if "mindformers_version" not in given:
+        return None
+    check_one_of(f"{path}: model_type", given.get("model_type"), tuple(TYPES))
+    return {"model": {"model_config": {**given, "type": TYPES[given["model_type"]]}}}
 
 
 def model_section(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,77 @@
+"""What MindFormers' ``save_pretrained`` writes: a ``.ckpt``, and the configuration by its own names."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+import pet
+from model_zoo.errors import InputError
+from pet.compat.ckpt.doors import config_for, to_file
+from pet.compat.mindformers import AutoConfig, AutoModel, ChatGLM2Config, GPT2Config, LlamaConfig
+
+# of release 1.3.2, but for what is empty there
+BOTH = {
+    "mindformers_version": "1.3.2",
+    "batch_size": 2,
+    "use_past": False,
+    "compute_dtype": "float32",
+    "do_sample": False,
+}
+WRITTEN = {
+    "llama_tiny": BOTH
+    | {"type": "LlamaConfig", "model_type": "llama", "hidden_size": 128, "num_layers": 4, "num_heads": 4}
+    | {"n_kv_heads": 2, "intermediate_size": 304, "vocab_size": 1216, "seq_length": 256, "max_position_embedding": 256}
+    | {"theta": 10000.0, "rms_norm_eps": 1e-5, "fused_rms_norm": True, "extend_method": "None", "scaling_factor": 1.0},
+    "gpt_tiny": BOTH
+    | {"type": "GPT2Config", "model_type": "gpt2", "expand_ratio": 4, "num_labels": 2, "unk_token_id": 50256}
+    | {"hidden_act": "gelu", "post_layernorm_residual": False},
+    "chatglm2": BOTH
+    | {"type": "ChatGLM2Config", "model_type": "glm2", "num_layers": 2, "num_heads": 4, "num_attention_heads": 4}
+    | {"padded_vocab_size": 128, "vocab_size": 128, "hidden_size": 64, "ffn_hidden_size": 96, "kv_channels": 16}
+    | {"multi_query_attention": True, "multi_query_group_num": 2, "n_kv_heads": 2, "seq_length": 128, "rope_ratio": 1},
+}
+KINDS = {"llama_tiny": LlamaConfig, "gpt_tiny": GPT2Config, "chatglm2": ChatGLM2Config}
+
+
+@pytest.fixture(params=[(name, form) for name in WRITTEN for form in ("yaml", "json")], ids="-".join)
+def saved(request, tmp_path, fixtures):
+    """(directory, what it was made of, its name)."""
+    name, form = request.param
+    base = fixtures / name if (fixtures / name).is_dir() else pet.names.bundled_models()[name]
+    to_file(base, tmp_path / "mindspore_model.ckpt")
+    section = dict(WRITTEN[name])
+    if name == "gpt_tiny":
+        own = json.loads((base / "config.json").read_text())
+        section |= {"hidden_size": own["n_embd"], "num_layers": own["n_layer"], "num_heads": own["n_head"]}
+        section |= {"vocab_size": own["vocab_size"], "seq_length": own["n_positions"]}
+    if form == "yaml":
+        text = yaml.safe_dump({"model": {"arch": {"type": "LlamaForCausalLM"}, "model_config": section}})
+        (tmp_path / "mindspore_model.yaml").write_text(text.replace("LlamaForCausalLM", section["type"][:-6] + "Model"))
+    else:
+        del section["type"]
+        (tmp_path / "config.json").write_text(json.dumps(section))
+    return tmp_path, base, name
+
+
+def test_a_saved_directory_opens(saved):
+    directory, base, name = saved
+    ids = np.arange(20, 29)[None]
+    expected = pet.AutoModel.from_pretrained(base)(ids).asnumpy()
+    config = KINDS[name].from_pretrained(directory)
+    for model in (AutoModel.from_pretrained(directory), AutoModel.from_config(config)):
+        assert np.allclose(model(ids)[0].asnumpy(), expected, atol=1e-5)
+    assert AutoConfig.from_pretrained(str(directory)).num_layers == model.config.num_layers
+    assert config_for(directory / "mindspore_model.ckpt", *directory.glob("*.yaml")) == config.to_dict()
+    shorter = AutoModel.from_pretrained(directory, num_layers=1)
+    assert shorter.config.num_layers == 1
+
+
+def test_a_saved_configuration_of_another_model_is_named(tmp_path):
+    (tmp_path / "x.ckpt").write_bytes(b"")
+    (tmp_path / "config.json").write_text('{"mindformers_version": "1.0", "model_type": "bloom"}')
+    with pytest.raises(InputError, match=r"config\.json: model_type: unknown value 'bloom'"):
+        AutoModel.from_pretrained(tmp_path)
