@@ -25,7 +25,7 @@ from adapters.deltas import blocks, wide
 from adapters.peft_config import ALL_THE_SAME, another_base, lacks_tokens, without_effect
 from adapters.stored import Change, Delta, StoredAdapter, check_together, in_order
 from model_zoo.arguments import checked
-from model_zoo.atomic import staged, write_json, write_text
+from model_zoo.atomic import staged, write_json
 from model_zoo.checkpoint.dtypes import STORAGE, convert, float_name
 from model_zoo.checkpoint.fingerprint import fingerprint, same_base
 from model_zoo.checkpoint.grown import grown, vocabulary_of, with_vocabulary
@@ -35,7 +35,6 @@ from model_zoo.checkpoint.safetensors_io import TensorInfo, nbytes, storage
 from model_zoo.checkpoint.saving import (
     BESIDE,
     MAX_SHARD_SIZE,
-    TOKENIZER,
     WEIGHTS,
     copy_companions,
     parse_size,
@@ -50,10 +49,10 @@ from model_zoo.quantization.dequantized import Requantized, dequantized
 from model_zoo.quantization.files import SECTION
 from model_zoo.resources import available_cores
 from model_zoo.settings import require
-from model_zoo.tokenizers.files import TokenizerFiles
 from model_zoo.unwritable import explained
+from pet.companions import copy_tokenizer
 from pet.meta_model import MetaModel
-from pet.names import bundled_models, own_tokenizer
+from pet.names import bundled_models
 
 log = logging.getLogger("pet")
 
@@ -95,6 +94,7 @@ def merge_checkpoint(
     strict: bool = True,
     max_shard_size: int | str = MAX_SHARD_SIZE,
     dequantize: bool = False,
+    template: str | None = None,
 ) -> ExportReport:
     """Merges adapters into a base checkpoint and writes the result as a checkpoint of its own.
 
@@ -109,6 +109,7 @@ def merge_checkpoint(
         max_shard_size: bytes per weight file, as a number or as ``"5GB"``.
         dequantize: merge into the numbers that the adapter was trained on, where these were packed in 8 or 4 bits,
             instead of the unquantised base's. They are written in float32 unless `dtype` says otherwise.
+        template: a chat template, or the file of one, for a result whose base and adapters have none.
 
     Raises:
         InputError: no such directory, files that are corrupt, an adapter of another shape or base, a method that
@@ -149,9 +150,8 @@ def merge_checkpoint(
             _check_bases(published, opened, adapters)
         for one, factor in zip(adapters, factors, strict=True):
             merge.add(one, factor)
-        return merge.write(
-            Path(output), limit, functools.partial(_copy_tokenizer, [one.directory for one in adapters], grown_by)
-        )
+        beside = functools.partial(copy_tokenizer, [one.directory for one in adapters], grown_by, template)
+        return merge.write(Path(output), limit, beside)
 
 
 def _grown(checkpoint: Checkpoint, values: dict, adapters: Iterable[StoredAdapter]) -> tuple[Any, dict, Path | None]:
@@ -194,22 +194,6 @@ def _judging(checkpoint: Checkpoint, values: dict, adapters: Iterable[StoredAdap
     )
     heads = {f"{config.family.head}.weight", *config.family.saved_tied}
     return checkpoint.without(heads.__contains__).with_tensors({name: zeros}), values
-
-
-def _copy_tokenizer(adapters: Sequence[Path], grown_by: Path | None, base: Path, stage: Path, output: Path) -> None:
-    """The base's tokenizer, with the chat template that the adapters were trained with; where one of them has more
-    tokens than the base, that one's."""
-    source = own_tokenizer(grown_by)
-    if grown_by is not None and source is None:
-        log.warning("%s: has the base's tokenizer, which lacks the adapter's new tokens; copy its own", output)
-    source = source or base
-    templates = {TokenizerFiles(place).chat_template() for place in adapters if own_tokenizer(place)}
-    templates -= {"", TokenizerFiles(base).chat_template()}
-    if len(templates) > 1:
-        log.warning("%s: the adapters have %d chat templates; it has that of %s", output, len(templates), source)
-    elif templates and source == base:
-        write_text(stage / "chat_template.jinja", templates.pop())
-    copy_companions(source, stage, output, TOKENIZER)
 
 
 def _factors(weights: Sequence[float] | None, directories: Sequence[str | Path]) -> list[float]:

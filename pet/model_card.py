@@ -12,11 +12,11 @@ from adapters.peft_config import CONFIG, TASK_SCORE
 from adapters.stored import StoredAdapter
 from model_zoo.atomic import read_json, write_json, write_text
 from model_zoo.errors import InputError, first_line
-from model_zoo.generation_settings import DRAWN, settings_beside
 from model_zoo.labels import CLASSIFIER, Labels
 from model_zoo.tokenizers import AutoTokenizer
 from model_zoo.tokenizers.base import Tokenizer
 from model_zoo.tokenizers.style_templates import template_of
+from pet.companions import generation_settings
 from pet.data.template import as_chat_template, chat_template
 from pet.hub import bare, hub_name
 from pet.names import find_tokenizer, own_tokenizer
@@ -63,21 +63,6 @@ def tokenizer_of(base: Path, recipe: Recipe | None, result: Path) -> Tokenizer:
         text = as_chat_template(template, opening, recipe.data.system)
         tokenizer = tokenizer.with_chat_template(text, "data.template")
     return tokenizer
-
-
-def generation_settings(base: Path, tokenizer: Tokenizer, recipe: Recipe | None) -> dict[str, Any]:
-    """What the base says of its answers, with the run's settings and every id that ends an answer."""
-    values = settings_beside(base)
-    values["eos_token_id"] = list(tokenizer.eos_token_ids) or None  # transformers cannot generate with an empty list
-    for key, number in (("bos_token_id", tokenizer.bos_token_id), ("pad_token_id", tokenizer.pad_token_id)):
-        if number is not None:
-            values.setdefault(key, number)
-    if recipe is not None:
-        chosen = recipe.generation
-        asked = {"max_new_tokens": chosen.max_new_tokens, **chosen.choosing()}
-        values |= {key: value for key, value in asked.items() if value is not None}
-        values = values if chosen.do_sample else {key: value for key, value in values.items() if key not in DRAWN}
-    return values
 
 
 def card(

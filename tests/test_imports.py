@@ -26,6 +26,7 @@ ROOMS = {
         "pet/text_classification.py",
         "pet/text_generation.py",
         "pet/export.py",
+        "pet/companions.py",
         "pet/gguf",
         "pet/serving.py",
         "pet/quantize.py",

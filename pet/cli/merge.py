@@ -45,6 +45,7 @@ def _read_file(options: argparse.Namespace) -> None:
     options.adapters = options.adapters or said.adapters
     for name in ("base", "output", "dtype", "max_shard_size"):
         setattr(options, name, getattr(options, name) or getattr(said, name))
+    options.template = said.template
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
         help="merge into the numbers that the adapter was trained on in 8 or 4 bits, not into the unquantised base",
     )
     parser.add_shard_size()
-    parser.set_defaults(max_shard_size=None)  # which a job file may say
+    parser.set_defaults(max_shard_size=None, template=None)  # which a job file may say
     parser.add_argument("--force", action="store_true", help="write into a directory that is not empty")
     options = parser.read(arguments)
     if Path(options.adapters[0]).suffix in (".yaml", ".yml"):
@@ -92,6 +93,7 @@ def main(arguments: Sequence[str]) -> int:
             strict=not options.no_strict,
             max_shard_size=options.max_shard_size or MAX_SHARD_SIZE,
             dequantize=options.dequantize,
+            template=options.template,
         )
         print(report)
     return 0

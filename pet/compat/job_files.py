@@ -225,6 +225,7 @@ COMMON = {
     "save_only_model": Ignored("checkpoints can be resumed from in any case"),
     "trust_remote_code": MODEL,
     **same(Ignored("transformers reads it for other optimizers"), "optim_args optim_target_modules"),
+    "dataloader_drop_last": Refused("each row is trained on in each epoch, the last ones in a smaller batch"),
     **same(SPEED, "dataloader_* torch_compile* tf32 device_map low_cpu_mem_usage gradient_checkpointing_kwargs"),
     **same(LAYOUT, "deepspeed fsdp fsdp_* ray_* resources_per_worker context_parallel_size"),
     **same(LOGS, "*swanlab* wandb_*"),
@@ -300,8 +301,9 @@ def preferences(t: Translation, objective: str, given: Mapping[str, Any], keys: 
 
 def settle(t: Translation, of_embeddings: str = "*lora_embedding_*") -> None:
     """Leaves out what has no effect: epochs beside steps, a window where nothing streams, when to evaluate where
-    nothing is held out, settings of an adapter that is loaded. Takes a DeepSpeed file's schedule. Gives adapters of embeddings (``of_embeddings``) their rate
-    under LoRA+, and DoRA's magnitudes the decay that transformers gives all but biases and norms."""
+    nothing is held out, settings of a new adapter beside one that is loaded. Takes a DeepSpeed file's schedule. Gives
+    adapters of embeddings (``of_embeddings``) their rate under LoRA+, and DoRA's magnitudes the decay that transformers
+    gives all but biases and norms."""
     if t.get("adapter.method") == "dora" and (decay := t.get("train.weight_decay")):
         magnitudes = {"match": ["*lora_magnitude_vector*"], "weight_decay": decay}
         t.put("train.groups", [*t.get("train.groups", []), magnitudes])

@@ -23,6 +23,7 @@ class Merge:
     output: str | None = None
     dtype: str | None = None
     max_shard_size: str | None = None
+    template: str | None = None
 
 
 UNPACKED = "the unquantised base gets the adapter; --dequantize merges into the numbers that it was trained on"
@@ -63,7 +64,8 @@ def of_file(path: str) -> Merge:
         adapter, model = of_job(recipe)
         if model:
             raise InputError(f"{file.name}: {NOTHING}")
-        return Merge(recipe.model.path, [str(adapter or Path(recipe.output.dir, "adapter"))])
+        written = str(adapter or Path(recipe.output.dir, "adapter"))
+        return Merge(recipe.model.path, [written], template=recipe.data.template)
     t = Translation(file.name)
     t.apply(values, LLAMA_FACTORY if kind == "llama_factory" else AXOLOTL)
     if kind == "axolotl":  # beside what was trained
@@ -74,4 +76,6 @@ def of_file(path: str) -> Merge:
     if not adapters or (Path(adapters[0]).is_dir() and find_weights(adapters[0])[0]):
         raise InputError(f"{file.name}: {NOTHING}")
     given = {key: t.get(key) for key in ("dtype", "max_shard_size")}
+    system = llama_factory if kind == "llama_factory" else axolotl
+    given["template"] = system.translate(values, file).get("data.template")
     return Merge(of_run(t.get("base"), "model"), [of_run(one, "adapter") for one in adapters], t.get("output"), **given)

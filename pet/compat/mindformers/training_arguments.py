@@ -100,7 +100,7 @@ TABLE = {
     "shuffle": "data.shuffle",
     "group_by_length": flag("data.packing", "buckets"),
     "dataloader_num_workers": "data.workers",
-    "dataloader_drop_last": Ignored("rows that fill no batch come with the next epoch's"),
+    "dataloader_drop_last": Ignored("rows that fill no batch are trained on in a smaller one"),
     **same("data.max_length", "max_length seq_length"),
     # the step
     "seed": "train.seed",

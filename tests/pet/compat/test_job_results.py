@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import mindspore as ms
 import numpy as np
@@ -13,6 +14,7 @@ import pet
 from adapters.registry import registry
 from model_zoo.checkpoint.safetensors_io import read_file
 from model_zoo.errors import InputError
+from model_zoo.tokenizers import AutoTokenizer
 from pet.cli.main import main
 from pet.compat import llama_factory, merging
 from pet.compat.results import of_job
@@ -99,6 +101,26 @@ def test_exports_that_are_refused(tmp_path, given, problem):
     values = {"model_name_or_path": "base", "adapter_name_or_path": "a", "export_dir": "m", **given}
     with pytest.raises(InputError, match=problem):
         merging.of_file(write(tmp_path / "m.yaml", **values))
+
+
+def test_what_a_file_merges_has_its_prompt(base, run, tmp_path, caplog):
+    """Unless the base's tokenizer has one: then as there."""
+
+    def made(base, template):
+        names = {"model_name_or_path": str(base), "adapter_name_or_path": str(run), "template": template}
+        assert main(["merge", write(tmp_path / "m.yaml", export_dir="merged", **names), "--force"]) == 0
+        tokenizer = AutoTokenizer.from_pretrained("merged")
+        return tokenizer.decode(tokenizer.prompt([{"role": "user", "content": "Who?"}]), skip_special_tokens=False)
+
+    assert made(base, "default") == "Human: Who?<|endoftext|>\nAssistant:"
+    ends = json.loads((tmp_path / "merged" / "generation_config.json").read_text())["eos_token_id"]
+    assert ends == [AutoTokenizer.from_pretrained(base).eos_token_id]
+    (tmp_path / "merged").rename(tmp_path / "other")
+    made(base, "qwen3_nothink")
+    assert "merged: has no chat template: " in caplog.text and not (tmp_path / "merged/chat_template.jinja").exists()
+    shutil.copytree(base, tmp_path / "told")
+    (tmp_path / "told" / "chat_template.jinja").write_text("Say: {{ messages[0]['content'] }}")
+    assert made(tmp_path / "told", "default") == "Say: Who?"
 
 
 def test_axolotls_merge(base, run, tmp_path, caplog):
