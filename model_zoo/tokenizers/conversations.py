@@ -74,14 +74,15 @@ def in_parts(messages: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def check_turns(messages: Any, answered: bool) -> Sequence[Mapping[str, Any]]:
-    """The messages `with_texts`. The order of roles is the template's own matter.
+    """The messages `with_texts`, without fields of null, which templates take for values (transformers leaves them out,
+    too). The order of roles is the template's own matter.
 
     Raises:
         InputError: what no template could take.
     """
     messages = check_each(messages)
     check_end(messages, answered)
-    return messages
+    return [{key: value for key, value in message.items() if value is not None} for message in messages]
 
 
 def check_each(messages: Any) -> Sequence[Mapping[str, Any]]:

@@ -205,11 +205,13 @@ def goes_by_class(files: TokenizerFiles) -> bool:
 
 
 def _as_its_class(description: dict, files: TokenizerFiles) -> dict:
-    """LLaMA's tokenizer.json of transformers 4 puts a space before every text. The class of transformers 5 does so
-    before the first one alone, as sentencepiece's does here, but for ``legacy`` files, or by ``add_prefix_space``
-    nowhere."""
+    """LLaMA's tokenizer.json of transformers 4 puts a space before every text, and so may one of transformers 5. The
+    class of transformers 5 does so before the first one alone, as sentencepiece's does here, but for ``legacy`` files,
+    or by ``add_prefix_space`` nowhere."""
     settings = files.settings
-    if not goes_by_class(files) or PREPENDED not in steps(description.get("normalizer"), "normalizers"):
+    kinds = [step["type"] for step in steps(description.get("pre_tokenizer"), "pretokenizers")]
+    spaced = "Metaspace" in kinds or PREPENDED in steps(description.get("normalizer"), "normalizers")
+    if not goes_by_class(files) or not spaced:
         return description
     if settings.get("add_prefix_space") is False:
         kept = [step for step in steps(description.get("decoder"), "decoders") if step["type"] != "Strip"]

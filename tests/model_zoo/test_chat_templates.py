@@ -750,6 +750,15 @@ def test_tools_of_a_message_are_those_of_the_conversation(made):
     assert shown.startswith(f"{TOOLS[0]['function']['name']}<|im_start|>")
 
 
+def test_a_field_of_null_is_one_that_is_left_out(made):
+    """As transformers has it: rows of a table have every column. Templates take a null for a value, and write it."""
+    asks = "{% if m.thinking is defined %}<think>{{ m.thinking }}{% endif %}{{ m.content }}"
+    tokenizer = AutoTokenizer.from_pretrained(made(WITH_ALL.replace("{{ m.thinking }}{{ m.content }}", asks)))
+    nulls = [{**message, "thinking": None, "tool_calls": None, "name": None} for message in TALK]
+    assert tokenizer.prompt(nulls[:-1]) == tokenizer.prompt(TALK[:-1])
+    assert tokenizer.example(nulls) == tokenizer.example(TALK)
+
+
 def test_styles_have_no_place_for_tools(made):
     styled = AutoTokenizer.from_pretrained(made(CHATML), prompt_style="chatml")
     for options in ({"tools": TOOLS}, {"enable_thinking": True}):

@@ -299,6 +299,21 @@ def test_spaces_behind_control_tokens_are_as_transformers_has_them(make, fixture
     assert AutoTokenizer.from_pretrained(saved).prompt(talk[:3]) == ours.prompt(talk[:3])
 
 
+@pytest.mark.parametrize("scheme", ["always", "first"])
+@pytest.mark.parametrize("legacy", [None, True])
+def test_spaces_of_llamas_class_are_not_those_of_a_tokenizer_json(make, fixtures, scheme, legacy):
+    """transformers 5 writes ``always`` for a ``legacy`` one, does not write ``legacy``, and reads neither there."""
+    words = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
+    description = {**with_added(sentencepiece_like_json(fixtures)), "normalizer": None, "pre_tokenizer": words}
+    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    settings |= {} if legacy is None else {"legacy": legacy}
+    directory = make(tokenizer=description, tokenizer_config=settings, config={"model_type": "llama"})
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    found = [tokenizer.encode(text, add_special_tokens=False) for text in ("a<think>b", "<think> b", "a")]
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(directory)
+    assert found == [theirs.encode(text, add_special_tokens=False) for text in ("a<think>b", "<think> b", "a")]
+
+
 def with_added(description):
     """The same as transformers writes it when tokens were added, which its tokenizer_config.json does not list."""
     more = [{"id": 600, "content": "<|end|>", "special": True}, {"id": 601, "content": "<think>", "special": False}]
