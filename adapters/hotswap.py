@@ -22,7 +22,7 @@ from model_zoo.arguments import checked
 from model_zoo.errors import InputError, located
 from model_zoo.turns import turn
 
-FIXED = ("use_dora", "init", "bias", "trainable_tokens")
+FIXED = ("use_dora", "bias", "trainable_tokens")
 """Settings that shape the graph, beside cells and ranks."""
 RANK_AXIS = {".lora_A.weight": 0, ".lora_embedding_A": 0, ".lora_B.weight": 1, ".lora_embedding_B": 1}
 """{end of a factor's name: axis of the rank}."""
@@ -70,8 +70,8 @@ def differences(model: nn.Cell, adapter: Adapter, config: LoRAConfig) -> list[st
     for key in FIXED:
         if getattr(mine, key) != getattr(config, key):
             problems.append(f"{key} is {getattr(config, key)!r}, adapter {adapter.name!r} has {getattr(mine, key)!r}")
-    if mine.init in START:
-        problems.append(f"adapter {adapter.name!r} subtracts the first factors of {mine.init}, which are its own")
+    if started := sorted({mine.init, config.init} & START.keys()):
+        problems.append(f"first factors ({', '.join(started)}) are subtracted, which each adapter has of its own")
     here = {path for path in adapter.modules if path not in adapter.companions}
     there = {site.path for site in chosen_sites(model, config)}
     if odd := sorted(there - here):

@@ -473,7 +473,7 @@ def test_hotswap_reaches_a_compiled_graph(model, tmp_path):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"alpha": 4},
+        {"alpha": 4, "init": "gaussian"},
         {"rank": 2, "use_rslora": True},
         {"rank_pattern": {"1.*q_proj": 1}, "alpha_pattern": {"2.*q_proj": 5}},
         {"layers": ["0-1"], "rank": 1},
@@ -534,6 +534,13 @@ def test_hotswap_refuses_what_needs_another_graph(model, tmp_path, settings, mes
     with pytest.raises(pet.InputError, match=message):
         pet.hotswap_adapter(model, tmp_path, "a")
     same(before, snapshot(model))
+
+
+def test_hotswap_leaves_an_adapter_with_first_factors_of_its_own(model, tmp_path):
+    add(model, "a", 1, init="pissa")
+    pet.save_adapter(model, tmp_path, "a")
+    with pytest.raises(pet.InputError, match=r"first factors \(pissa\) are subtracted, which each adapter has"):
+        pet.hotswap_adapter(model, tmp_path, "a")
 
 
 @pytest.mark.parametrize("config", [{"method": "lora"}, pet.LoRAConfig, "lora", None])
