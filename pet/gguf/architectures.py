@@ -43,6 +43,7 @@ ARCHITECTURES = {
     "llama": {
         "llama": Architecture("llama", pairs=True),
         "mistral": Architecture("llama", pairs=True),
+        "ministral": Architecture("llama", pairs=True),
         "qwen2": Architecture("qwen2"),
     },
     "qwen3": {"qwen3": Architecture("qwen3")},
@@ -55,7 +56,7 @@ def architecture_of(config: Config) -> Architecture:
     """llama.cpp's architecture for a configuration.
 
     Raises:
-        InputError: llama.cpp has none, or this export does not know it.
+        InputError: llama.cpp has none, or does not load such a model, or this export does not know it.
     """
     found = ARCHITECTURES.get(config.family.layout, {}).get(config.model_type)
     if found is None:
@@ -64,6 +65,15 @@ def architecture_of(config: Config) -> Architecture:
             f"--format gguf: a model of type {config.model_type!r} ({config.family.layout} layout) cannot be written; "
             f"supported: {known}"
         )
+    dims, wide = config.dims, found.name in ("qwen2", "chatglm")
+    lacking = {
+        "num_attention_heads × head_dim other than hidden_size": wide and dims.heads * dims.head_dim != dims.hidden,
+        "rotary settings of rope_type 'llama3'": found.name != "llama" and found.rope(config)["rope_type"] == "llama3",
+        "attention_bias": found.name == "qwen3" and config.attention_bias,
+    }
+    for what, lacks in lacking.items():
+        if lacks:
+            raise InputError(f"--format gguf: llama.cpp's {found.name} has no place for {what}")
     return found
 
 

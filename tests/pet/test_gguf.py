@@ -7,11 +7,13 @@ import shutil
 
 import numpy as np
 import pytest
-from gguf_models import PROMPT, YARN, adapters_in, bases_in, llama_cpp
+from gguf_models import CONFIGS, LLAMA3_ROPE, PROMPT, SIZES, YARN, adapters_in, bases_in, llama_cpp
 
 from model_zoo.checkpoint.reading import Checkpoint
 from model_zoo.checkpoint.safetensors_io import read_file, write_file
 from model_zoo.errors import InputError
+from model_zoo.families import config_class
+from pet.gguf.architectures import architecture_of
 from pet.names import bundled_models
 
 gguf = pytest.importorskip("gguf")
@@ -305,6 +307,24 @@ def test_yarns_own_bounds_are_refused(bases, tmp_path):
     (directory / "config.json").write_text(json.dumps({**values, "rope_scaling": {**YARN, "beta_fast": 4.0}}))
     with pytest.raises(InputError, match=r"YaRN with beta_fast 4.0 instead of 32: llama.cpp has no place for it"):
         write_model(directory, tmp_path / "a.gguf")
+
+
+LOADS_NOT = {
+    "heads of qwen2": ("qwen2", {"head_dim": 32}, "qwen2 has no place for num_attention_heads × head_dim"),
+    "heads of glm": ("glm", {"head_dim": 8}, "chatglm has no place for num_attention_heads × head_dim"),
+    "llama3 in glm4": ("glm4", {"rope_scaling": LLAMA3_ROPE}, "glm4 has no place for rotary settings of rope_type 'll"),
+    "biases of qwen3": ("qwen3", {"attention_bias": True}, "qwen3 has no place for attention_bias"),
+}
+
+
+@pytest.mark.parametrize("name", LOADS_NOT)
+def test_models_that_llama_cpp_does_not_load_are_refused(name):
+    """It ends at such a file with tensors of a wrong shape, or with too many of them."""
+    kind, changes, words = LOADS_NOT[name]
+    values = {**SIZES, **CONFIGS[kind]}
+    assert architecture_of(config_class(values).from_dict(values)).name
+    with pytest.raises(InputError, match=f"llama.cpp's {words}"):
+        architecture_of(config_class(values).from_dict({**values, **changes}))
 
 
 def test_the_missing_package_is_named(tmp_path, monkeypatch):
