@@ -63,6 +63,7 @@ def listen() -> None:
     if _listener is not None or not hasattr(signal, "sigwait"):  # Windows has none of this
         return
     heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whose parent ignores it cannot ask how its own children ended
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     # wakes the main thread from a read or a sleep, and raises there
     signal.signal(signal.SIGURG, _raise)

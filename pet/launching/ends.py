@@ -13,8 +13,6 @@ def exit_code(process: subprocess.Popen) -> int | None:
 
     The process is left unreaped: until then its group's number belongs to it, and the group can be killed safely.
     """
-    if process.returncode is not None:
-        return process.returncode
     state = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if state is None:
         return None
@@ -25,7 +23,8 @@ def describe_end(rank: int | str, code: int) -> tuple[int, str]:
     """The exit code of a job of which this worker ended so, and what is said of it."""
     if code < 0:
         why = " (as the system does where memory runs out, the machine's or the container's)"
-        return 128 - code, f"rank {rank} was killed by {signal.Signals(-code).name}{why if code == -9 else ''}"
+        name = signal.Signals(-code).name if -code in [*signal.Signals] else f"signal {-code}"  # real-time: no names
+        return 128 - code, f"rank {rank} was killed by {name}{why if code == -9 else ''}"
     return code, f"rank {rank} ended with exit code {code}"
 
 

@@ -365,9 +365,8 @@ class _Workers:
 
     def _signal_all(self, number: int) -> None:
         for process in self.processes:
-            if process.returncode is None:
-                with contextlib.suppress(OSError):
-                    os.killpg(process.pid, number)
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, number)
 
     def _show_log(self, rank: int) -> None:
         """What the failed worker said last: its traceback where there is one. Rank 0's is on the terminal already."""

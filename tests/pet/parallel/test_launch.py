@@ -1,5 +1,6 @@
 """The launcher: environment, logs, and above all that a failing worker ends everything, soon, with its traceback."""
 
+import functools
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import pytest
 import pet
 from model_zoo import progress
 from model_zoo.errors import InputError
+from pet.cli.launch import main
 from pet.data.workers import Workers
 from pet.launching import heartbeat, launcher
 from pet.launching.addresses import free_address
@@ -195,6 +197,15 @@ def test_killed_worker_and_exit_code(tmp_path, assert_gone):
     assert result == 128 + 9 and "rank 1 was killed by SIGKILL (as the system does where memory runs out" in err
     assert_gone(tmp_path / "pids", 2)
     assert finish(start(tmp_path, ["-n", "2"], "import os; os._exit(7 * int(os.environ['RANK_ID']))"))[0] == 7
+
+
+def test_how_a_worker_ended_is_known_where_the_parent_ignores_it(tmp_path):
+    """The kernel keeps no exit code for who ignores SIGCHLD, and real-time signals have no names."""
+    command = [sys.executable, "-m", "pet", "launch", "-n", "1", "--", "sh", "-c", "kill -40 $$"]
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    ignore = functools.partial(signal.signal, signal.SIGCHLD, signal.SIG_IGN)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, preexec_fn=ignore)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (168, "pet launch: rank 0 was killed by signal 40")
 
 
 @of_jobs("sleep", "stopped", "loop")
@@ -466,6 +477,8 @@ def test_wrong_arguments_are_refused_before_anything_starts(monkeypatch):
     ):
         with pytest.raises(InputError, match=message):
             launch(*arguments)
+    with pytest.raises(InputError, match="how many workers"):
+        main(["--", "true"])
     for text in ("0,0", "a", "[3,3]"):
         with pytest.raises(InputError, match="--devices"):
             parse_devices(text)
@@ -475,6 +488,13 @@ def test_wrong_arguments_are_refused_before_anything_starts(monkeypatch):
     monkeypatch.delattr(os, "waitid")  # macOS has none
     with pytest.raises(InputError, match="on Linux alone"):
         launch(["true"], 2)
+
+
+def test_logs_that_cannot_be_made_are_named(tmp_path):
+    place = tmp_path / "file"
+    place.write_text("")
+    with pytest.raises(InputError, match=f"pet launch: {place}/rank_0: Not a directory"):
+        launch(["true"], 1, log_directory=place)
 
 
 @pytest.fixture
