@@ -248,7 +248,7 @@ def main(arguments: Sequence[str]) -> int:
         for kind, what, detail in check():
             bad += kind == "bad"
             mark = {"ok": "ok  ", "note": "note", "bad": "BAD "}[kind]
-            lines.append(f"{mark}  {what:<16}{detail}")
+            lines.append(f"{mark}  {what:<15} {detail}")
             print(lines[-1])
     lines += ["", f"{bad} known problem{'s' if bad != 1 else ''}." if bad else "No known problems."]
     print("\n".join(lines[-2:]))

@@ -81,8 +81,6 @@ class Cluster:
 
     def reduce_seconds(self, nbytes: float, calls: int, members: int, span: int) -> float:
         """Time of sums over a group, in a ring: every byte goes out and comes in 2·(n − 1)/n times."""
-        if members == 1:
-            return 0.0
         return calls * self.latency + 2.0 * (members - 1) / members * nbytes / self.speed(span)
 
     def send_seconds(self, nbytes: float, calls: int, span: int) -> float:

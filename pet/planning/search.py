@@ -184,8 +184,6 @@ def plan(work: Work, cluster: Cluster) -> Plan:
 
     Where that is too large, layers are computed again; where it still is, replicas share the frozen base.
     """
-    if work.batch < 1 or work.length < 1:
-        raise InputError("--batch and --length: at least 1 was expected")
     feasible, refused, least = [], Counter(), None
     again = work if work.recompute else dataclasses.replace(work, recompute=1)
 

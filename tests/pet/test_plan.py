@@ -359,6 +359,10 @@ def test_prints_a_table_and_json(capsys, tmp_path, fixtures):
     (tmp_path / "config.json").write_text((fixtures / "llama_gqa" / "config.json").read_text())
     assert main(["plan", str(tmp_path / "config.json"), *line[2:]]) == 0
     capsys.readouterr()
+    assert main([*line, "--batch", "10", "--micro-batch", "3"]) == 1
+    text = capsys.readouterr().out
+    assert "5 not possible: a replica's rows are no multiple of --micro-batch" in text, text
+    assert "2 not possible: the batch cannot be divided over the replicas" in text, text
     assert main(["plan", "llama_65b", "--devices", "1", "--memory", "16GB"]) == 1
     assert "the smallest of those that are too large needs" in capsys.readouterr().out
 
@@ -383,6 +387,7 @@ def test_prints_a_table_and_json(capsys, tmp_path, fixtures):
         ("llama_7b --devices 8 --memory 64GB --tflops inf", "--tflops is inf"),
         ("llama_7b --devices 8 --memory 64GB --latency nan", "--latency is nan"),
         ("llama_7b --devices 8 --memory 64GB --latency -1", "--latency is -1e-06"),
+        ("llama_7b --devices 8 --memory 64GB --top 0", "--top is 0"),
         ("llama_7b --memory 64GB", "--devices"),
     ],
 )

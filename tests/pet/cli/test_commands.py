@@ -273,6 +273,7 @@ def test_doctor_says_which_path_runs(capsys, monkeypatch):
     from model_zoo import engine
     from model_zoo.engine import build, cells
     from model_zoo.engine.ops import OPS
+    from model_zoo.engine.plain import rms_norm
 
     def findings(code):
         assert main(["doctor"]) == code
@@ -290,16 +291,27 @@ def test_doctor_says_which_path_runs(capsys, monkeypatch):
     kernels, line = findings(0)
     assert kernels.startswith("note") and "none in C (PET_NATIVE=0)" in kernels
     assert line.startswith("ok") and "fast: compiled kernels of operators" in line
-    wrong = dataclasses.replace(OPS["rms_norm"], plain=lambda eps, offset: lambda x, weight: x * 2.0)
+    wrong = dataclasses.replace(OPS["rms_norm"], plain=lambda eps, offset: rms_norm(eps, offset + 1.0))
     monkeypatch.setitem(OPS, "rms_norm", wrong)
     cells.plain.cache_clear()
     _, line = findings(1)
-    assert line.startswith("BAD") and "the fast kernels" in line
+    assert line.startswith("BAD") and "the fast kernels are off by" in line
     monkeypatch.delenv("PET_NATIVE")
     monkeypatch.setenv("PET_NATIVE_THREADS", "lots")
     kernels, _ = findings(1)
     assert kernels.startswith("BAD") and "PET_NATIVE_THREADS is 'lots'" in kernels
     cells.plain.cache_clear()
+
+
+def test_doctor_names_variables_that_change_what_mindspore_does(capsys, monkeypatch):
+    found = {"OMP_NUM_THREADS": "4096", "MS_COMPILER_CACHE_ENABLE": "1", "MS_SIMULATION_LEVEL": "1", "RANK_SIZE": "2"}
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+    assert main(["doctor", "--quick"]) == 1
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    marks = {words[1]: words[0] for words in lines if len(words) > 2}
+    assert marks["MS_COMPILER_CACHE_ENABLE"] == "BAD"
+    assert {marks[name] for name in ("threads", "MS_SIMULATION_LEVEL", "processes")} == {"note"}
 
 
 def test_interrupt_is_130(recipe, capsys, monkeypatch):
