@@ -15,6 +15,7 @@ import pytest
 import pet
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.errors import InputError
+from model_zoo.generation.streamers import TextStreamer
 from model_zoo.quantization.cells import quantized_cells
 from pet.cli.chat import Conversation
 from pet.cli.chat_session import _generation, add_chat_session, make_chat_session
@@ -371,6 +372,15 @@ def test_export(here, capsys):
     assert not (here / "other").exists()
 
 
+def test_the_best_step_is_exported_without_its_checkpoint_where_it_was_the_last(copied, capsys):
+    shutil.rmtree("output/job/checkpoints")
+    assert main(["export", "output/job", "--output", "again", "--best"]) == 0
+    summary = json.loads((copied / "output/job/summary.json").read_text())
+    (copied / "output/job/summary.json").write_text(json.dumps({**summary, "best": {"step": None}}))
+    assert main(["export", "output/job", "--output", "other", "--best"]) == 2
+    assert "nothing was evaluated along the way, so there is no best step" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("how", [["--best"], ["--step", "3"], ["--step", "3", "--merged"], None], ids=str)
 def test_a_damaged_adapter_of_a_checkpoint_is_not_exported(copied, capsys, how):
     adapter = copied / "output/job/checkpoints/step-000003/adapter"
@@ -537,6 +547,37 @@ def test_chat_keeps_turns_and_switches(here, capsys, monkeypatch):
     assert "(there is no question yet)" in captured.err
 
 
+class Terminal(io.StringIO):
+    """Lines as they are typed."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self, *_) -> str:
+        if (line := super().readline()) == "Ctrl-C\n":
+            raise KeyboardInterrupt
+        return line
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_stops_an_answer_and_pressed_twice_or_without_one_ends_the_chat(here, capsys, monkeypatch, presses):
+    def put_and_press(streamer, ids):
+        put(streamer, ids)
+        for _ in range(presses):
+            signal.raise_signal(signal.SIGINT)
+
+    put = TextStreamer.put
+    monkeypatch.setattr(TextStreamer, "put", put_and_press)
+    lines = ["/help", "/system Be brief.", "/system", "/base", "", "What is 1?", "/base", "Ctrl-C", "What is 2?"]
+    monkeypatch.setattr("sys.stdin", Terminal("\n".join(lines)))
+    assert main(["chat", "--model", "base", "--min-new-tokens", "4"]) == 130
+    out, err = capsys.readouterr()
+    assert "/system TEXT    set the system message" in out
+    assert "(system message set; new conversation)\n> (no system message; new conversation)\n> " in out
+    assert err.startswith("(there is no question yet)\n") and err.endswith("pet chat: interrupted\n")
+    assert (" … (stopped)\n> " in out, "there is no adapter: the base itself" in err) == ((presses == 1,) * 2)
+
+
 @pytest.mark.parametrize("beams", ["1", "2"])
 def test_chat_ends_in_front_of_a_stop_text_as_predict_does(capsys, monkeypatch, beams):
     """Streamed, of what begins a stop text nothing is written; kept is the same."""
@@ -624,10 +665,29 @@ def test_chat_forgets_the_oldest_turns_when_the_context_is_full(here, capsys, mo
         (["recipes", "show", "job.yaml", "--force"], "--force: has no effect on show"),
         (["data", "job.yaml", "--split", "tset"], "did you mean 'test'"),
         (["data", "job.yaml", "--split", "test"], "this command needs it"),
+        (["data", "job.yaml", "--samples", "-1"], "--samples -1: expected 0 or more"),
+        (
+            ["data", "job.yaml", "--split", "eval", "data.eval=null", "eval={every_epochs: null, before: false}"],
+            "there is neither data.eval nor data.eval_fraction",
+        ),
+        (["export", "output/job", "--output", "m2", "--best", "--step", "2"], "--best and --step: give one of them"),
+        (["export", "output/job", "--output", "m2", "--merged", "--format", "gguf"], "give one of them"),
+        (["export", "output/job", "--output", "m2", "--format", "ggfu"], "did you mean 'gguf'"),
+        (["export", "output/job/adapter", "--output", "m2", "--step", "2"], "and has no steps to choose from"),
+        (["export", "base", "--output", "m2", "--format", "gguf-lora"], "base: is a model, so there is no adapter"),
+        (["info", "base", "--double"], "--double has no effect without --quantization"),
+        (["info", "base", "a.b=3"], "'a.b=3': expected a setting of the method"),
+        (["predict", "--model", "base", "--input", "x", "--batch-size", "0"], "--batch-size 0: expected 1 or more"),
+        (["predict", "--model", "base", "--file", "empty.txt"], "nothing is asked"),
+        (["validate", "output/job/adapter"], "holds no recipes"),
+        (["doctor", "--only", "speed"], "--only belongs to --full"),
+        (["doctor", "--full", "--quick"], "--quick does not go with --full"),
+        (["doctor", "--full", "--device", "GPU"], "--device GPU: MindSpore's device here is"),
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_written(here, capsys, arguments, words):
     (here / "broken.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{"prompt": \n')
+    (here / "empty.txt").write_text("\n")
     before = sorted(str(path) for path in here.rglob("*"))
     assert main(arguments) == 2
     captured = capsys.readouterr()
@@ -656,6 +716,8 @@ def test_info_and_data(here, capsys):
     (here / "asked.jsonl").write_text('{"ask": "Who?", "reply": "Ada."}\n' * 5)
     words = ["data.eval=asked.jsonl", "data.eval_columns={prompt: ask, answer: reply}", "data.max_samples=2"]
     assert main(["data", "job.yaml", "--split", "eval", *words]) == 0
+    assert "5 samples from 5 rows" in capsys.readouterr().out
+    assert main(["data", "job.yaml", "--split", "test", *words, "data.test=asked.jsonl"]) == 0
     assert "5 samples from 5 rows" in capsys.readouterr().out
 
 
