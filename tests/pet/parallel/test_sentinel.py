@@ -16,7 +16,8 @@ from pet.launching.heartbeat import BEAT_FILE
 from pet.launching.link import Link
 
 WORKER = """
-import json, os, signal, sys, threading, time
+import contextlib, json, os, shutil, signal, sys, threading, time
+import psutil
 from pet.launching import heartbeat, sentinel
 from pet.launching.environment import Job
 rank, port, address = int(os.environ["RANK_ID"]), int(os.environ["PORT"]), os.environ["ADDRESS"]
@@ -29,6 +30,14 @@ def listen():  # as pet.parallel.peers, which needs MindSpore
         if told and DEAF not in os.environ:
             print(told + ": told so", file=sys.stderr, flush=True)
             os._exit(1)
+def lose():  # as where its machine is gone
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            mine = all(process.environ().get(name) == os.environ[name] for name in ("PORT", "RANK_ID"))
+            if mine and process.pid != os.getpid():
+                process.kill()
+    shutil.rmtree(os.path.dirname(os.environ[heartbeat.BEAT_FILE]))
+    os.kill(os.getpid(), 9)
 with heartbeat.watched():
     heartbeat.tick()
     link = sentinel.start(Job(rank, 2, launcher="msrun" if scheduled else "environment"), (address, port), "the same")
@@ -46,7 +55,7 @@ with heartbeat.watched():
 HANGS = {"loop": "while True: pass", "sleep": "time.sleep(1000)", "stop": "os.kill(os.getpid(), 19)"}
 FINE = {"short": "pass", "silent": "heartbeat.rest(); time.sleep(5)", "user": "with heartbeat.pausing(): time.sleep(5)"}
 GONE = {"killed": "os.kill(os.getpid(), 9)", "six": "os._exit(3)", "deaf": "os._exit(3)"}
-GONE |= {"says": "link.send(dict(end='rank 1 failed: a fault')); os._exit(3)"}
+GONE |= {"lost": "lose()", "says": "link.send(dict(end='rank 1 failed: a fault')); os._exit(3)"}
 
 
 def start(name: str, fault: str, **more: str) -> list[subprocess.Popen]:
@@ -101,11 +110,12 @@ def test_who_works_or_says_nothing_does_not_hang(ended):
 def test_the_end_of_one_is_the_end_of_all(ended, request):
     codes, logs = ended
     kind = request.node.callspec.id
-    assert codes == [-9 if kind == "deaf" else 1, -9 if kind == "killed" else 3]
+    assert codes == [-9 if kind == "deaf" else 1, -9 if kind in ("killed", "lost") else 3]
     end = "this process, which does not end by itself, is killed" if kind == "deaf" else "told so"
     place = f"rank 1 on {socket.gethostname()}"
     memory = "as the system does where memory runs out, the machine's or the container's"
     why = {"killed": f"{place} was killed by SIGKILL ({memory})", "says": "rank 1 failed: a fault"}
+    why |= {"lost": "rank 1 is gone, with its sentinel (127.0.0.1: it closed the connection)"}
     assert logs[0].strip() == f"{why.get(kind, f'{place} ended with exit code 3')}: {end}" and logs[1] == ""
 
 
@@ -180,10 +190,13 @@ def test_what_killed_sentinels_have_left_is_removed(tmp_path, monkeypatch):
     )
 
 
-def test_a_launcher_watches_by_itself_and_nobody_need_be_watched(monkeypatch):
+def test_a_launcher_watches_by_itself_and_nobody_need_be_watched(monkeypatch, capsys):
     monkeypatch.setenv(BEAT_FILE, "that of a launcher")
     assert sentinel.beat_directory(Job(1, 2)) == ""
     monkeypatch.delenv(BEAT_FILE)
+    monkeypatch.setattr(sentinel.tempfile, "tempdir", "/dev/null/full")
+    assert sentinel.beat_directory(Job(1, 2)) == ""
+    assert capsys.readouterr().err == "rank 1: nobody will notice if it hangs: Not a directory: /dev/null/full\n"
     monkeypatch.setenv(sentinel.VARIABLE, "0")
     assert sentinel.beat_directory(Job(1, 2)) == ""
     assert BEAT_FILE not in os.environ
