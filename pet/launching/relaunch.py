@@ -18,13 +18,13 @@ from pet.launching.environment import RESULT_FILE, read_job
 
 
 def relaunch(size: int, arguments: list[str], log_directory: str | os.PathLike) -> int | None:
-    """Runs ``pet ARGUMENTS`` in ``size`` workers, unless this process is a worker already.
+    """Runs ``pet ARGUMENTS`` in ``size`` workers, two or more, unless this process is a worker already.
 
     Args:
         log_directory: where logs go, ``rank_N/worker.log`` of each. Where the input was wrong nothing is left there.
 
     Returns:
-        The exit code, or None where this process is itself to do the work: in a job of ``size`` workers, or size 1.
+        The exit code, or None where this process is itself to do the work: in a job of ``size`` workers.
 
     Raises:
         InputError: the surrounding job has another number of workers than the layout asks for, or another job has its
@@ -33,8 +33,6 @@ def relaunch(size: int, arguments: list[str], log_directory: str | os.PathLike) 
     job = read_job()
     if job.launcher != "none":
         check_size(size, job.size)
-        return None
-    if size == 1:
         return None
     log_directory = Path(log_directory)
     made = [path for path in (log_directory, *log_directory.parents) if not path.exists()]

@@ -495,6 +495,8 @@ def test_logs_that_cannot_be_made_are_named(tmp_path):
     place.write_text("")
     with pytest.raises(InputError, match=f"pet launch: {place}/rank_0: Not a directory"):
         launch(["true"], 1, log_directory=place)
+    with pytest.raises(InputError, match=f"{place}/log: Not a directory"):
+        relaunch(2, [], place / "log")
 
 
 @pytest.fixture
