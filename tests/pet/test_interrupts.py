@@ -7,9 +7,12 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from pet import interrupts
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = re.search(r'^pet = "(.+):(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
@@ -69,6 +72,21 @@ with interrupts.raising():
             time.sleep(60)
         except KeyboardInterrupt:
             print("swallowed", flush=True)
+"""
+ENDED = """
+try:
+    with interrupts.raising():
+        print("ready", flush=True)
+        time.sleep(60)
+except KeyboardInterrupt:
+    print("swallowed", flush=True)
+    time.sleep(60)
+"""
+IN_A_COMPILATION = """
+names = {"__name__": "mindspore.common.api", "sleep": time.sleep}
+exec("def compile_graph():\\n    print('ready', flush=True)\\n    sleep(60)", names)
+with interrupts.raising():
+    names["compile_graph"]()
 """
 DROPPED = """
 class Waiting:
@@ -170,6 +188,37 @@ def test_it_ends_even_where_the_exception_is_lost(start):
         assert process.stdout.readline() == "swallowed\n"
         assert process.wait() == 130
         assert process.stderr.read() == "\npet: interrupted\n"
+
+
+@pytest.mark.parametrize("code", [LOST, ENDED], ids=["running", "ended"])
+def test_ctrl_c_again_ends_at_once(start, code):
+    with start(f"interrupts.TOGETHER, interrupts.LIMIT = 0.0, 600.0\n{code}", LISTENING) as process:
+        for said in ("ready", "swallowed"):
+            assert process.stdout.readline() == f"{said}\n"
+            process.send_signal(signal.SIGINT)
+        assert process.wait() == 130
+        assert process.stderr.read() == ""
+
+
+def test_nothing_is_raised_within_a_compilation(start):
+    """MindSpore writes a dump for an exception there."""
+    with start(IN_A_COMPILATION, LISTENING) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130
+        assert process.stderr.read() == "\npet: interrupted\n"
+
+
+def test_a_thread_of_a_programs_own_leaves_its_signals_alone():
+    before = signal.getsignal(signal.SIGTERM)
+
+    def handle() -> bool:
+        with interrupts.handled_by(print) as renew:
+            renew()
+            return signal.getsignal(signal.SIGTERM) is before
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(handle).result()
 
 
 def test_it_is_raised_again_where_python_drops_the_exception(start):
