@@ -30,7 +30,8 @@ def _is_yaml(name: str | None) -> bool:
 
 def _form(options):
     from pet.compat.ckpt.names import Form
-    from pet.compat.mindformers.sizes import form_of, read_file
+    from pet.compat.mindformers.model_file import read_file
+    from pet.compat.mindformers.sizes import form_of
 
     given = form_of(read_file(Path(options.config))) if _is_yaml(options.config) else Form()
     return Form(
@@ -109,7 +110,8 @@ def _from_ckpt(parser: Parser, options, output: Path):
     if options.part == "adapter" or not weights:
         parser.idle(options, "on LoRA matrices", "dtype", "max_shard_size")
         from pet.compat.ckpt.lora import to_adapter
-        from pet.compat.mindformers.sizes import alpha_of, read_file
+        from pet.compat.mindformers.model_file import read_file
+        from pet.compat.mindformers.sizes import alpha_of
 
         alpha = options.alpha
         if alpha is None and _is_yaml(options.config):

@@ -27,7 +27,7 @@ from model_zoo.families import config_class
 from pet.compat.ckpt.names import Form
 from pet.compat.ckpt.view import HuggingFaceView, MindFormersCheckpoint
 from pet.compat.mindformers import sizes
-from pet.compat.mindformers.sizes import config_of_file, saved_json
+from pet.compat.mindformers.model_file import saved_json
 
 
 @dataclasses.dataclass
@@ -102,7 +102,7 @@ def config_for(path: Path, given: str | os.PathLike | Mapping[str, Any] | None =
         return dict(given)
     if given is not None:
         if Path(given).suffix in (".yaml", ".yml"):
-            return config_of_file(Path(given))
+            return sizes.config_of_file(Path(given))
         return model_config(given)
     beside = path.parent / "config.json"
     if beside.is_file():

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
-from pet.compat.mindformers.config import CLASSES
 from pet.compat.mindformers.logs import logger
-from pet.compat.mindformers.presets import Listed
+from pet.compat.mindformers.presets import CLASSES, Listed
 from pet.compat.mindformers.saving import DIRECTORY
 from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.names import preset_names

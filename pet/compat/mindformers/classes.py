@@ -28,8 +28,6 @@ from model_zoo.tokenizers.llama import LlamaTokenizer as OwnLlama
 from pet import auto
 from pet.compat.mindformers.building import built, from_pretrained
 from pet.compat.mindformers.config import (
-    CLASSES,
-    TYPES,
     ChatGLM2Config,
     GLMConfig,
     GPT2Config,
@@ -38,11 +36,12 @@ from pet.compat.mindformers.config import (
     name_weights,
 )
 from pet.compat.mindformers.encodings import AddedToken
+from pet.compat.mindformers.model_file import model_section, read_file, saved_model
 from pet.compat.mindformers.pet_config import PetConfig, get_pet_model, pet_config_of, with_adapter
-from pet.compat.mindformers.presets import LORA, TRUST, Listed, Making, split_name, take_said
+from pet.compat.mindformers.presets import CLASSES, LORA, TRUST, TYPES, Listed, Making, split_name, take_said
 from pet.compat.mindformers.saving import place_of
 from pet.compat.mindformers.script_config import MindFormerConfig
-from pet.compat.mindformers.sizes import file_config, model_section, read_file, saved_model, tokenizer_of
+from pet.compat.mindformers.sizes import file_config, tokenizer_of
 from pet.compat.mindformers.tokenizing import Spoken, spoken
 from pet.names import find_tokenizer
 from pet.recipe.translation import Ignored, is_off

@@ -12,7 +12,8 @@ from model_zoo.configs import Config
 from model_zoo.errors import InputError, warn_once
 from model_zoo.families import chatglm, chatglm2, gpt2, llama
 from pet.compat.mindformers.generation_defaults import NAMES as GENERATION
-from pet.compat.mindformers.presets import Listed, Making, split_name
+from pet.compat.mindformers.model_file import model_section, saved_model
+from pet.compat.mindformers.presets import CLASSES, TYPES, Listed, Making, split_name
 from pet.compat.mindformers.script_config import read_number
 from pet.compat.mindformers.scripted import Kind, Scripted, make_scripted
 from pet.compat.translation import elsewhere, flag, same
@@ -127,19 +128,6 @@ def config_values(own: type[Config], rules: Mapping[str, Rule], given: Mapping[s
     return t.settings
 
 
-# the configurations' names, each with the layouts that it stands for and the preset of its default sizes
-CLASSES = {
-    "GPT2Config": (("gpt2",), "gpt2"),
-    "LlamaConfig": (("llama",), "llama_7b"),
-    "GLMConfig": (("chatglm",), "glm_6b"),
-    "ChatGLM2Config": (("chatglm2", "glm4"), "glm2_6b"),
-}
-
-
-TYPES = {"gpt2": "GPT2Config", "llama": "LlamaConfig", "glm": "GLMConfig", "glm2": "ChatGLM2Config"}
-"""Configurations by MindFormers' names of families."""
-
-
 class TransformerOpParallelConfig(SimpleNamespace):
     """What scripts set as a configuration's ``parallel_config``: the layout of a model's processes, as far as neither a
     trainer nor its file says it."""
@@ -249,12 +237,11 @@ class _Config(Listed, metaclass=Making):
     def from_pretrained(name_or_directory):
         """The configuration of a directory, a bundled base or a preset (``gpt2``, ``glm_6b_lora``)."""
         from pet.auto import AutoConfig
-        from pet.compat.mindformers.sizes import file_config, model_section, saved_model
 
         if str(name_or_directory).endswith((".yaml", ".yml")):
             raise InputError(f"{name_or_directory}: AutoConfig.from_pretrained reads MindFormers' YAML files")
         name, saved = split_name(name_or_directory)[0], saved_model(name_or_directory)
-        config = AutoConfig.from_pretrained(name) if saved is None else file_config(saved)
+        config = AutoConfig.from_pretrained(name) if saved is None else of_section(model_section(saved))
         name_weights(config, name if saved is None else model_section(saved)["checkpoint_name_or_path"])
         return config
 
@@ -307,3 +294,8 @@ class ChatGLM2Config(_Config):
     """``ChatGLM2Config(hidden_size=4096, num_layers=28, multi_query_group_num=2)``: ChatGLM2, ChatGLM3, GLM-4."""
 
     _own = chatglm2.ChatGLM2Config
+
+
+def of_section(section: Mapping[str, Any]) -> Config:
+    """The configuration that a file's ``model.model_config`` describes, but for its adapter."""
+    return globals()[section["type"]](**{key: value for key, value in section.items() if key != "pet_config"})

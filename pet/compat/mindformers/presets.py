@@ -30,6 +30,15 @@ def split_name(name: Any) -> tuple[Any, dict[str, Any] | None]:
     return base, dict(LORA["gpt2" if base.startswith("gpt") else family])
 
 
+# the configurations' names, each with the layouts that it stands for and the preset of its default sizes
+CLASSES = {
+    "GPT2Config": (("gpt2",), "gpt2"),
+    "LlamaConfig": (("llama",), "llama_7b"),
+    "GLMConfig": (("chatglm",), "glm_6b"),
+    "ChatGLM2Config": (("chatglm2", "glm4"), "glm2_6b"),
+}
+TYPES = {"gpt2": "GPT2Config", "llama": "LlamaConfig", "glm": "GLMConfig", "glm2": "ChatGLM2Config"}
+"""Configurations by MindFormers' names of families."""
 FAMILIES = {"chatglm": "glm", "chatglm2": "glm2"}
 """MindFormers' names of families that have other ones here."""
 

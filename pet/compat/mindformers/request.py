@@ -15,6 +15,7 @@ from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import is_ckpt
 from pet.compat.mindformers.context import asks_parallel
 from pet.compat.mindformers.generation_defaults import no_base
+from pet.compat.mindformers.model_file import model_section
 from pet.compat.mindformers.padding import put_padding
 from pet.compat.mindformers.parallel import (
     TABLE as LAYOUT,
@@ -28,7 +29,6 @@ from pet.compat.mindformers.parallel import (
 )
 from pet.compat.mindformers.presets import split_name, usual_alpha
 from pet.compat.mindformers.script_config import MindFormerConfig
-from pet.compat.mindformers.sizes import model_section
 from pet.compat.mindformers.trainer_config import RECOMPUTE, nothing_said, put_config
 from pet.compat.mindformers.training_arguments import TrainingArguments, put_of_schedule, translate_arguments
 from pet.compat.mindformers.watching import in_columns

@@ -6,19 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from model_zoo.atomic import read_json
 from model_zoo.counting import layout_of, sizes as sizes_of
-from model_zoo.errors import InputError, check_one_of, located, nearest
+from model_zoo.errors import InputError, located
 from pet.compat.ckpt.names import Form
 from pet.compat.mindformers import config as configurations
-from pet.compat.mindformers.config import CLASSES, TYPES
-from pet.compat.mindformers.presets import split_name
-from pet.compat.mindformers.script_config import read_keys
+from pet.compat.mindformers.model_file import ARCHITECTURES, check_kind, model_section, read_file
+from pet.compat.mindformers.presets import CLASSES, split_name
 from pet.compat.translation import same
 from pet.recipe.translation import Translation
 
-ARCHITECTURES = ("GPT2", "Llama", "ParallelLlama", "GLM", "ChatGLM")
-"""How their models' ``arch.type`` begin: others with the same configurations (Baichuan's) compute something else."""
 SIZES = {
     "num_layers": "layers",
     "hidden_size": "hidden",
@@ -34,53 +30,6 @@ NUMBERS = {"rms_norm_eps": "rms_norm_eps", "layernorm_epsilon": "layernorm_epsil
 # of model_config, but nothing of the architecture
 BESIDE = ("type", "pet_config", "checkpoint_name_or_path", "qkv_concat", "mlp_concat", "use_rearrange_rope")
 BESIDE += ("hidden_size_per_attention_head", "num_labels")  # a head's, which stands over the model
-
-
-def read_file(path: Path) -> dict[str, Any]:
-    """The dictionary in a YAML file.
-
-    Raises:
-        InputError: no such file, or no YAML with a model section.
-    """
-    if not path.is_file():
-        raise InputError(f"{path}: no such file; a MindFormers YAML file was expected")
-    values = read_keys(path)
-    if not isinstance(values.get("model"), Mapping):
-        raise InputError(f"{path}: has no section model, so it is no MindFormers file")
-    return values
-
-
-def saved_model(place: Any) -> dict[str, Any] | None:
-    """What MindFormers' ``save_pretrained`` has written into a directory, ``NAME.ckpt`` and ``NAME.yaml`` or a
-    config.json by its own names, as a job file that names these weights; None of any other place."""
-    place = Path(str(place)).expanduser()
-    files = sorted(place.glob("*.ckpt")) if place.is_dir() else []
-    if len(files) != 1:
-        return None
-    if (beside := files[0].with_suffix(".yaml")).is_file():
-        values = read_file(beside)
-    elif (values := saved_json(place / "config.json")) is None:
-        return None
-    values["model"]["model_config"]["checkpoint_name_or_path"] = str(files[0])
-    return values
-
-
-def saved_json(path: Path) -> dict[str, Any] | None:
-    """A config.json by MindFormers' own names, as a job file; None of Hugging Face's, or where there is none.
-
-    Raises:
-        InputError: of a model that is not here.
-    """
-    given = read_json(path, "a model's configuration") if path.is_file() else {}
-    if "mindformers_version" not in given:
-        return None
-    check_one_of(f"{path}: model_type", given.get("model_type"), tuple(TYPES))
-    return {"model": {"model_config": {**given, "type": TYPES[given["model_type"]]}}}
-
-
-def model_section(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``model.model_config``."""
-    return dict((values.get("model") or {}).get("model_config") or {})
 
 
 def tokenizer_of(kind: str, values: Mapping[str, Any]) -> Any:
@@ -108,11 +57,7 @@ def config_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
     section, name = model_section(values), name_of(values)
     kind, sizes = section.get("type"), {key: value for key, value in section.items() if key not in BESIDE}
-    if kind is not None and kind not in CLASSES:
-        raise InputError(f"model_config.type: {kind!r} is not supported; {', '.join(CLASSES)}{nearest(kind, CLASSES)}")
-    arch = ((values.get("model") or {}).get("arch") or {}).get("type")
-    if kind is not None and arch is not None and not str(arch).startswith(ARCHITECTURES):
-        raise InputError(f"model.arch.type: {arch!r} is not supported; models of {', '.join(ARCHITECTURES)}")
+    check_kind(values)
     if kind is not None and says_sizes(values):
         sizes = {key: value for key, value in sizes.items() if key not in dropouts(values)}
         config, pet = getattr(configurations, kind)(**sizes).to_dict(), section.get("pet_config") or {}
@@ -136,7 +81,7 @@ def file_config(values: Mapping[str, Any]) -> Any:
     config_of(values)  # says what cannot be had
     if not says_sizes(values):
         return AutoConfig.from_pretrained(name_of(values))
-    return getattr(configurations, section["type"])(**{k: v for k, v in section.items() if k != "pet_config"})
+    return configurations.of_section(section)
 
 
 def says_sizes(values: Mapping[str, Any]) -> bool:

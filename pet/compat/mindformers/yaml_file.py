@@ -10,13 +10,14 @@ from typing import Any
 
 from model_zoo.counting import layout_of
 from model_zoo.errors import InputError
-from pet.compat.mindformers.config import CLASSES, DROPOUTS
+from pet.compat.mindformers.config import DROPOUTS
 from pet.compat.mindformers.context import asks_parallel
+from pet.compat.mindformers.model_file import model_section
 from pet.compat.mindformers.padding import EARLIER, put_padding
 from pet.compat.mindformers.parallel import layout_in, put_pipeline, rows_of, translate_parallel
 from pet.compat.mindformers.pet_config import put_method
-from pet.compat.mindformers.presets import split_name
-from pet.compat.mindformers.sizes import config_of, contradictions, dropouts, model_section, says_sizes
+from pet.compat.mindformers.presets import CLASSES, split_name
+from pet.compat.mindformers.sizes import config_of, contradictions, dropouts, says_sizes
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS, put_of_schedule
 from pet.compat.modelarts import output_directory
 from pet.compat.translation import ANY_LAYOUT, EVALUATIONS, OWN_STEP, SCHEDULES, elsewhere, per_process, picked, same
