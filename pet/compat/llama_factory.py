@@ -330,9 +330,11 @@ def _prompts(t: Translation, values: Mapping[str, Any]) -> dict[Any, dict[str, A
         return dict.fromkeys((True, "tools", False), own)
     if values.get("train_on_prompt") and prompt.one_end:
         t.refuse("train_on_prompt", f"the template {name} does not take it, nor does it there")
-    last = bool(values.get("mask_history") or t.get("train.objective")) and not values.get("preserve_thinking")
+    compares, kept = bool(t.get("train.objective")), bool(values.get("preserve_thinking"))
+    last = (compares or bool(values.get("mask_history"))) and not kept
+    thoughts = {"thinking": thinking, "last_thought": last, "as_said": compares and kept}
     prompt = prompt if system is None else replace(prompt, default=str(system))
-    texts = {kind: prompt.jinja(thinking=thinking, last_thought=last, openai=kind) for kind in (True, False)}
+    texts = {kind: prompt.jinja(**thoughts, openai=kind) for kind in (True, False)}
     return {"tools": own, **{kind: {"template": text} for kind, text in texts.items()}}
 
 

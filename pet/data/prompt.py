@@ -90,6 +90,7 @@ class Prompt:
         *,
         thinking: bool | None = True,
         last_thought: bool = False,
+        as_said: bool = False,
         openai: bool = False,
         ends: str | None = None,
         ranked: str | None = None,
@@ -99,6 +100,7 @@ class Prompt:
         Args:
             thinking: whether an empty thought is learnt; False also leaves out those of the data.
             last_thought: earlier answers are written without theirs.
+            as_said: earlier answers are written as the data has them.
             openai: system texts are those of `OPENAI`.
             ends: a condition in Jinja, where ``end`` is learnt; by default everywhere.
             ranked: of answers that are compared, which TRL reads as texts: what stands first (``opening``, what the
@@ -112,7 +114,7 @@ class Prompt:
         end = _as_jinja(self.end)
         told = [f"{{%- if {test} -%}}{end}{{%- endif -%}}" for test in (ends, f"not ({ends})")] if ends else [end, ""]
         both = f"said if 'detailed thinking on' in said or '{OPENAI}' in said else said + '\\n{OPENAI}'"
-        thoughts = self._thoughts(thinking, last_thought)
+        thoughts = self._thoughts(thinking, last_thought, as_said)
         answer, behind = _as_jinja(self.answer) + last + told[0], told[1] + _as_jinja(self.behind)
         if ranked:
             answer = _RANKED.replace("ANSWER", answer)
@@ -132,15 +134,17 @@ class Prompt:
         text = re.sub("|".join(parts), lambda found: parts[found[0]], _CONVERSATION)
         return (text.replace("{{ cut }}", "") if self.whole else text).lstrip()
 
-    def _thoughts(self, thinking: bool | None, last_thought: bool) -> dict[str, str]:
+    def _thoughts(self, thinking: bool | None, last_thought: bool, as_said: bool) -> dict[str, str]:
         first, last = map(json.dumps, self.thought)
         if not any(self.thought):
             return dict.fromkeys(("BARE", "OUTSIDE", "INSIDE", "BEGUN"), "")
         if self.headed:
             return self._headed(first, last)
-        without = "true" if thinking is False else "not loop.last" if last_thought else "false"
+        without = "not loop.last" if last_thought else "false"
+        if thinking is False:
+            without = "loop.last" if as_said else "true"
         lacks = f"{json.dumps(self.thought[0].strip())} in said or {json.dumps(self.thought[1].strip())} in said"
-        lacks += " or not loop.last" * last_thought
+        lacks += " or not loop.last" * (last_thought or as_said)
         empty = f"{{{{ '' if {lacks} else {first} + {last} }}}}{{{{ cut }}}}"
         bare = _BARE.replace("WHERE", without).replace("FIRST", first).replace("LAST", last)
         asked = f"{{%- if add_generation_prompt -%}}{{{{ cut }}}}{{{{ {first} + {last} }}}}{{%- endif -%}}"

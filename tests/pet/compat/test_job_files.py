@@ -1001,6 +1001,7 @@ def of_llama_factory(tmp_path, entries=None, **given):
         ({"enable_thinking": False, "preserve_thinking": True, "mask_history": True}, {"thinking": False}),
         ({"mask_history": True}, {"last_thought": True}),
         ({"stage": "dpo"}, {"last_thought": True}),
+        ({"stage": "kto", "preserve_thinking": True}, {"as_said": True}),
     ],
 )
 def test_what_llama_factory_says_of_thoughts_is_in_the_prompt(tmp_path, given, how):

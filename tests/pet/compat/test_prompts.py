@@ -192,6 +192,11 @@ def test_thoughts_in_llama_factorys_qwen3(encoder):
     talk = [*said("A"), {"role": "assistant", "content": thought + "B"}, *said("CD")]
     expected = opening + "[B" + end + IM.format("C") + "[" + empty + "D" + end
     assert written(encoder(qwen3, last_thought=True), talk) == expected
+    kept = opening + f"[{thought}B" + end
+    asked, last = IM.format("C"), {"role": "assistant", "content": thought + "D"}
+    assert written(encoder(qwen3, as_said=True), talk) == kept + asked + f"[{empty}D" + end
+    assert written(encoder(qwen3, as_said=True), said("ABCD")).startswith(opening + "[B" + end + asked)
+    assert written(encoder(qwen3, as_said=True, thinking=False), [*talk[:3], last]) == kept + asked + f"{empty}[D" + end
 
 
 def test_system_texts_of_llama_factorys_openai_data(encoder):
