@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from adapters.patterns import within
 from model_zoo.errors import InputError
 from pet.compat.deepspeed import put_deepspeed
 from pet.compat.results import of_run
@@ -57,8 +58,8 @@ def targets(t: Translation, name: str, value: Any) -> None:
 
 
 def fit_targets(t: Translation, base: Any) -> None:
-    """Leaves out targets that are trained whole, and those that match no cell of the base, if others do: PEFT passes
-    over them. GLM-4 has a gate_up_proj where LLaMA has two.
+    """Names what is trained whole as PEFT reads it, and leaves out targets that are, and those that match no cell of
+    the base, if others do: PEFT passes over them. GLM-4 has a gate_up_proj where LLaMA has two.
 
     Args:
         base: what ``model.path`` will be.
@@ -67,6 +68,9 @@ def fit_targets(t: Translation, base: Any) -> None:
     from pet.meta_model import MetaModel
     from pet.names import model_config
 
+    with contextlib.suppress(InputError):  # reported where it is used
+        paths = list(MetaModel(model_config(base)).cells) if isinstance(base, str) else []
+        t.put("adapter.modules_to_save", _ending_so(t.get("adapter.modules_to_save"), paths))
     entries, whole = t.get("adapter.targets") or [], t.get("adapter.modules_to_save")
     if isinstance(whole, list) and (left := [each for each in entries if each not in whole]) and left != entries:
         t.ignore(f"targets {', '.join(map(str, whole))}", "they are trained whole, and PEFT makes no adapters of them")
@@ -85,6 +89,19 @@ def fit_targets(t: Translation, base: Any) -> None:
             if one is None:
                 t.ignore(entry, "the base has no such modules, and PEFT passes over them")
         t.put("adapter.targets", [one for one in found if one] or entries or None)
+
+
+def _ending_so(entries: Any, paths: list[str]) -> Any:
+    """Entries of PEFT's modules_to_save, and what they mean there besides: cells whose paths end so, as that of an
+    ``input_layernorm`` does in ``norm``."""
+    if not isinstance(entries, list):
+        return entries
+    kept, more = [], set()
+    for entry in map(str, entries):
+        besides = [path for path in paths if path.endswith(entry) and not within(path, entry)]
+        more |= {path if "." in entry else path.rpartition(".")[2] for path in besides}
+        kept += [entry] if not besides or any(within(path, entry) for path in paths) else []
+    return [*kept, *sorted(more)]
 
 
 def called(entry: str) -> list[str]:

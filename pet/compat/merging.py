@@ -27,9 +27,7 @@ class Merge:
 
 
 UNPACKED = "the unquantised base gets the adapter; --dequantize merges into the numbers that it was trained on"
-NOTHING = (
-    "no adapter is named, or every weight was trained, so there is nothing to merge; pet export RUN gives out a model"
-)
+NOTHING = "no adapter is named, or every weight was trained, so there is nothing to merge; see pet export"
 LLAMA_FACTORY = {
     **dict.fromkeys((*llama_factory.TABLE, *llama_factory.KEYS), elsewhere),  # of training, or of prompts
     "model_name_or_path": lambda t, name, value: t.put("base", llama_factory.named(value)),

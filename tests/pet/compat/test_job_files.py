@@ -1452,3 +1452,15 @@ def test_keys_of_todays_releases(tmp_path):
     asked = {"batch_flattening": "auto", "float32": True, "gradio_title": "x", "generate_samples": True}
     t = axolotl.translate({"adapter": "lora", **asked, "include_tokens_per_second": True}, tmp_path / "job.yaml")
     assert not t.problems and set(asked) <= set(t.ignored)
+
+
+def test_what_is_trained_whole_is_named_as_peft_reads_it(base, tmp_path):
+    """Each module whose path ends so, dot or no dot."""
+    files = [f"data.train={base / 'data.jsonl'}", "data.max_length=64"]
+    told = {"model_name_or_path": "llama_tiny", "dataset": "x", "finetuning_type": "lora", "additional_target": "norm"}
+    recipe = load_any(write(tmp_path / "lf.yaml", yaml.safe_dump(told)), files)
+    assert recipe.adapter.modules_to_save == ["norm", "input_layernorm", "post_attention_layernorm"]
+    told = {"base_model": "llama_tiny", "adapter": "lora", "lora_target_modules": ["q_proj"], "micro_batch_size": 1}
+    told |= {"lora_modules_to_save": ["model.norm", "head", "1.mlp"], "lora_r": 4, "lora_alpha": 8}
+    recipe = load_any(write(tmp_path / "ax.yaml", yaml.safe_dump(told)), files)
+    assert recipe.adapter.modules_to_save == ["model.norm", "1.mlp", "lm_head"]
