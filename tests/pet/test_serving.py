@@ -12,7 +12,8 @@ from adapters.saving import save_adapter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.errors import InputError
 from pet.cli.main import main
-from pet.model_card import _facts, generation_settings
+from pet.companions import generation_settings
+from pet.model_card import _facts
 from pet.names import bundled_models
 from pet.recipe.loading import load
 from pet.serving import ENGINES, check_served
