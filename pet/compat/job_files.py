@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from adapters.patterns import within
+from adapters.peft_config import CONFIG
+from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
 from pet.compat.deepspeed import put_deepspeed
 from pet.compat.results import of_run
@@ -321,6 +323,9 @@ def settle(t: Translation, of_embeddings: str = "*lora_embedding_*") -> None:
     nothing is held out, settings of a new adapter beside one that is loaded. Takes a DeepSpeed file's schedule. Gives
     adapters of embeddings (``of_embeddings``) their rate under LoRA+, and DoRA's magnitudes the decay that transformers
     gives all but biases and norms."""
+    with contextlib.suppress(InputError):  # reported where it is read
+        if (load := t.get("adapter.load")) and (file := Path(str(load)) / CONFIG).is_file():
+            t.put("adapter.method", "dora" if read_json(file).get("use_dora") else "lora")
     if t.get("adapter.method") == "dora" and (decay := t.get("train.weight_decay")):
         magnitudes = {"match": ["*lora_magnitude_vector*"], "weight_decay": decay}
         t.put("train.groups", [*t.get("train.groups", []), magnitudes])

@@ -235,21 +235,23 @@ def test_how_llama_factory_writes_answers(base, tmp_path, given, expected, ignor
 
 
 @pytest.mark.parametrize(
-    ("said", "more"),
+    ("said", "more", "dora"),
     [
         (
             {"model_name_or_path": "BASE", "adapter_name_or_path": "RUN", "finetuning_type": "lora"},
             {"lora_rank": 2, "lora_dropout": 0.3, "lora_target": "c_attn", "additional_target": "wpe"},
+            False,
         ),
         (
             {"base_model": "BASE", "lora_model_dir": "RUN", "adapter": "lora"},
             {"lora_r": 16, "lora_alpha": 8, "lora_target_modules": ["c_attn"], "peft_use_rslora": True},
+            True,
         ),
     ],
 )
-def test_an_adapter_that_is_trained_on_has_its_own_settings(base, tmp_path, caplog, said, more):
+def test_an_adapter_that_is_trained_on_has_its_own_settings(base, tmp_path, caplog, said, more, dora):
     """As PEFT reads it there: a file's own, and what a system has where a file says nothing, are of new adapters."""
-    model = pet.apply_lora(pet.AutoModel.from_pretrained(base), rank=2, alpha=32, targets=["c_proj"])
+    model = pet.apply_lora(pet.AutoModel.from_pretrained(base), rank=2, alpha=32, targets=["c_proj"], use_dora=dora)
     pet.save_adapter(model, tmp_path / "run" / "adapter")
     places = {"BASE": str(base), "RUN": str(tmp_path / "run")}
     file = write(tmp_path / "job.yaml", **{key: places.get(value, value) for key, value in said.items()}, **more)
@@ -258,5 +260,6 @@ def test_an_adapter_that_is_trained_on_has_its_own_settings(base, tmp_path, capl
     attach_adapter(model, recipe)
     config = registry(model).get("default").config
     assert (config.rank, config.alpha, config.dropout, config.use_rslora) == (2, 32.0, 0.0, False)
+    assert config.use_dora == dora
     assert all("c_proj" in parameter.name for parameter in pet.trainable_parameters(model))
     assert "the adapter in adapter.load has its own" in caplog.text
