@@ -60,6 +60,50 @@ def test_rows_that_q8_0_cannot_hold_stay_in_float16(tmp_path, caplog):
     assert "4 matrices stay in float16" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("name", "cut", "base"),
+    [("llama3", "llama-bpe", 10000.0), ("glm4", "chatglm-bpe", 10000.0), ("chatglm", "chatglm-bpe", 500000.0)],
+)
+def test_words_and_rotations_are_named_as_llama_cpp_has_them(bases, tmp_path, name, cut, base):
+    from pet.gguf.model import write_model
+
+    write_model(bases(name), tmp_path / "base.gguf")
+    reader = gguf.GGUFReader(tmp_path / "base.gguf")
+    fields = {key.partition(".")[2]: field.contents() for key, field in reader.fields.items()}
+    assert (fields["ggml.pre"], fields["rope.freq_base"]) == (cut, base)
+    factors = [tensor.data for tensor in reader.tensors if tensor.name == "rope_freqs.weight"]
+    if name != "llama3":
+        assert not factors
+        return
+    waves = 2 * np.pi * 10000.0 ** (np.arange(8) / 8)  # in positions, of a head of 16
+    short, long, asked = 64 / 4.0, 64 / 1.0, LLAMA3_ROPE["factor"]
+    smooth = (64 / waves - 1.0) / (4.0 - 1.0)
+    between = 1 / ((1 - smooth) / asked + smooth)
+    expected = np.where(waves < short, 1.0, np.where(waves > long, asked, between))
+    np.testing.assert_allclose(factors[0], expected, rtol=1e-6)
+
+
+def test_an_adapter_of_the_embedding_is_looked_up_by_ids(bases, tmp_path):
+    from adapters.merge import merge
+    from adapters.saving import save_adapter
+    from model_zoo.auto import AutoModel
+    from pet import apply_lora
+    from pet.gguf.adapter import write_adapter
+
+    model = apply_lora(AutoModel.from_pretrained(bases("glm")), rank=4, alpha=8, targets=["embed_tokens"])
+    for number, parameter in enumerate(model.trainable_params(), 1):
+        parameter.set_data(parameter + number)
+    save_adapter(model, tmp_path / "adapter")
+    write_adapter(tmp_path / "adapter", bases("glm"), tmp_path / "lora.gguf")
+    found = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "lora.gguf").tensors}
+    a, b = (found[f"token_embd.weight.lora_{part}"] for part in "ab")
+    assert (a.shape, b.shape) == ((1216, 4), (64, 4))
+    weight = model.model.embed_tokens.weight
+    plain = weight.asnumpy().copy()
+    merge(model)
+    np.testing.assert_allclose(plain + 2 * a @ b.T, weight.asnumpy(), rtol=1e-5)
+
+
 def test_buffers_of_published_files_are_left_out(tmp_path):
     """Llama 2's and ChatGLM's have the frequencies of their rotations."""
     from pet.gguf.model import write_model
