@@ -227,8 +227,6 @@ class ReduceFromGroup(nn.Cell):
 
 def all_reduce(x: Tensor, group: Group) -> Tensor:
     """The sum of a tensor over a group, sent and added in the group's type of sums."""
-    if group.size == 1:
-        return x
     sums = getattr(ms, group.sums)
     sent = x if x.dtype == sums else x.astype(sums)
     _count("all_reduce", group.label, sent.size * sent.itemsize)
@@ -250,8 +248,6 @@ def sum_numbers(numbers: Sequence[float], group: Group) -> list[float]:
 
 def all_gather(x: Tensor, group: Group) -> list[Tensor]:
     """Everybody's tensor, in the order of the group's ranks; all must have the same shape and type."""
-    if group.size == 1:
-        return [x]
     _count("all_gather", group.label, x.size * x.itemsize)
     return _gathered(x, group)
 
@@ -266,8 +262,6 @@ def _gathered(x: Tensor, group: Group) -> list[Tensor]:
 
 def all_gather_object(value, group: Group) -> list:
     """Everybody's picklable Python object, in the order of the group's ranks."""
-    if group.size == 1:
-        return [value]
     values = [None] * group.size
     with waiting():
         # as bytes: before 2.9 MindSpore unpickles no classes but Python's own
@@ -277,8 +271,6 @@ def all_gather_object(value, group: Group) -> list:
 
 def broadcast(x: Tensor, place: int, group: Group) -> Tensor:
     """The tensor of the member at that place; the others give one of the same shape and type."""
-    if group.size == 1:
-        return x
     _count("broadcast", group.label, x.size * x.itemsize)
     result = x.copy()
     with waiting():

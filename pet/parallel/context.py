@@ -65,10 +65,6 @@ class ParallelContext(DistributedContext):
         reduce_buckets: int = 1,
         profile: bool = False,
     ):
-        if pipeline > 1 and micro_batches < pipeline:
-            raise InputError(
-                f"parallel.micro_batches: {micro_batches} leave stages idle; expected at least {pipeline}, the stages"
-            )
         job = come_together()
         check_size(data * tensor * pipeline, job.size)
         collectives.check_sums(reduce_dtype)

@@ -68,10 +68,9 @@ def shard_base(model: nn.Cell, group: Group, loaded: bool) -> None:
         loaded: whether the base's weights are there; otherwise they are read afterwards (`pet.parallel.loading`).
 
     Raises:
-        InputError: packed weights, an adapter that reads whole matrices, rows that cannot be divided evenly, or nothing
-            that is frozen.
+        InputError: packed weights, an adapter that reads whole matrices, or rows that cannot be divided evenly.
     """
-    cells, found = dict(model.cells_and_names()), 0
+    cells = dict(model.cells_and_names())
     replaced = {
         id(item.cell)
         for adapter in registry(model).adapters.values()
@@ -93,9 +92,6 @@ def shard_base(model: nn.Cell, group: Group, loaded: bool) -> None:
             )
         check_rows(path, cell.weight.shape[0], group.size)
         take_rows(cell, spec.kind == "linear", group, loaded)
-        found += 1
-    if not found:
-        raise InputError("parallel.shard_base: no matrix of the layers is frozen; expected an adapter")
     if ms.get_context("device_target") == "CPU":
         model.compiles = False
         if group.place == 0:

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from model_zoo.errors import InputError
-
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
@@ -27,16 +25,6 @@ class Mesh:
     tensor: int = 1
     pipeline: int = 1
     rank: int = 0
-
-    def __post_init__(self):
-        for name in ("data", "tensor", "pipeline"):
-            if getattr(self, name) < 1:
-                raise InputError(f"parallel.{name} must be 1 or more, not {getattr(self, name)}")
-        if not 0 <= self.rank < self.size:
-            raise InputError(
-                f"parallel: data {self.data} x tensor {self.tensor} x pipeline {self.pipeline} = {self.size} workers, "
-                f"but this is rank {self.rank}; the product must be the number of workers"
-            )
 
     @property
     def size(self) -> int:

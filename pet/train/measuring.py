@@ -118,10 +118,7 @@ class Measuring:
             return True
         if settings.every_epochs is None:
             return False
-        length = self.feed.steps_per_epoch(position.epoch)
-        if not length:
-            return False
-        now, before = record["epoch"], record["epoch"] - 1.0 / length
+        now, before = record["epoch"], record["epoch"] - 1.0 / self.feed.steps_per_epoch(position.epoch)
         return math.floor(now / settings.every_epochs + 1e-9) > math.floor(before / settings.every_epochs + 1e-9)
 
     def best_value(self, measured: dict[str, float]) -> float | None:

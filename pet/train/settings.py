@@ -105,12 +105,14 @@ def section(name: str, given) -> dict[str, Any]:
     )
 
 
-def total_steps(feed, settings) -> int:
+def total_steps(feed, settings, every_epochs: float | None = None) -> int:
     """Optimizer steps of a run. A part of an epoch is rounded up, as transformers does.
 
     Raises:
-        InputError: data that streams has no known length, and no ``steps`` are given.
+        InputError: data that streams has no known length, and no ``steps`` are given; or it is measured by epochs.
     """
+    if every_epochs is not None and feed.steps_per_epoch(0) is None:
+        raise InputError("eval.every_epochs: how long an epoch is shows only at its end here; give every_steps")
     if settings.steps is not None:
         return settings.steps
     epochs = settings.epochs if settings.epochs is not None else 3.0

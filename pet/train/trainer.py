@@ -115,7 +115,7 @@ class Trainer(Measuring, Saving):
         registry(model)  # anything else is no model
         self.begin_saving(directory, save_extra, origins)
         self.feed = as_feed(train_data, self.settings.accumulation, model, self.settings, self.distributed)
-        self.total_steps = total_steps(self.feed, self.settings)
+        self.total_steps = total_steps(self.feed, self.settings, self.eval_settings.every_epochs)
         self.schedule = given(rates) if rates else Schedule.from_settings(self.settings, self.total_steps)
         self.loss_scale = LossScale.from_settings(self.settings)
         self.watch = stop.LossWatch(self.settings.max_loss_ratio)

@@ -175,6 +175,11 @@ def test_an_allocation_that_fails_says_what_to_lower(here, capsys, monkeypatch):
     error = capsys.readouterr().err
     assert "step 1: no memory could be had (Memory isn't enough: 12345 bytes); lower train.batch_size (4;" in error
     assert "data.max_length, or set train.recompute: true" in error
+    monkeypatch.setattr("pet.train.evaluate.LossEvaluation.__call__", fail)
+    assert main(["finetune", "job.yaml", "output.dir=no_memory", "--force"]) == 1
+    assert "the evaluation: no memory could be had (Memory isn't enough: 12345 bytes); lower eval.batch_size (4)" in (
+        capsys.readouterr().err
+    )
 
 
 def test_a_full_disk_ends_the_run_with_the_file_and_the_remedy(here, capsys, monkeypatch):

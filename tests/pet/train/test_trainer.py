@@ -12,6 +12,7 @@ import types
 
 import numpy as np
 import pytest
+from mindspore import ops
 
 import pet
 from adapters.apply import add_adapter, apply_lora, apply_prefix, delete_adapter, disable_adapters, set_adapter
@@ -307,6 +308,25 @@ def test_evaluating_every_half_epoch(toy, batch):
     assert [line["step"] for line in trainer.history if "eval_loss" in line] == [2, 4, 6]
 
 
+def test_nothing_goes_by_epochs_of_a_stream(toy, batch):
+    """Evaluations by epochs were silently left out."""
+
+    class Stream:
+        def steps_per_epoch(self, epoch=0):
+            return None
+
+        def batches(self, epoch=0, start=0):
+            yield from [batch(2, seed=0)] * 3
+
+    for asked, message in (
+        ({"steps": None}, r"train\.steps: needed where the data streams"),
+        ({"evaluation": lambda: {"loss": 1.0}, "eval": {"every_epochs": 1}}, r"eval\.every_epochs: how long an epoch"),
+    ):
+        with pytest.raises(InputError, match=message):
+            make(toy(), Stream(), **asked)
+    assert make(toy(), Stream()).train()["steps"] == 6
+
+
 def test_held_out_loss_is_the_mean_over_label_tokens(toy, batch):
     model, rows = toy(), batch(4, seed=2)
     trainer = make(model, [rows], [rows], steps=1)
@@ -367,6 +387,20 @@ def test_an_exploding_loss_stops_the_run(toy, batch):
     with pytest.raises(RunFailed, match=said):
         make(toy(), data, forward_step=jumps, steps=12).train()
     make(toy(), data, forward_step=jumps, steps=12, max_loss_ratio=None).train()
+
+
+def test_gradients_that_are_no_numbers_stop_the_run(toy, batch, weights):
+    """The loss is right: the slope of a root at zero is not."""
+
+    def root(data, model):
+        logits = model(data["input_ids"])
+        return {"logits": logits + ops.sqrt(logits * 0.0)}
+
+    trainer = make(toy(), [batch(2, seed=0)], forward_step=root)
+    before = weights(trainer.model)
+    with pytest.raises(RunFailed, match=r"step 1: the gradients are not finite; samples of this step: sample 0\.0"):
+        trainer.train()
+    assert all(np.array_equal(value, before[name]) for name, value in weights(trainer.model).items())
 
 
 def test_near_zero_a_hard_batch_is_no_explosion():
@@ -936,6 +970,7 @@ def test_no_training_where_adapters_are_disabled(batch):
             r"eval\.metrics: is about answers to questions; batches hold none",
         ),
         ({"eval": {"best_metric": "accuracy"}}, r"eval\.best_metric: accuracy is not measured"),
+        ({"eval": {"batch_size": 2}, "eval_data": [{}]}, r"eval\.batch_size: takes no effect on batches"),
     ],
 )
 def test_arguments_of_the_wrong_kind_are_named(toy, batch, given, message):
@@ -975,6 +1010,23 @@ def test_what_a_user_s_functions_give_is_checked(toy, batch, tmp_path, given, me
     assert not checkpoints(tmp_path / "checkpoints")
 
 
+def test_arrays_of_a_users_own_are_in_every_batch(toy, batch):
+    data = [{**batch(2, seed=0), "weight": np.ones((2, 1), np.float32)}, batch(2, seed=1)]
+
+    class Stream:
+        def steps_per_epoch(self, epoch=0):
+            return 2
+
+        def batches(self, epoch=0, start=0):
+            yield from data
+
+    def forward_step(data, model):
+        return {"logits": model(data["input_ids"])}
+
+    with pytest.raises(InputError, match="a batch has no weight, which the first batch has"):
+        make(toy(), Stream(), steps=2, forward_step=forward_step).train()
+
+
 def test_an_evaluation_need_not_have_a_loss_unless_it_is_asked_for(toy, batch):
     def trained(**settings):
         how = {"evaluation": lambda: {"score": 2.0}, "eval": {"every_steps": 1, **settings}}
@@ -1011,6 +1063,7 @@ def test_an_evaluation_of_nan_is_never_the_best(toy, batch):
         ({"attention_mask": [[1] * 8, [0] + [1] * 5 + [0, 1]]}, "batch 0, row 1: attention_mask has a hole"),
         ({"start": np.zeros((2, 8), int)}, "batch 0: start takes no effect without position_ids, end"),
         ({"position_ids": np.zeros(8, int)}, r"batch 0: position_ids has shape \(8,\), input_ids \(2, 8\)"),
+        ({"labels": np.ones((2, 7), int)}, r"batch 0: labels has shape \(2, 7\), input_ids \(2, 8\)"),
         ({"sample_ids": ["x"]}, r"batch 0: sample_ids is \['x'\]; a list of 2"),
     ],
 )
