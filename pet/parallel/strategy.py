@@ -197,19 +197,19 @@ def protobuf_items(file: Path) -> tuple[int, Mapping[str, Any]]:
 
 
 def layout_of(values: Mapping[str, Any]) -> TensorLayout:
-    """An entry as a layout."""
+    """An entry as a layout. Raises ValueError: it is none."""
     if values.get("field"):
-        raise InputError("strategy: tensors divided by field are not supported")
+        raise ValueError("tensors divided by field are not supported")
     maps = tuple(
         tuple(place for place in (entry if isinstance(entry, (list, tuple)) else [entry]) if place != -1)
         for entry in values["tensor_map"]
     )
     matrix, size = tuple(values["dev_matrix"]), max(0, values.get("opt_weight_shard_size") or 0)
     if any(not 0 <= place < len(matrix) for entry in maps for place in entry):
-        raise InputError("strategy: a tensor_map names an axis that dev_matrix does not have")
+        raise ValueError("a tensor_map names an axis that dev_matrix does not have")
     step = values.get("opt_weight_shard_step") or 0
     if size > 1 and step < 1:
-        raise InputError("strategy: opt_weight_shard_size without opt_weight_shard_step")
+        raise ValueError("opt_weight_shard_size without opt_weight_shard_step")
     step, size = (step, size) if size > 1 else (0, 0)
     return TensorLayout(matrix, maps, step, size, tuple(values.get("blocks") or ()) or None)
 

@@ -195,6 +195,46 @@ def test_a_disk_that_fills_leaves_no_part_of_a_layout(fixtures, tmp_path, monkey
     assert transform(fixtures / "llama_gqa", tmp_path / "parts", None, tmp_path / "s").ranks == 2
 
 
+ROWS = {"dev_matrix": [2], "tensor_map": [0, -1]}
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "strategies: holds no strategy files"),
+        ({0: {}}, "strategy .*0.json: describes no tensor"),
+        ({0: {"w": {**ROWS, "field": 1}}}, "0.json: cannot be read .*divided by field are not supported"),
+        ({0: {"w": {**ROWS, "tensor_map": [1, -1]}}}, "0.json: cannot be read .*an axis that dev_matrix does not have"),
+        ({0: {"w": {**ROWS, "opt_weight_shard_size": 2}}}, "0.json: cannot be read .*without opt_weight_shard_step"),
+        ({0: {"w": ROWS}, 1: {"w": {**ROWS, "dev_matrix": [4]}}}, "stages of 2, 4 devices; one size was expected"),
+        ({0: {"w": ROWS, "0-w": {**ROWS, "tensor_map": [-1, 0]}}}, "w lies otherwise than in another file of stage 0"),
+    ],
+)
+def test_strategies_that_mean_nothing_are_refused_by_their_files(tmp_path, files, message):
+    (tmp_path / "strategies").mkdir()
+    for stage, layouts in files.items():
+        content = {"parallel_strategy_item": {"node": {"stage": stage}}, "parallel_layout_item": layouts}
+        (tmp_path / f"strategies/{stage}.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=message):
+        read_strategy(tmp_path / "strategies")
+
+
+def test_parts_that_do_not_make_a_whole_are_refused(tmp_path):
+    layouts = {"w": {"dev_matrix": [2], "tensor_map": [0, -1], "blocks": [2, 2]}}
+    (tmp_path / "s.json").write_text(json.dumps({"parallel_layout_item": layouts}))
+    for shapes, message in (
+        ([(2, 3), (2, 4)], r"checkpoint_1.ckpt: w does not fit its parts in other ranks \(4, 4\)"),
+        ([(2, 3), None], "w: the ranks hold 6 of its 12 numbers"),
+        ([(3, 3), (3, 3)], "strategy: blocks of 4 for an axis of 6"),
+    ):
+        for rank, shape in enumerate(shapes):
+            values = {"w": np.ones(shape, np.float32)} if shape else {"other": np.ones(1, np.float32)}
+            write_whole(tmp_path / f"parts/rank_{rank}/checkpoint_{rank}.ckpt", values)
+        with pytest.raises(InputError, match=message):
+            transform(tmp_path / "parts", tmp_path / "whole", tmp_path / "s.json", None)
+        assert not (tmp_path / "whole").exists()
+
+
 def test_the_command_and_what_it_refuses(fixtures, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     line = ["finetune", "glm_lora", "parallel.tensor=2", "parallel.pipeline=2", "parallel.micro_batches=2"]

@@ -105,6 +105,7 @@ def command(home, name: str, *settings: str, adapter=None, **train) -> list[str]
             "eval_fraction": 0.25,
             "max_length": 48,
             "packing": "none",
+            "cache_dir": str(home / "cache"),  # a user's own may hold what earlier code made of the reference
         },
         "adapter": adapter or {"method": "lora", "targets": ["all-linear"]},
         "train": {"objective": "dpo", "steps": 6, "batch_size": 6, "learning_rate": 0.002, **train},
