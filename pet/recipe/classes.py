@@ -59,7 +59,8 @@ OPTIONS = {
     "center_rewards_coefficient": ("reward",),
 }
 """Settings of the ``train`` section that belong to some objectives; set for others, they are an error."""
-PARTS = ("from_settings", "prepare", "count", "loss", "measure", "metrics", "forward", "measured")
+PARTS = ("from_settings", "extend", "begin", "begun", "prepare", "count", "loss", "measure", "metrics")
+PARTS += ("forward", "measured")
 """Methods of an objective."""
 
 

@@ -149,8 +149,7 @@ def attach_adapter(model, recipe, tokenizer=None, data=None) -> None:
         from adapters.apply import apply
 
         apply(model, recipe_method(section, recipe.train.seed, tokenizer), name=section.name)
-    if (extend := getattr(find_objective(recipe.train.objective), "extend", None)) is not None:
-        extend(model, data, recipe.train.seed)
+    find_objective(recipe.train.objective).extend(model, data, recipe.train.seed)
 
 
 def tell_of_template(recipe, tokenizer) -> None:

@@ -69,9 +69,13 @@ def test_rows_that_cannot_be_compared_are_named(finetune, tmp_path, capsys):
         ("casual", "did you mean 'causal'"),
         ("no_such_module:Thing", "no_such_module"),
         ("json:dumps", "is no objective"),
+        ("losses:Loss", "is no objective; expected a class with the methods from_settings, extend, begin"),
     ],
 )
-def test_names_that_are_no_objective(name, message, capsys):
+def test_names_that_are_no_objective(name, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    methods = "from_settings prepare count loss measure metrics forward measured"
+    (tmp_path / "losses.py").write_text(f"class Loss:\n    {' = '.join(methods.split())} = print\n")
     with pytest.raises(InputError, match=message):
         find_objective(name)
     assert main(["validate", "glm_lora", f"train.objective={name}"]) == 2
