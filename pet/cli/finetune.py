@@ -45,8 +45,7 @@ def run_recipe(command: str, parser: Parser, arguments: Sequence[str]) -> int:
     if recipe.output.only_save_strategy:
         from pet.train.run import save_strategies
 
-        if job.rank == 0:
-            save_strategies(recipe)
+        save_strategies(recipe)
         return 0
     if recipe.parallel.processes > 1 or job.distributed:
         from pet.launching.relaunch import relaunch

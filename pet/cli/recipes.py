@@ -47,9 +47,6 @@ def _summary(path: Path) -> tuple[str, str, str]:
 
 def _list() -> None:
     found = names.bundled_recipes()
-    if not found:
-        print("There are no bundled recipes.")
-        return
     width = max(map(len, found))
     for name, path in found.items():
         model, method, description = _summary(path)

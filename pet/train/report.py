@@ -75,7 +75,7 @@ def wrapped(text: str, columns: int) -> list[str]:
                 lines.append(line[:cut].rstrip())
                 line, cut = line[cut:], 0
         lines.append(line)
-    return lines or [""]
+    return lines
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -265,6 +265,17 @@ def test_an_unexpected_error_is_one_line_and_exit_code_1(recipe, capsys, monkeyp
     assert error.startswith("pet validate: RuntimeError: first line\n")
     assert "Call Stack" not in error
     assert "--debug shows where" in error
+    for name, value in (("PET_LAUNCH", "1"), ("RANK_ID", "1"), ("RANK_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    assert main(["validate", str(recipe)]) == 1
+    assert "Traceback" in capsys.readouterr().err, "of one worker among many only the log is left"
+
+
+def test_a_wrong_variable_of_a_job_is_named_by_what_needs_it(recipe, capsys, monkeypatch):
+    monkeypatch.setenv("RANK_SIZE", "x")
+    assert main(["validate", str(recipe)]) == 0
+    assert main(["finetune", str(recipe)]) == 2
+    assert "the environment variable RANK_SIZE must be a whole number, not 'x'" in capsys.readouterr().err
 
 
 def test_doctor_says_which_path_runs(capsys, monkeypatch):

@@ -244,6 +244,12 @@ def test_the_command_and_what_it_refuses(fixtures, tmp_path, capsys, monkeypatch
         f"ckpt_strategy_rank_{rank}.json" for rank in range(4)
     ]
     assert not Path("out/recipe.yaml").exists() and "nothing was trained" in capsys.readouterr().out
+    for name, value in (("PET_LAUNCH", "1"), ("RANK_ID", "1"), ("RANK_SIZE", "4")):
+        monkeypatch.setenv(name, value)
+    assert main([*line, "output.dir=other"]) == 0
+    assert not Path("other").exists() and not capsys.readouterr().out, "rank 0 writes"
+    for name in ("PET_LAUNCH", "RANK_ID", "RANK_SIZE"):
+        monkeypatch.delenv(name)
     layout = json.loads(Path("out/strategy/ckpt_strategy_rank_0.json").read_text())["parallel_layout_item"]
     assert layout["transformer.layers.0.attention.query_key_value.lora_B.weight"]["tensor_map"] == [0, -1]
 
