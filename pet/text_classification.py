@@ -91,12 +91,13 @@ class TextClassification:
         ]
 
     def chosen(self, labels: Sequence[dict[str, Any]]) -> Any:
-        """A text's label; several where each may be right; of values the value."""
+        """A text's label; several where each may be right; of values the value, or all in the order of their names."""
         if self.model.labels.kind == SINGLE:
             return labels[0]["label"]
         if self.model.labels.kind == MULTI:
             return [one["label"] for one in labels if one["score"] > 0.5]
-        return labels[0]["score"]
+        found = {one["label"]: one["score"] for one in labels}
+        return labels[0]["score"] if len(labels) == 1 else [found[name] for name in self.model.labels.names]
 
 
 def two_texts(given: Any) -> tuple[str, str | None]:

@@ -91,7 +91,7 @@ def _labels(options: Any, session: ChatSession) -> Iterator[tuple[str, dict[str,
             reference = {} if row.label is None else {"reference": row.label}
             where = row.where if row.line else str(row.path)
             yield (
-                ", ".join(chosen) if isinstance(chosen, list) else str(chosen),
+                ", ".join(map(str, chosen)) if isinstance(chosen, list) else str(chosen),
                 {**texts, "label": chosen, "scores": scores, "where": where, **reference},
             )
 
