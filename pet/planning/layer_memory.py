@@ -12,7 +12,6 @@ from adapters.dropout import set_dropout_key
 from adapters.lora import LoRALinear
 from model_zoo.auto import model_class
 from model_zoo.engine import MemoryProfile, available, memory_profile
-from model_zoo.errors import InputError
 from model_zoo.families import config_class
 from pet.train.precision import set_precision
 
@@ -52,9 +51,7 @@ def _profile(meta_model, adapter, recompute: bool, precision: str) -> MemoryProf
         set_dropout_key(model, 0)  # as a trainer does
         set_precision(model, precision)
         found = memory_profile(model.set_train(True), recompute)
-    except InputError:  # an adapter for layers that are not there
-        return None
-    except (TypeError, ValueError):  # config.json's values are of no use: whoever builds the model says which
+    except (TypeError, ValueError):  # layers that are not there, or values of no use: whoever builds the model says it
         return None
     if found is None or not dora:
         return found

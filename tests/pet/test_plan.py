@@ -76,6 +76,13 @@ CASES = {
         "rows": 32,
         "length": 128,
     },
+    "DoRA computed again": {
+        "config": GLM,
+        "lora": {"rank": 8, "targets": "all-linear", "use_dora": True},
+        "rows": 32,
+        "length": 128,
+        "recompute": True,
+    },
     "operator by operator": {
         "config": {**GLM, "num_hidden_layers": 2},  # each is compiled
         "lora": {"rank": 8, "targets": "all-linear"},
@@ -101,6 +108,8 @@ CASES = {
     "R-Drop's pairs": {"config": LLAMA, "lora": {"rank": 8}, "rows": 2, "length": 512, "r_drop_alpha": 1.0},
 }
 
+RARE = ("computed again", "DoRA computed again")
+
 
 @pytest.fixture(scope="module")
 def peaks(request, tmp_path_factory) -> Path:
@@ -122,10 +131,20 @@ def test_dropout_is_planned_as_a_trainer_runs_it():
     assert dropping.saved > without.saved
 
 
+def test_layers_that_a_program_of_two_does_not_have_are_planned_coarsely():
+    """The program is of the model's first layers alone, and DoRA's is without its norms."""
+    meta_model = MetaModel(CASES[next(iter(CASES))]["config"])
+    assert layer_memory(meta_model, LoRAConfig(layers=[3]), False) is None
+    assert layer_memory(meta_model, LoRAConfig(init="pissa"), False) is None
+    for recompute, part in ((False, "saved"), (True, "backward")):
+        plain, dora = (layer_memory(meta_model, LoRAConfig(use_dora=one), recompute) for one in (False, True))
+        assert plain is None or getattr(dora, part) == getattr(plain, part) + 2 * 256
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not available(), reason="no C compiler: operators are planned coarsely")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.full] if name == "computed again" else []) for name in CASES]
+    "name", [pytest.param(name, marks=[pytest.mark.full] if name in RARE else []) for name in CASES]
 )
 def test_activations_are_within_a_tenth_of_the_measured_peak(name, peaks, monkeypatch):
     """The peak of the pool that all tensors of compiled graphs come from, as MindSpore logs it at its end."""
