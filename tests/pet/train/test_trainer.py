@@ -279,8 +279,10 @@ def test_an_evaluation_that_was_left_twice_has_one_line(toy, batch, tmp_path):
         trainer(signal_at=4).train()
     with pytest.raises(RuntimeError, match="killed"):
         trainer(die_at=5).train(resume=True)
+    with pytest.raises(Interrupted):
+        trainer(signal_at=6).train(resume=True)  # the last step's
     last = trainer()
-    last.train(resume=True)
+    assert last.train(resume=True)["best"] == {"step": 2, "loss": 3.0} and last.evaluate() == {"loss": 7.0}
     expected = [1, 2, 3, 4, 5, 6]
     assert [line["step"] for line in last.history] == expected
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == expected
