@@ -36,18 +36,16 @@ def run_recipe(command: str, parser: Parser, arguments: Sequence[str]) -> int:
     parser.add_argument("--profile", action="store_true", help="report communication per step and save profiler traces")
     parser.add_argument("--force", action="store_true", help="overwrite an existing run in output.dir")
     options = parser.read(arguments)
-    from pet.launching.environment import read_job
     from pet.parallel.together import shared_errors
 
     with shared_errors():
         recipe = read_recipe(command, options)
-    job = read_job()
     if recipe.output.only_save_strategy:
         from pet.train.run import save_strategies
 
         save_strategies(recipe)
         return 0
-    if recipe.parallel.processes > 1 or job.distributed:
+    if recipe.parallel.processes > 1:
         from pet.launching.relaunch import relaunch
 
         code = relaunch(recipe.parallel.processes, [command, *arguments], Path(recipe.output.dir) / "log")
@@ -64,7 +62,6 @@ def read_recipe(command: str, options: argparse.Namespace):
     """The recipe that a command line asks for, checked as far as is possible without MindSpore."""
     from pet.compat.yaml_files import load_any, run_mode_of
     from pet.launching.environment import read_job
-    from pet.launching.relaunch import check_size
     from pet.parallel.fits import check_fits
     from pet.run_directory import check
 
@@ -77,10 +74,7 @@ def read_recipe(command: str, options: argparse.Namespace):
     overrides += ["train.profile=true"] if options.profile else []
     overrides += ["output.force=true"] if options.force else []
     recipe = load_any(options.recipe, overrides, needs=["data.train"], changes={"run_mode": command})
-    job = read_job()
-    if job.launcher not in ("none", "pet") and not recipe.output.only_save_strategy:
-        check_size(recipe.parallel.processes, job.size)
-    if job.rank == 0:
+    if read_job().rank == 0:
         check(recipe)
         check_fits(recipe)
     return recipe

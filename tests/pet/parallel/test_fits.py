@@ -3,6 +3,7 @@
 import pytest
 
 import pet
+from adapters.ia3 import IA3Config
 from adapters.lora import LoRAConfig
 from model_zoo.auto import AutoModel
 from model_zoo.counting import config_of
@@ -76,6 +77,9 @@ def test_the_product_must_be_that_of_the_job(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("pet.parallel.join.join", alone)
     assert main(["finetune", "glm_lora", "parallel.data=2", f"output.dir={tmp_path / 'run'}"]) == 2
     assert "2 × 1 × 1 = 2, but 3 processes were started" in capsys.readouterr().err
+    monkeypatch.setenv("RANK_SIZE", "1")
+    assert main(["finetune", "glm_lora", "parallel.data=2", f"output.dir={tmp_path / 'run'}"]) == 2
+    assert "= 2, but the environment says a job of 1 workers" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("method", ["prefix", "ptuning2"])
@@ -96,6 +100,17 @@ def test_what_is_whole_within_a_sublayer_has_a_term_of_its_gradient_on_each_memb
     assert specs.of_base("model.layers.3.input_layernorm", "weight") == (WHOLE, None)
     assert specs.of_base("model.layers.3.self_attn.q_proj", "weight") == (SPLIT, Division(0, (4096,), 2))
     assert specs.of_base("model.layers.3.self_attn.o_proj", "weight") == (SPLIT, Division(1, (4096,), 2))
+
+
+def test_a_factor_is_divided_as_the_numbers_that_it_multiplies():
+    """Those of a feed-forward's second product are of its input, those of keys and values of the output."""
+    config = config_of(preset("llama3_8b"))
+    parts = {
+        share.name.rpartition(".layers.3.")[2]: share for share in shares(MetaModel(config), IA3Config(), 2).shares
+    }
+    for path, part in (("self_attn.k_proj", (512, 1)), ("mlp.down_proj", (1, 7168))):
+        share = parts[f"{path}.ia3_l"]
+        assert share.trained and (share.part, share.role) == (part, SPLIT)
 
 
 def test_each_of_the_projections_in_a_fused_matrix_is_divided():
