@@ -175,7 +175,7 @@ def changed(settings: Any, **changes: Any) -> Any:
 
 def make_chat_session(options: argparse.Namespace) -> ChatSession:
     """Load what the options ask for. Raises InputError: neither model, adapter nor run; or one that cannot be used."""
-    from pet.compat.results import of_job, written
+    from pet.compat.results import no_result, of_job, written
 
     recipe = _run_recipe(options) if options.run else None
     adapter = Path(options.adapter) if options.adapter else None
@@ -183,10 +183,10 @@ def make_chat_session(options: argparse.Namespace) -> ChatSession:
     if recipe is not None:
         run = Path(options.run)
         found, tuned = of_job(recipe) if run.is_file() else written(run)
-        if run.is_dir() and found is None:
-            tuned = run / "model"  # it is missed where it is opened
         adapter = adapter or found
         if adapter is None and tuned is None and name is None:
+            if run.is_dir():
+                raise no_result(run)
             log.warning("%s: no adapter of it is here, so the base itself answers", options.run)
     if recipe is None and name is None:
         if adapter is None:

@@ -44,15 +44,12 @@ def read_recipe(options: argparse.Namespace):
             "parallel.tensor=N where the model is too large for one process, or nothing"
         )
     if not options.base and model is None and adapter is None:
-        from pet.compat.results import of_job, written
+        from pet.compat.results import no_result, of_job, written
 
         adapter, model = written(run) if is_run else of_job(recipe)
         if adapter is None and model is None:
-            raise InputError(
-                f"{run}: holds neither adapter/ nor model/; the run has not come to an end"
-                if is_run
-                else "what is to be measured? Give --adapter DIR, --model DIR or --base; or a run directory"
-            )
+            asked = "what is to be measured? Give --adapter DIR, --model DIR or --base; or a run directory"
+            raise no_result(run) if is_run else InputError(asked)
     if model is not None:
         from pet.names import find_model
 

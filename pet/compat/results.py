@@ -69,6 +69,11 @@ def written(run: Path) -> tuple[Path | None, Path | None]:
     return adapter, None if adapter else model
 
 
+def no_result(run: Path) -> InputError:
+    """What is said of a run directory that has neither."""
+    return InputError(f"{run}: holds neither adapter/ nor model/; the run has not come to an end")
+
+
 def of_job(recipe) -> tuple[Path | None, Path | None]:
     """(adapter, model) that belong to a job file, at most one of them: the adapter that it names, or what its run has
     written.

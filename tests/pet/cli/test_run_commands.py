@@ -516,6 +516,27 @@ def test_what_is_answered_is_kept_when_a_command_ends_before_its_time(copied, ca
     assert not (copied / "kept.jsonl.part").exists()
 
 
+def test_a_run_that_has_not_come_to_its_end_answers_nothing(copied, capsys):
+    """The base without its adapter did, without a word."""
+    asked = ["--run", "output/job", "--input", "What is 3?", "--max-new-tokens", "2"]
+    (copied / "output/job/adapter").rename(copied / "adapter")
+    for command in (["predict", *asked], ["chat", *asked[:2]], ["evaluate", "output/job"]):
+        assert main(command) == 2
+        assert "output/job: holds neither adapter/ nor model/; the run has not" in capsys.readouterr().err
+    for given in (["--model", "base"], ["--adapter", "adapter"]):
+        assert main(["predict", *asked, *given]) == 0
+
+
+def test_a_run_of_every_weight_answers_by_its_model(copied, capsys):
+    assert main(["finetune", "job.yaml", "adapter={method: none}", "output.dir=whole"]) == 0
+    asked, found = ["predict", "--input", "What is 3?", "--max-new-tokens", "4"], []
+    for source in (["--run", "whole"], ["--model", "whole/model"], ["--model", "base"]):
+        capsys.readouterr()
+        assert main([*asked, *source]) == 0
+        found.append(capsys.readouterr().out)
+    assert found[0] == found[1] != found[2]
+
+
 def test_all_questions_of_a_file_are_answered_however_many_rows_were_learnt(copied):
     path = copied / "output" / "job" / "recipe.yaml"
     path.write_text(path.read_text().replace("max_samples: null", "max_samples: 5"))
