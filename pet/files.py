@@ -212,10 +212,7 @@ def lock(directory: str | os.PathLike) -> int:
 
 def sweep(directory: str | os.PathLike) -> None:
     """Delete what interrupted writes left in ``directory`` (not below it). Only call this where one process writes."""
-    directory = Path(directory)
-    if not directory.is_dir():
-        return
-    for entry in directory.iterdir():
+    for entry in Path(directory).iterdir():
         if UNFINISHED in entry.name and not entry.name.endswith(f"{UNFINISHED}previous"):
             if entry.is_dir():
                 shutil.rmtree(entry, ignore_errors=True)

@@ -272,10 +272,9 @@ class _Workers:
             return 0
         code, message, rank = self.failure
         with contextlib.suppress(OSError):  # the terminal was closed, say, for which the job ends
-            if message:
-                print(f"pet launch: {message}", file=sys.stderr)
-                if rank >= 0:
-                    self._show_log(rank)
+            print(f"pet launch: {message}", file=sys.stderr)
+            if rank >= 0:
+                self._show_log(rank)
         return code
 
     def _interrupted(self, number: int) -> None:
@@ -316,9 +315,7 @@ class _Workers:
                 return
             elsewhere = self.control.exchange(done=len(ended) == self.count)
             if elsewhere is not None:
-                code, message = elsewhere
-                if code or message:
-                    self.failure = (code, message, -1)
+                self.failure = (*elsewhere, -1) if elsewhere[0] else None
                 return
             time.sleep(0.1)
 
