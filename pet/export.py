@@ -246,7 +246,7 @@ class _Merge:
             checkpoint, self.shapes, dict([self.tied]) if self.tied else None, ignored=(".",)
         )
         self.changes: dict[str, list[tuple[StoredAdapter, Change, float]]] = {}
-        self.whole: dict[str, StoredAdapter] = {}
+        self.whole: dict[str, tuple[StoredAdapter, str]] = {}
 
     def add(self, adapter: StoredAdapter, factor: float) -> None:
         """Takes an adapter's changes in; InputError when two adapters replace the same tensor."""
@@ -254,8 +254,8 @@ class _Merge:
         for change in adapter.changes(self.meta_model):
             replaced = (change.name, *((self.tied or ())[:1] if change.shared else ()))
             for name in replaced if change.kind in ("whole", "rows") else ():
-                other = self.whole.setdefault(name, adapter)
-                if other is not adapter:
+                other, kind = self.whole.setdefault(name, (adapter, change.kind))
+                if other is not adapter and "whole" in (kind, change.kind):  # rows of several are added up
                     raise InputError(f"{other.directory} and {adapter.directory} both replace {name}")
             self.changes.setdefault(change.name, []).append((adapter, change, factor))
             check_together(change.name, self.changes[change.name])

@@ -238,6 +238,7 @@ PAIRS = {
     "DoRA behind what is saved whole": ("dora", "whole"),
     "DoRA whose input is scaled": ("dora", "ia3"),
     "DoRA beside LoRA": ("dora", "lora"),
+    "rows beside rows": ("rows", "other rows"),
 }
 
 
@@ -250,6 +251,8 @@ def test_two_adapters_of_one_weight_are_merged_as_in_memory(fixtures, tmp_path, 
         "whole": pet.LoRAConfig(rank=2, targets=["q_proj"], modules_to_save=["k_proj", "down_proj"]),
         "ia3": pet.IA3Config(targets=["k_proj", "down_proj"]),
         "other ia3": pet.IA3Config(targets=["k_proj", "v_proj"]),
+        "rows": pet.LoRAConfig(rank=2, trainable_tokens=[5, 9]),
+        "other rows": pet.LoRAConfig(rank=2, trainable_tokens=[9, 7]),
     }
     model, generator = pet.AutoModel.from_pretrained(fixtures / "llama_gqa"), np.random.default_rng(0)
     for number, name in enumerate(PAIRS[pair]):
