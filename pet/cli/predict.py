@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -13,7 +14,7 @@ from model_zoo.atomic import sync, written_through
 from model_zoo.errors import InputError
 from model_zoo.unwritable import explained
 from pet.cli.chat_session import GENERATION, ChatSession, add_chat_session, make_chat_session, not_text, read
-from pet.cli.output import check_output_file
+from pet.cli.output import check_output_file, sole_writer
 from pet.cli.parser import Parser
 from pet.files import append_text, json_text, write_text
 
@@ -115,13 +116,14 @@ def main(arguments: Sequence[str]) -> int:
     if options.batch_size < 1:
         raise InputError(f"--batch-size {options.batch_size}: expected 1 or more")
     check_output_file(options.output)
-    session = make_chat_session(options)
-    if session.model.scoring:
-        written = ("system", "template", "thinking", "sample", "stop", *GENERATION)
-        parser.idle(options, "with a model that judges texts and writes no answers", *written)
-    found = (_labels if session.model.scoring else _answers)(options, session)
-    lines = (json_text(row) if options.json or options.output else text for text, row in found)
-    count = _keep(lines, options.output) if options.output else _print(lines)
+    with sole_writer(options.output) if options.output else contextlib.nullcontext():
+        session = make_chat_session(options)
+        if session.model.scoring:
+            written = ("system", "template", "thinking", "sample", "stop", *GENERATION)
+            parser.idle(options, "with a model that judges texts and writes no answers", *written)
+        found = (_labels if session.model.scoring else _answers)(options, session)
+        lines = (json_text(row) if options.json or options.output else text for text, row in found)
+        count = _keep(lines, options.output) if options.output else _print(lines)
     if not count:
         raise InputError("nothing is asked: give --input TEXT, or --file with questions in it")
     if options.output:

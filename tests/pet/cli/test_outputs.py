@@ -19,6 +19,7 @@ COMMANDS = {
     "convert": (["convert", "llama_tiny", "--output"], "out.ckpt"),
     "transform": (["transform", "--src_ckpt_dir", "llama_tiny", "--dst_ckpt_dir"], "out"),
     "merge": (["merge", "adapter", "--base", "llama_tiny", "--output"], "out"),
+    "predict": (["predict", "--model", "llama_tiny", "--input", "Hello", "--output"], "out.jsonl"),
     "export": (["export", "llama_tiny", "--format", "gguf", "--output"], "out.gguf"),
 }
 
