@@ -166,7 +166,8 @@ class Answers:
         two of them is not answered alike."""
         pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
         longest = max(len(prompt) for prompt in prompts)
-        new_tokens = self.new_tokens(longest)
+        limits = [self.new_tokens(len(prompt)) for prompt in prompts]
+        new_tokens = min(max(limits), context_of(self.model) - longest)
         room = context_of(self.model) - new_tokens
         length = max(longest, min(-(-longest // PROMPT_MULTIPLE) * PROMPT_MULTIPLE, room))
         # the last batch is filled up, so that it needs no compilation of its own
@@ -181,16 +182,16 @@ class Answers:
         answers = np.asarray(written)[: len(prompts), length:].tolist()
         if longest == room and self.generation.max_new_tokens is None and self.ends and not self.stops:
             warn_of_full_context(answers, self.ends, context_of(self.model))
-        return [self.text(answer) for answer in answers]
+        return [self.text(answer[:limit]) for answer, limit in zip(answers, limits, strict=True)]
 
-    def new_tokens(self, longest: int) -> int:
-        """How many tokens an answer may have after a question of so many."""
+    def new_tokens(self, asked: int) -> int:
+        """How many tokens an answer may have after a question of so many, whatever else is in its batch."""
         context = context_of(self.model)
-        room = context - longest
-        wanted = self.generation.max_new_tokens or own_limit(self.own, longest, room) or room
-        if longest + wanted > context and not self.told:
+        room = context - asked
+        wanted = self.generation.max_new_tokens or own_limit(self.own, asked, room) or room
+        if asked + wanted > context and not self.told:
             self.told = True
-            said = f"the model's context of {context} tokens has room for {room} after a question of {longest}"
+            said = f"the model's context of {context} tokens has room for {room} after a question of {asked}"
             log.warning("%s: answers end there, before generation.max_new_tokens (%d)", said, wanted)
         return min(wanted, room)
 

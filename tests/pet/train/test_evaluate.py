@@ -112,6 +112,13 @@ def test_without_a_limit_the_end_token_or_the_context_ends_an_answer(caplog):
     assert Generation(max_new_tokens=9).in_evaluations().max_new_tokens == 9
 
 
+def test_a_length_that_counts_the_question_is_that_of_each_question():
+    model = Echo()
+    model.generation_config = {"max_length": 12}
+    answers = Answers(model, Words(), [question([2] * 5), question([3] * 10)], Generation(), batch_size=2)()
+    assert [answer.answer.split() for answer in answers] == [["red"] * 5, ["green"] * 2]
+
+
 def test_a_question_of_two_batches_has_two_draws_and_blocks_change_no_order():
     asked = [question([2, 3, 4]), question([4]), question([3, 3]), question([5, 2]), question([2])]
     seeds = []
