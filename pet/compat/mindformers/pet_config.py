@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from model_zoo.counting import layout_of
 from model_zoo.errors import InputError
+from pet.compat.mindformers.config import CLASSES
 from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.mindformers.targets import targets_of
 from pet.compat.translation import elsewhere, method_of, number, same
@@ -103,8 +105,9 @@ def get_pet_model(base_model: Model, config: Mapping[str, Any]) -> Model:
     """
     if getattr(base_model, "made_with", None) == config:
         return base_model  # its configuration has named it already
-    t = Translation("pet_config")
-    put_method(t, config, None, base_model.config.to_dict())
+    t, base = Translation("pet_config"), base_model.config.to_dict()
+    kinds = [name for name, (layouts, _) in CLASSES.items() if layout_of(base) in layouts]
+    put_method(t, config, kinds[0] if kinds else None, base)
     t.finish()
     return with_adapter(base_model, {key.partition(".")[2]: value for key, value in t.settings.items()})
 

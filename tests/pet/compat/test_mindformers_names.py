@@ -576,3 +576,24 @@ def test_a_text_that_is_too_long_for_a_files_name_is_asked():
     text = "快速排序" * 22  # 88 characters, but 264 bytes
     found = Trainer(model="glm_tiny").predict(text, max_new_tokens=1)
     assert "快速排序" in found[0]["text_generation_text"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "expression", "adapted"),
+    [
+        ("gpt_tiny", ".*dense.*", {"c_attn"}),  # dense1, dense2 and dense3 there, not GLM's dense_h_to_4h
+        ("gpt_tiny", ".*projection", {"attn.c_proj", "mlp.c_proj"}),
+        ("glm_tiny", ".*dense", {"attention.dense", "dense_h_to_4h", "dense_4h_to_h"}),
+        ("glm_tiny", ".*query_key_value*", {"query_key_value"}),
+        ("llama_tiny", "w", {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}),
+        ("llama_tiny", ".*w[13]", {"gate_proj", "up_proj"}),
+    ],
+)
+def test_an_expression_is_matched_against_the_names_of_its_family(name, expression, adapted):
+    from pet.compat.mindformers import AutoModel, LoraConfig, get_pet_model
+
+    model = get_pet_model(AutoModel.from_pretrained(name), LoraConfig(lora_rank=2, target_modules=expression))
+    cells = [one.name.partition(".lora_A")[0] for one in model.get_parameters() if ".lora_A" in one.name]
+    layers = {int(part) for cell in cells for part in cell.split(".") if part.isdigit()}
+    assert len(cells) == len(layers) * len(adapted)
+    assert all(any(cell.endswith(end) for end in adapted) for cell in cells)
