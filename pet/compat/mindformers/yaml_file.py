@@ -97,6 +97,7 @@ SCHEDULE = {
     "total_steps": Refused("the schedule ends with the run; leave it -1"),
     "warmup_lr_init": Refused("the warm-up begins at zero", harmless=(None, 0, 0.0)),
     "power": lambda t, n, v: t.put("train.power", float(v)) if t.get("train.schedule") == "polynomial" else None,
+    "num_cycles": lambda t, n, v: _cycles(t, n, v),
 }
 SECTIONS = {
     "trainer": TRAINER,
@@ -160,6 +161,13 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
     entries = [*(values.get("callbacks") or []), *(values.get("eval_callbacks") or [])]
     translate_callbacks(t, entries, {**values, "remote_save_url": url})
     return t
+
+
+def _cycles(t: Translation, name: str, value: Any) -> None:
+    if t.get("train.schedule") == "cosine_restarts":
+        t.put("train.cycles", int(value) if float(value).is_integer() else float(value))
+    elif float(value) != 0.5:  # a cosine's half wave
+        t.refuse(name, f"{value!r}: only CosineWithRestartsAndWarmUpLR has several")
 
 
 def _task(t: Translation, name: str, value: Any) -> None:

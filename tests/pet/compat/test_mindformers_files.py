@@ -353,6 +353,11 @@ def test_a_schedule_without_an_end_has_none(job, caplog):
     given = {"type": "linear", "learning_rate": 1e-4, "lr_end": 1e-5}
     assert load_any(job(lr_schedule=given), check_files=False).train.final_ratio == 0
     assert "lr_schedule.lr_end: the schedule linear has none, in MindFormers either" in notes(caplog)
+    rounds = {"type": "CosineWithRestartsAndWarmUpLR", "learning_rate": 1e-3, "num_cycles": 2.0}
+    assert load_any(job(lr_schedule=rounds), check_files=False).train.cycles == 2
+    load_any(job(lr_schedule={**rounds, "type": "cosine", "num_cycles": 0.5}), check_files=False)
+    with pytest.raises(InputError, match=r"num_cycles: 2\.0: only CosineWithRestartsAndWarmUpLR has several"):
+        load_any(job(lr_schedule={**rounds, "type": "cosine"}), check_files=False)
     arguments = TrainingArguments(lr_scheduler_type="linear", lr_end=1e-5)
     assert Trainer(model="llama_tiny", args=arguments).recipe("train").train.final_ratio == 0
     with pytest.raises(InputError, match="lr_end: give learning_rate beside it"):
