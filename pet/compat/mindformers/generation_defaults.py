@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,7 +102,8 @@ def give_defaults(model, given: Mapping[str, Any], checkpoint: Any = None) -> No
 
     def with_defaults(*arguments, **settings):
         """The model's own ``generate`` with the configuration's settings where the call has none. Padding around
-        prompts without a mask is left out, as in MindFormers; the result is then a list of rows without it."""
+        prompts without a mask is left out, as in MindFormers. Rows are a list where that, or an end token, leaves them
+        of different lengths: each has ``max_length`` tokens of its own, or up to its end token."""
         say_if_random(model, "generate")
         own = settings.pop("generation_config", None)
         if own is None and len(arguments) > 1 and isinstance(arguments[1], GenerationConfig):
@@ -117,18 +118,36 @@ def give_defaults(model, given: Mapping[str, Any], checkpoint: Any = None) -> No
         del called["model"]
         called = {name: value for name, value in called.items() if not (value is None and name in HANDED_ON)}
         called = _drawn(completed(defaults if own is None else defaults_in(own.to_dict()), called, model.room))
+        limit = called.get("max_length") if called.get("max_new_tokens") is None else None
+        if isinstance(limit, int) and limit > model.room:
+            limit = called["max_length"] = model.room
+            warn_once(f"generate: max_length is {limit}, all that the context holds", "max_length")
         ids, mask = called.get("input_ids"), called.get("attention_mask")
         prompts = without_padding(ids, pad(), bos) if mask is None else masked(ids, mask)
+        ends = called.get("eos_token_id", model.eos_token_ids)
+        ends = {*np.ravel(ends if ends is not None else ())}
         if prompts is None:
-            return type(model).generate(model, **called)
+            found = type(model).generate(model, **called)
+            rows = [_ended(row, np.shape(ids)[-1], ends) for row in found]
+            return found if all(map(np.array_equal, rows, found)) else rows
         longest = max(map(len, prompts))
         rows = [(longest - len(prompt), prompt) for prompt in prompts]
         called["input_ids"] = [[pad() or 0] * lacking + prompt for lacking, prompt in rows]
         called["attention_mask"] = [[0] * lacking + [1] * len(prompt) for lacking, prompt in rows]
+        if isinstance(limit, int):  # of each row's own tokens
+            called["max_length"] = min(limit + max(lacking for lacking, _ in rows), model.room)
         found = type(model).generate(model, **called)
-        return [row[lacking:] for row, (lacking, _) in zip(found, rows, strict=True)]
+        return [
+            _ended(row[lacking:][:limit], len(prompt), ends) for row, (lacking, prompt) in zip(found, rows, strict=True)
+        ]
 
     model.generate = with_defaults
+
+
+def _ended(row: np.ndarray, start: int, ends: Collection[int]) -> np.ndarray:
+    """A row up to the end token that was generated behind its prompt of ``start`` tokens."""
+    last = next((place for place in range(start, len(row)) if row[place] in ends), len(row))
+    return row[: last + 1]
 
 
 def _drawn(called: Mapping[str, Any]) -> dict[str, Any]:

@@ -181,3 +181,23 @@ def test_a_model_is_talked_with(name):
     told = model.chat(tokenizer, "a red shirt", instruction="be short", seed=0, max_length=60)[1]
     assert [one["role"] for one in told] == ["system", "user", "assistant"]
     assert told[-1]["content"] == model.chat(tokenizer, "a red shirt", instruction="be short", seed=0, max_length=60)[0]
+
+
+def test_each_prompt_of_a_padded_batch_has_the_whole_length(caplog):
+    """``max_length`` counts a row's own tokens, and what an end token ends has no padding behind it."""
+    model = AutoModel.from_pretrained("gpt_tiny")
+    prompts, greedy = ([20, 30, 40], [50, 60, 70, 80, 90]), {"do_sample": False, "eos_token_id": None}
+    pad = model.config.eos_token_id
+    padded = [row + [pad] * (5 - len(row)) for row in prompts]
+    alone = [model.generate([row], max_length=12, **greedy)[0].tolist() for row in prompts]
+    assert [row.tolist() for row in model.generate(padded, max_length=12, **greedy)] == alone
+    assert [len(row) for row in model.generate(padded, max_new_tokens=2, **greedy)] == [5, 7]
+    ends = {"do_sample": False, "eos_token_id": [alone[0][5]]}
+    expected = [row[: row.index(ends["eos_token_id"][0], 3) + 1] if row is alone[0] else row for row in alone]
+    assert ends["eos_token_id"][0] not in alone[1][5:]
+    assert [row.tolist() for row in model.generate(padded, max_length=12, **ends)] == expected
+    both = model.generate([prompts[0], prompts[1][:3]], max_length=12, **ends)  # of one length
+    assert both[0].tolist() == expected[0]
+    with caplog.at_level("WARNING", "pet"):
+        assert len(model.generate([prompts[0]], max_length=model.room + 9, **greedy)[0]) == model.room
+    assert f"generate: max_length is {model.room}, all that the context holds" in caplog.text
