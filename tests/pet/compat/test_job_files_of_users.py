@@ -214,6 +214,13 @@ def test_axolotls_settings_of_the_models_config(tmp_path):
         ),
         ("axolotl", {"data_seed": 49, "world_size": 2, "unsloth_rope": True}, {}, ("data_seed", "reads no such key")),
         ("axolotl", {"peft": {"loftq_config": {"loftq_bits": None}}}, {"adapter.init": None}, None),
+        (
+            "axolotl",
+            {"quantize_moe_experts": True, "dion_lr": 0.1, "lr_div_factor": 9, "do_bench_eval": True, "device": "cpu"},
+            {},
+            ("quantize_moe_experts", "speed or memory"),
+        ),
+        ("axolotl", {"save_first_step": True, "eval_sequence_len": None}, {}, ("save_first_step", "train.save_every")),
         ("llama_factory", {"stage": "dpo", "ref_model": "llama_tiny"}, {"train.reference": None}, None),
         ("llama_factory", {"train_mm_proj_only": True, "audio_sampling_rate": 9}, {}, ("audio_sampling_rate", "text")),
     ],
