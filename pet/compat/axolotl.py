@@ -372,7 +372,7 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     if objective == "dpo" and isinstance(values.get("dpo_loss_type"), list):
         given = _one_loss(given)
         objective = LOSSES.get(str(given["dpo_loss_type"][0]), "dpo")
-    given = jobs.preferences(t, objective, given, keys)
+    given = jobs.preferences(t, objective, given, keys, random=("sft",))
     if objective != "sft" and given.pop("train_on_inputs", None) is True:
         t.ignore("train_on_inputs", "answers are compared or judged, and no question is learnt")
     t.apply(given, TABLE)

@@ -288,13 +288,20 @@ AT_REST |= dict.fromkeys(("template", "template_without_input", "system", "enabl
 """How rows are read where nothing is said of it."""
 
 
-def preferences(t: Translation, objective: str, given: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
+def preferences(
+    t: Translation,
+    objective: str,
+    given: Mapping[str, Any],
+    keys: Mapping[str, str],
+    random: tuple[str, ...] = ("sft", "reward"),
+) -> dict[str, Any]:
     """Puts an objective and those of its settings that a file has; both systems' beta is 0.1 for all of them.
 
     Args:
         objective: of the recipe; sft for none.
         given: all settings of the file.
         keys: names of settings of preferences -> the recipe's key; of several names of one key the first counts.
+        random: objectives that the system trains with an adapter's dropout; with the others it sets it to 0, as TRL.
 
     Returns:
         The other settings.
@@ -315,6 +322,9 @@ def preferences(t: Translation, objective: str, given: Mapping[str, Any], keys: 
                 t.put(f"train.{key}", given[name] if isinstance(given[name], str) else float(given[name]))
         elif not is_off(given[name]) and given[name] != 0:
             t.ignore(name, f"it has no part in the objective {objective}")
+    if objective not in random and given.get("lora_dropout") not in (None, 0, "", "0", "0.0"):
+        t.ignore("lora_dropout", "answers are compared without dropout there; adapter.dropout=… would have it")
+        keys = {**keys, "lora_dropout": ""}
     return {name: value for name, value in given.items() if name not in keys}
 
 

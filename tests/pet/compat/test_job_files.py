@@ -899,6 +899,26 @@ def test_preferences(tmp_path, system, given, expected):
 
 
 @pytest.mark.parametrize(
+    ("system", "given", "dropout"),
+    [
+        ("axolotl", {}, 0.5),
+        *[("axolotl", {"rl": name}, None) for name in ("dpo", "ipo", "simpo", "orpo", "kto")],
+        ("axolotl", {"reward_model": True}, None),
+        ("axolotl", {"rl": "dpo", "lora_dropout": 0}, 0.0),
+        ("llama_factory", {"stage": "sft"}, 0.5),
+        ("llama_factory", {"stage": "rm"}, 0.5),
+        *[("llama_factory", {"stage": "dpo", "pref_loss": name}, None) for name in ("sigmoid", "simpo", "orpo")],
+        ("llama_factory", {"stage": "kto"}, None),
+    ],
+)
+def test_answers_are_compared_without_dropout_as_by_trl(tmp_path, system, given, dropout):
+    """TRL's trainers set that of the adapter to 0, too, and LLaMA-Factory's but for the reward model's."""
+    module = {"llama_factory": llama_factory, "axolotl": axolotl}[system]
+    t = module.translate({**JOBS[system], "lora_dropout": 0.5, **given}, tmp_path / "job.yaml")
+    assert t.get("adapter.dropout") == dropout and ("lora_dropout" in t.ignored) == (dropout is None)
+
+
+@pytest.mark.parametrize(
     ("system", "given", "problem"),
     [
         ("axolotl", {"rl": "grpo"}, "rl: 'grpo': supported are dpo, ipo, simpo, orpo, kto"),
