@@ -1,5 +1,5 @@
-"""axolotl's job files, as settings of a recipe. Names of all releases from 0.1 on stand in one table: where a release
-renamed a key, both names are there."""
+"""axolotl's job files, as settings of a recipe. Names of all releases from 0.1 to 0.19 stand in one table: where a
+release renamed a key, both names are there. What a key does is what it does in 0.19."""
 
 from __future__ import annotations
 
