@@ -16,9 +16,6 @@ class Factor(nn.Cell):
         super().__init__()
         self.weight = Parameter(Tensor(np.ascontiguousarray(values)).astype(ms.float32), name="weight")
 
-    def construct(self):
-        return self.weight
-
 
 def generator_for(seed: int, path: str) -> np.random.Generator:
     """A random stream of this cell's own: values depend on its name, not on the order of building."""
