@@ -1,7 +1,8 @@
-"""Control tokens around rows of ids, as scripts of MindFormers ask a tokenizer for them."""
+"""Control tokens around rows of ids and within texts, as scripts of MindFormers ask a tokenizer for them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,8 @@ from model_zoo.tokenizers import Tokenizer
 from model_zoo.tokenizers.special import TOKEN_KEYS
 
 Ids = Sequence[int]
+IN_NO_TEXT = {"ChatGLM2Tokenizer", "ChatGLM3Tokenizer", "GLM4Tokenizer"}
+"""Tokenizers whose control tokens stand in no text."""
 
 
 class Controls(Tokenizer if TYPE_CHECKING else object):
@@ -49,3 +52,19 @@ class Controls(Tokenizer if TYPE_CHECKING else object):
         """0 for the row that is built of the first ids, 1 for what the second ones add."""
         first = len(self.build_inputs_with_special_tokens(token_ids_0))
         return [0] * first + [1] * (len(self.build_inputs_with_special_tokens(token_ids_0, token_ids_1)) - first)
+
+    def _encode_checked(self, text: str, further: bool | None = None) -> list[int]:
+        """Ids of a text; in one of a call or `encode`, where ``further`` is None, the control tokens that have a name
+        (``</s>``) are these, as there, but for the tokenizers that have them in no text there either."""
+        named = sorted({*self.special_tokens_map.values()} & {*self.special_tokens}, key=len, reverse=True)
+        if (
+            further is not None
+            or not named
+            or not isinstance(text, str)
+            or IN_NO_TEXT & {one.__name__ for one in type(self).__mro__}
+        ):
+            return super()._encode_checked(text, bool(further))
+        ids: list[int] = []
+        for part in re.split(f"({'|'.join(map(re.escape, named))})", text):
+            ids += [self.special_tokens[part]] if part in named else super()._encode_checked(part)
+        return ids

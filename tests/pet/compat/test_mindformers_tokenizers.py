@@ -430,3 +430,29 @@ def test_a_tokenizer_takes_its_control_tokens_as_objects():
 
     file = AutoTokenizer.from_pretrained("llama_tiny").source
     assert LlamaTokenizer(file, pad_token=AddedToken("</s>")).pad_token == "</s>"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("tok_llama", "a </s> b", [439, 464, 2, 464, 274]),
+        ("tok_llama", "</s></s>a", [2, 2, 439]),
+        ("tok_gpt2", "a <|endoftext|> b", [65, 221, 0, 341]),
+        ("tok_chatglm1", "a<eop>", [349, 366, 9]),
+    ],
+)
+def test_a_named_control_token_in_a_text_is_that_token(fixtures, name, text, expected):
+    """The ids of MindFormers' own tokenizers; its Vicuna prompt ends answers by ``</s>`` in the text."""
+    tokenizer = AutoTokenizer.from_pretrained(fixtures / name)
+    assert tokenizer(text, add_special_tokens=False)["input_ids"] == expected
+    assert tokenizer.encode(text, add_special_tokens=False) == expected
+    named = text.strip("a b")[:4]
+    message = [{"role": "user", "content": named}]
+    assert tokenizer.prompt(message) == pet.AutoTokenizer.from_pretrained(fixtures / name).prompt(
+        message
+    )  # no token there
+
+
+def test_chatglm2_has_its_control_tokens_in_no_text(fixtures):
+    tokenizer = ChatGLM2Tokenizer.from_pretrained(fixtures / "tok_chatglm2")
+    assert 2 not in tokenizer("a</s>", add_special_tokens=False)["input_ids"]
