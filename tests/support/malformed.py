@@ -37,7 +37,8 @@ YAML_WORDS = """~ -1 0 1e400 .nan true [] {} [[1]] 'x' x "\\ud800" 3.7 *nothing 
 /dev/zero / . ../nowhere a\\0b % @ ` 1_000 on {a:1}"""
 YAML_VALUES = YAML_WORDS.split()
 YAML_VALUES += ["", "\t", "&a [*a]", "!!python/object:os.system x", "{a: 1}", "x" * 70_000, "[" * 400, "9" * 500]
-OPTIONS = """- -- -x --no-such-option --json --force nowhere copy run base job.yaml /dev/null /dev/zero /dev . .. 漢字 a=b
+OPTIONS = """- -- -x --no-such-option --json --force nowhere copy run base job.yaml /dev/null /dev/zero /dev . .. 漢字
+a=b
 train.steps=x gpt_tiny llama_7b glm_lora --output --base --model --batch=-1 --length=x --rank=0 --adapter --dtype=int7
 --top-p=2 --temperature=nan --max-new-tokens=-3 --seed=x --step=1 --devices=0 --method=lora"""
 WORDS = OPTIONS.split()
