@@ -65,6 +65,22 @@ def test_an_unknown_model_type_is_one_short_line(kind):
     assert len(str(caught.value)) < 300
 
 
+@pytest.mark.parametrize(
+    ("model", "changes", "message"),
+    (
+        ("gpt2", {"n_head": 7}, "n_embd 768 is no multiple of n_head 7"),
+        ("glm_6b", {"num_attention_heads": 3}, "hidden_size 4096 over num_attention_heads 3"),
+        ("glm_6b", {"pre_seq_len": 8}, "pre_seq_len is set: load the base without it"),
+        ("glm2_6b", {"multi_query_group_num": 3}, "32 attention heads are no multiple of 3 key heads"),
+        ("glm2_6b", {"pre_seq_len": 8}, "pre_seq_len is set: load the base without it"),
+    ),
+)
+def test_sizes_that_make_no_heads_and_prefixes_within_a_base(model, changes, message):
+    values = {**preset(model), **changes}
+    with pytest.raises(InputError, match=f"config.json: {message}"):
+        config_class(values).from_dict(values)
+
+
 ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ROPE["original_max_position_embeddings"] = 8192
 
