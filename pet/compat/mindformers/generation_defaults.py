@@ -103,7 +103,8 @@ def give_defaults(model, given: Mapping[str, Any], checkpoint: Any = None) -> No
     def with_defaults(*arguments, **settings):
         """The model's own ``generate`` with the configuration's settings where the call has none. Padding around
         prompts without a mask is left out, as in MindFormers. Rows are a list where that, or an end token, leaves them
-        of different lengths: each has ``max_length`` tokens of its own, or up to its end token."""
+        of different lengths: each has ``max_length`` tokens of its own, or up to its end token. With a mask in front
+        of prompts they are an array, filled up."""
         say_if_random(model, "generate")
         own = settings.pop("generation_config", None)
         if own is None and len(arguments) > 1 and isinstance(arguments[1], GenerationConfig):
@@ -128,6 +129,8 @@ def give_defaults(model, given: Mapping[str, Any], checkpoint: Any = None) -> No
         ends = {*np.ravel(ends if ends is not None else ())}
         if prompts is None:
             found = type(model).generate(model, **called)
+            if mask is not None:  # pipelines and evaluations read columns
+                return found
             rows = [_ended(row, np.shape(ids)[-1], ends) for row in found]
             return found if all(map(np.array_equal, rows, found)) else rows
         longest = max(map(len, prompts))

@@ -183,6 +183,16 @@ def test_a_model_is_talked_with(name):
     assert told[-1]["content"] == model.chat(tokenizer, "a red shirt", instruction="be short", seed=0, max_length=60)[0]
 
 
+def test_a_pipelines_texts_may_end_at_different_places():
+    model, tokenizer = AutoModel.from_pretrained("gpt_tiny"), AutoTokenizer.from_pretrained("gpt_tiny")
+    texts, ids = ["a red", "a blue shirt"], tokenizer("a red", add_special_tokens=False)["input_ids"]
+    pipe = pipeline(model=model, tokenizer=tokenizer, max_new_tokens=8, do_sample=False)
+    end = int(model.generate([ids], max_new_tokens=8, do_sample=False)[0][len(ids) + 1])
+    one, two = (pipe(text, eos_token_id=end)[0][NAME] for text in texts)
+    assert one != pipe(texts[0])[0][NAME] and two == pipe(texts[1])[0][NAME]
+    assert pipe(texts, eos_token_id=end, batch_size=2) == [{NAME: one + two}]
+
+
 def test_each_prompt_of_a_padded_batch_has_the_whole_length(caplog):
     """``max_length`` counts a row's own tokens, and what an end token ends has no padding behind it."""
     model = AutoModel.from_pretrained("gpt_tiny")
