@@ -294,6 +294,14 @@ def test_what_is_sent_to_every_process_of_a_job_leaves_it_time_to_save(tmp_path,
     assert len(list(tmp_path.glob("saved *"))) == 2
 
 
+def line(terminal) -> bytes:
+    """The next line that a terminal shows: a read may give a part of it, without its end."""
+    said = b""
+    while not said.endswith(b"\n"):
+        said += terminal.read(4096)
+    return said
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_command_that_waits_for_another_machine(tmp_path, number):
     """Process 1 of a container has no other way to end: a signal without a handler does not reach it. With SIGHUP the
@@ -305,13 +313,13 @@ def test_a_signal_ends_a_command_that_waits_for_another_machine(tmp_path, number
     with open(ours, "rb", 0) as ours, open(theirs, "wb", 0) as theirs:
         process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=theirs)
         theirs.close()
-        assert ours.read(4096).startswith(b"pet launch: waiting at")
+        assert line(ours).startswith(b"pet launch: waiting at")
         if number == signal.SIGHUP:
             ours.close()
         process.send_signal(number)
         assert process.wait(60) == 128 + number
         if number == signal.SIGTERM:
-            assert ours.read(4096) == b"pet launch: interrupted\r\n"
+            assert line(ours) == b"pet launch: interrupted\r\n"
 
 
 def test_a_job_keeps_its_exit_code_where_nothing_can_be_shown(tmp_path):
