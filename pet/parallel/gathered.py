@@ -68,9 +68,10 @@ def shard_base(model: nn.Cell, group: Group, loaded: bool) -> None:
         loaded: whether the base's weights are there; otherwise they are read afterwards (`pet.parallel.loading`).
 
     Raises:
-        InputError: packed weights, an adapter that reads whole matrices, or rows that cannot be divided evenly.
+        InputError: packed weights, an adapter that reads whole matrices, rows that cannot be divided evenly, or nothing
+            that is frozen.
     """
-    cells = dict(model.cells_and_names())
+    cells, found = dict(model.cells_and_names()), 0
     replaced = {
         id(item.cell)
         for adapter in registry(model).adapters.values()
@@ -92,6 +93,9 @@ def shard_base(model: nn.Cell, group: Group, loaded: bool) -> None:
             )
         check_rows(path, cell.weight.shape[0], group.size)
         take_rows(cell, spec.kind == "linear", group, loaded)
+        found += 1
+    if not found:  # each is trained whole, by modules_to_save
+        raise InputError("parallel.shard_base: no matrix of the layers is frozen; expected an adapter")
     if ms.get_context("device_target") == "CPU":
         model.compiles = False
         if group.place == 0:

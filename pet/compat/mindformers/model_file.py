@@ -40,9 +40,10 @@ def saved_model(place: Any) -> dict[str, Any] | None:
     files = sorted(place.glob("*.ckpt")) if place.is_dir() else []
     if len(files) != 1:
         return None
-    if (beside := files[0].with_suffix(".yaml")).is_file():
+    beside, values = files[0].with_suffix(".yaml"), saved_json(place / "config.json")
+    if beside.is_file() and not (place / "config.json").is_file():
         values = read_file(beside)
-    elif (values := saved_json(place / "config.json")) is None:
+    if values is None or "type" not in model_section(values):
         return None
     check_kind(values)
     values["model"]["model_config"]["checkpoint_name_or_path"] = str(files[0])

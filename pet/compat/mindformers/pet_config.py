@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from model_zoo.counting import layout_of
 from model_zoo.errors import InputError
-from pet.compat.mindformers.config import CLASSES
+from pet.compat.mindformers.presets import CLASSES
 from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.mindformers.targets import targets_of
 from pet.compat.translation import elsewhere, method_of, number, same

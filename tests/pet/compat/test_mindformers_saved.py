@@ -75,3 +75,12 @@ def test_a_saved_configuration_of_another_model_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"mindformers_version": "1.0", "model_type": "bloom"}')
     with pytest.raises(InputError, match=r"config\.json: model_type: unknown value 'bloom'"):
         AutoModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("beside", ["model: {arch: {type: LlamaForCausalLM}}", "context: {mode: 0}"])
+def test_a_directory_with_its_own_configuration_is_that_whatever_lies_beside(tmp_path, beside):
+    """A .ckpt file and a YAML file of its name, which says nothing of a model's sizes."""
+    pet.AutoModel.from_pretrained("llama_tiny").save_pretrained(tmp_path)
+    (tmp_path / "x.ckpt").write_bytes(b"")
+    (tmp_path / "x.yaml").write_text(beside)
+    assert AutoConfig.from_pretrained(str(tmp_path)).to_dict() == pet.AutoConfig.from_pretrained(tmp_path).to_dict()

@@ -14,6 +14,7 @@ from pet.cli.main import main
 from pet.meta_model import MetaModel
 from pet.names import find_recipe
 from pet.parallel.fits import check_fits
+from pet.parallel.gathered import shard_base
 from pet.parallel.mesh import Mesh
 from pet.parallel.shares import shares
 from pet.parallel.specs import ShardSpecs
@@ -137,3 +138,11 @@ def test_plans_and_files_have_the_stages_that_models_are_cut_into(tied, adapted)
         planned = shares(MetaModel(config), LoRAConfig(**lora) if lora else None, pipeline=stages).layers
         assert list(planned) == cut_stage(model, Mesh(1, 1, stages, 0))
     assert len(planned[1]) > max(len(planned[0]), len(planned[2])), "an end weighs as much as three layers"
+
+
+def test_a_base_of_which_nothing_is_frozen_is_not_shared():
+    """An option that reaches nothing: here every matrix of the layers is trained whole."""
+    model = pet.AutoModel.from_pretrained("llama_tiny")
+    pet.apply_lora(model, rank=2, targets=["lm_head"], modules_to_save=["self_attn", "mlp"])
+    with pytest.raises(InputError, match="no matrix of the layers is frozen"):
+        shard_base(model, None, loaded=True)
