@@ -32,7 +32,7 @@ def end(error: InputError, code: int = 2) -> None:
     from pet.launching.environment import read_job
 
     with contextlib.suppress(Exception):  # what else is wrong does not count any more
-        if read_job().distributed:
+        if read_job().joins:
             from pet.parallel.together import come_together
 
             try:

@@ -46,8 +46,15 @@ class Job:
 
     @property
     def distributed(self) -> bool:
-        """Whether there is anybody to talk to."""
+        """Whether there is another worker."""
         return self.size > 1
+
+    @property
+    def joins(self) -> bool:
+        """Whether this process is to say that it is here: to other workers, or to msrun's scheduler, which serves a
+        single one as well.
+        """
+        return self.distributed or self.launcher == "msrun"
 
 
 def read_job(environ: Mapping[str, str] | None = None) -> Job:

@@ -64,7 +64,7 @@ def on_leaving(tell: Callable[[str], None]) -> None:
 
 
 def join(limit: int | None = None) -> Job:
-    """Joins the job, once per process; a job of one needs nothing. Returns this process's place in it.
+    """Joins the job, once per process; alone there is nothing to join. Returns this process's place in it.
 
     To be called before any tensor is made, since it chooses the device of an accelerator.
 
@@ -80,7 +80,7 @@ def join(limit: int | None = None) -> Job:
             f"RANK_SIZE says {job.size} workers, but no RANK_ID says which one this is; unset it, and start them by "
             f"pet launch -n {job.size} -- COMMAND"
         )
-    if job.distributed:
+    if job.joins:
         check_table(job)
         for name, seconds in WAIT_LIMITS.items():
             if os.environ.get(name) in (None, MINDSPORES_LIMITS.get(name)):
@@ -133,7 +133,7 @@ def _connect(job: Job, limit: int | None) -> Job:
             communication.init()
     else:
         _meet(job, target, limit or (JOIN_LIMIT if job.launcher == "pet" else START_LIMIT))
-    if target == "CPU":
+    if target == "CPU" and job.distributed:
         # mint's send and recv ask for this group whatever group they are given
         communication.create_group("hccl_world_group", list(range(job.size)))
     # a scheduler may have numbered the workers anew
@@ -225,7 +225,7 @@ def leave(code: int = 0, wait: Callable[[float], None] | None = None) -> bool:
         a worker that has not signed off, as MindSpore does at the normal end, for lost, and fails.
     """
     global _left
-    if _left or _job is None or not _job.distributed:
+    if _left or _job is None or not _job.joins:
         return False
     _left = True
     signalled = code > 128 and not _failed  # which ends all processes after the same step
@@ -239,7 +239,8 @@ def leave(code: int = 0, wait: Callable[[float], None] | None = None) -> bool:
             sys.stderr.flush()
         end_scheduler()
         os._exit(code or 1)
-    (wait or _ready_to_wait())(LEAVE_LIMIT)
+    if _job.distributed:
+        (wait or _ready_to_wait())(LEAVE_LIMIT)
     return _job.launcher != "msrun"
 
 

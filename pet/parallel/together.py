@@ -33,7 +33,7 @@ def come_together(problem: InputError | None = None) -> Job:
     """
     global _came
     job = read_job()
-    ours = not job.distributed or job.launcher in ("none", "pet") or _came
+    ours = not job.joins or job.launcher in ("none", "pet") or _came
     if problem is not None and ours:
         raise problem
     if problem is not None:
@@ -53,6 +53,7 @@ def come_together(problem: InputError | None = None) -> Job:
     peers.watch()
     if not ours:
         _came = True
+    if not ours and job.distributed:
         raise_everywhere(problem, lambda value: collectives.all_gather_object(value, collectives.world()))
     return job
 
@@ -61,7 +62,7 @@ def come_together(problem: InputError | None = None) -> Job:
 def shared_errors() -> Iterator[None]:
     """A block that reads this process's input, and comes together with the others of its job at the end."""
     job = read_job()
-    if job.launcher in ("none", "pet") or not job.distributed:
+    if job.launcher == "pet" or not job.joins:
         yield
         return
     problem = None

@@ -15,6 +15,7 @@ import numpy as np
 from adapters.patterns import names_like
 from model_zoo.errors import InputError
 from model_zoo.tokenizers.files import TokenizerFiles
+from pet.launching.environment import read_job
 from pet.names import own_tokenizer
 from pet.recipe.adapter import MANAGEMENT, recipe_method
 from pet.recipe.classes import JUDGING, OPTIONS, find_objective
@@ -54,6 +55,10 @@ def make_distributed_context(recipe):
         if getattr(layout, name) and layout.data == 1:
             log.warning("parallel.%s divides nothing: parallel.data is 1", name)
     if layout.processes == 1:
+        if read_job().joins:  # of the two processes that msrun starts for a single worker one is its scheduler
+            from pet.parallel.together import come_together
+
+            come_together()
         return DistributedContext()
     from pet.parallel.context import ParallelContext
 

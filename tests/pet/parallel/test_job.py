@@ -149,17 +149,19 @@ def test_collectives_and_a_failing_worker_that_ends_those_that_wait_for_it(tmp_p
 
 
 @pytest.mark.slow
-def test_msrun_runs_the_command_line(tmp_path, base):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_msrun_runs_the_command_line(tmp_path, base, workers):
     job = tmp_path / "job.yaml"
     job.write_text(
         f"model: {{path: {base}}}\ndata: {{train: {base / 'data.jsonl'}, max_length: 32}}\n"
         "adapter: {method: lora, rank: 2}\ntrain: {steps: 2, batch_size: 4}\n"
     )
     port = 10000 + os.getpid() % 20000
-    options = ["--worker_num=2", "--local_worker_num=2", "--join=True", f"--master_port={port}", "--log_dir=msrun"]
+    numbers = [f"--worker_num={workers}", f"--local_worker_num={workers}"]
+    options = [*numbers, "--join=True", f"--master_port={port}", "--log_dir=msrun"]
     # the collectives as in any script; then the command line, whose exit code must be msrun's too
-    command = ["finetune", str(job), "parallel.data=2", "output.dir=run"]
-    code = CHECK + (
+    command = ["finetune", str(job), f"parallel.data={workers}", "output.dir=run"]
+    code = (CHECK if workers > 1 else "from pet.launching.environment import read_job\njob = read_job()\n") + (
         f"assert job.launcher == 'msrun'\nimport sys\nfrom pet.cli.main import main\nsys.exit(main({command!r}))\n"
     )
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("RANK_", "MS_", "PET_"))}
