@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from sets import some
 
 from model_zoo.engine import available
 from pet.cli.commands import COMMANDS
@@ -37,6 +38,8 @@ PAGES = sorted(
     and path.name != "CONTRIBUTING.md"
     and re.search(r"^```(sh|python)$", path.read_text("utf-8"), flags=re.M)
 )
+LONG = ("docs/merging.md", "docs/devices.md")
+"""Pages whose programs take a third of the time of all."""
 SHORT = shlex.split(
     "train.steps=2 train.warmup=0 eval.before=false eval.metrics=[loss] eval.shown_samples=0 data.workers=0"
 )
@@ -65,7 +68,7 @@ def run_program(text: str, whole: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", some(PAGES, [page for page in PAGES if page not in LONG]))
 def test_page(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.StringIO("/quit\n"))

@@ -42,7 +42,7 @@ def compare(model, inputs):
     ("family", "settings"),
     [
         ("gpt2", {"use_dora": True, "targets": "all-linear", "bias": "all", "trainable_tokens": [5, 77]}),
-        ("glm", {"init": "pissa", "dropout": 0.2, "modules_to_save": ["lm_head"]}),
+        pytest.param("glm", {"init": "pissa", "dropout": 0.2, "modules_to_save": ["lm_head"]}, marks=pytest.mark.full),
         ("llama_gqa", {"targets": ["embed_tokens", "lm_head"], "use_dora": True}),
     ],
     ids=["gpt2", "glm", "llama"],

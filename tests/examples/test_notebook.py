@@ -12,6 +12,7 @@ peers = imported(globals(), "nbclient", "nbformat")
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "start.ipynb"
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_notebook(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))

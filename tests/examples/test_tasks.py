@@ -139,6 +139,7 @@ leave(0)
 """
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_two_processes_give_the_losses_of_one(base, tmp_path, run, alone, losses, held_out_perplexity):
     """Data parallel with the optimizer divided, and pipeline parallel by distribute_task.py, which also measures and

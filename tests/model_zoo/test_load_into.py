@@ -171,7 +171,12 @@ MEASURE = textwrap.dedent("""
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kept, dtype, layers", [("float32", "float32", 2), ("bfloat16", "float32", 2), ("float32", "bfloat16", 5)]
+    "kept, dtype, layers",
+    [
+        pytest.param("float32", "float32", 2, marks=pytest.mark.full),
+        pytest.param("bfloat16", "float32", 2, marks=pytest.mark.full),
+        ("float32", "bfloat16", 5),
+    ],
 )
 def test_peak_memory_of_loading(kept, dtype, layers, fixtures, tmp_path):
     if not sys.platform.startswith("linux"):

@@ -144,7 +144,14 @@ def compiled_by(*words) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("without", "kind"), [("-mno-amx-bf16", 1), ("-mno-avx512f", 0), ("-mno-avx2", 0)])
+@pytest.mark.parametrize(
+    ("without", "kind"),
+    [
+        ("-mno-amx-bf16", 1),
+        pytest.param("-mno-avx512f", 0, marks=pytest.mark.full),
+        pytest.param("-mno-avx2", 0, marks=pytest.mark.full),
+    ],
+)
 def test_products_in_bfloat16_on_other_processors(path, tmp_path, without, kind):
     """Of vectors where there are no tiles; refused where there are no such instructions. Weights in 4 bits likewise."""
     if compiled_by(without, *INSTRUCTIONS) == compiled_by(*INSTRUCTIONS):
@@ -161,6 +168,7 @@ def test_products_in_bfloat16_on_other_processors(path, tmp_path, without, kind)
     native_checks.packed_weights(other)
 
 
+@pytest.mark.full
 def test_products_in_bfloat16_by_tiles(path, tmp_path):
     """What is written for tiles, with tiles in software where the processor has none."""
     if Kernels(path).library.pet_bf16() != 1:

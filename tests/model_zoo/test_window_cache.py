@@ -66,6 +66,7 @@ def test_logits_are_those_of_all_columns(model, monkeypatch):
     assert np.abs(found - full).max() < LIMIT and np.array_equal(found.argmax(-1), full.argmax(-1))
 
 
+@pytest.mark.full
 def test_without_kernels(shortened, monkeypatch):
     model = AutoModel.from_pretrained(shortened("gemma3", 3))  # the third sees everything
     pet.apply(model, pet.PromptConfig(length=3))

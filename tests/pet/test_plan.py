@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from sets import asked, some
 
 from adapters.lora import LoRAConfig
 from model_zoo.auto import AutoConfig
@@ -108,17 +109,17 @@ CASES = {
     "R-Drop's pairs": {"config": LLAMA, "lora": {"rank": 8}, "rows": 2, "length": 512, "r_drop_alpha": 1.0},
 }
 
-RARE = ("computed again", "DoRA computed again")
+OFTEN = ("every matrix adapted", "DoRA on every matrix", "R-Drop's pairs")
 
 
 @pytest.fixture(scope="module")
 def peaks(request, tmp_path_factory) -> Path:
     """What MindSpore said of each case that is asked for."""
-    asked = [item.callspec.params["name"] for item in request.session.items if "peaks" in item.fixturenames]
+    names = [parameters["name"] for parameters in asked(request, "peaks")]
     directory = tmp_path_factory.mktemp("peaks")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment["MS_SUBMODULE_LOG_v"] = "{PRE_ACT:1}"
-    command = [sys.executable, "-c", PEAK, json.dumps({name: CASES[name] for name in asked})]
+    command = [sys.executable, "-c", PEAK, json.dumps({name: CASES[name] for name in names})]
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return directory
@@ -143,9 +144,7 @@ def test_layers_that_a_program_of_two_does_not_have_are_planned_coarsely():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not available(), reason="no C compiler: operators are planned coarsely")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.full] if name in RARE else []) for name in CASES]
-)
+@pytest.mark.parametrize("name", some(CASES, OFTEN))
 def test_activations_are_within_a_tenth_of_the_measured_peak(name, peaks, monkeypatch):
     """The peak of the pool that all tensors of compiled graphs come from, as MindSpore logs it at its end."""
     case = CASES[name]

@@ -180,6 +180,7 @@ def test_two_steps_of_preferences(name, tmp_path):
     assert summary["after"]["loss"] < summary["before"]["loss"]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_a_classifier_learns_what_it_is_shown(name, tmp_path, capsys):
@@ -194,6 +195,7 @@ def test_a_classifier_learns_what_it_is_shown(name, tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["llama_dpo", "gpt_kto"])
 def test_preferences_are_learnt_and_what_was_known_stays(name, tmp_path):
     """A held-out win rate from about a half to at least 0.9; the bases' own held-out loss stays within a tenth."""

@@ -3,15 +3,19 @@
 A matrix is a test with several parameters and the marker `cover`. Of a matrix `pytest` runs so many cases that every
 value of each parameter and every pair of values occurs; the remaining ones are marked `full`. ``cover(pairs=False)``
 asks for every value alone, where the pairs are covered by a test below or above. ``cover(by=function)`` says what a
-case covers: the function takes the case's parameters by name and returns the things.
+case covers: the function takes the case's parameters by name and returns the things. `some` is given the cases; what
+takes long beside another test of its kind is marked `full` by hand.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from itertools import combinations
 from pathlib import Path
+
+import pytest
 
 TESTS = Path(__file__).parents[1]
 
@@ -56,6 +60,18 @@ def mark(items: list) -> None:
             item.get_closest_marker(name) for name in ("slow", "full")
         ):
             item.add_marker("quick")
+
+
+def some(values, often: Collection) -> list:
+    """Parameters of a test of which `pytest` runs those that are named, and ``pytest -m full`` the others."""
+    return [value if value in often else pytest.param(value, marks=pytest.mark.full) for value in values]
+
+
+def asked(request, fixture: str) -> list[dict]:
+    """The parameters of each test of this run that uses a fixture, by name: a fixture that makes what many tests read
+    makes no more than they do."""
+    items = (item for item in request.session.items if fixture in item.fixturenames)
+    return [item.callspec.params if hasattr(item, "callspec") else {} for item in items]
 
 
 def covered(case) -> set:

@@ -39,6 +39,7 @@ class Squares(nn.Cell):
         return (y * y).sum(), y, self.cell.matrix()
 
 
+@pytest.mark.cover(pairs=False)
 @pytest.mark.parametrize("way", ["graph", "eager", "kernels"])
 @pytest.mark.parametrize("storage", STORAGES, ids=str)
 def test_the_plain_path_is_that_of_the_unpacked_matrix(storage, way):
@@ -75,6 +76,7 @@ class Output(nn.Cell):
 
 
 @pytest.mark.skipif(not available(), reason="there are no C kernels here")
+@pytest.mark.cover(pairs=False)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("storage", STORAGES, ids=str)
 def test_a_kernel_reads_it_as_it_is(storage, precision, monkeypatch):

@@ -297,6 +297,7 @@ def test_evaluate_on_another_base_where_that_is_asked_for(here, tmp_path, tiny_g
     assert "held-out loss" in capsys.readouterr().out
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_evaluate_divided_among_two_processes(here, capsys, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))

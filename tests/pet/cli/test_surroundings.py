@@ -154,6 +154,7 @@ def test_a_current_directory_that_is_deleted_while_a_command_runs(tmp_path, monk
     assert capsys.readouterr().err == "pet info: the current directory was deleted; change to another (cd)\n"
 
 
+@pytest.mark.full
 def test_without_docstrings():
     """``python -OO`` keeps none, which the methods' are made of."""
     code = "import adapters.tokens, pet; pet.LoRAConfig(rank=2)"

@@ -981,6 +981,7 @@ def test_a_reward_models_job_file(base, tmp_path, system):
 STRANGE = ["x", -1, True, [1], {"a": 1}, float("nan")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("system", "least"), [(llama_factory, 308), (axolotl, 230)])
 def test_a_malformed_value_is_an_input_error_whatever_it_is_of(base, tmp_path, system, least):
     """Of these values so many are refused at least; the keys that are noted take any."""

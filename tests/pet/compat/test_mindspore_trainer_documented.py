@@ -16,6 +16,7 @@ from mindspore.dataset import GeneratorDataset
 from mindspore.train import Accuracy
 from pet.compat.mindspore_trainer.apps.tasks import EvalData, Task, TransformerTask, register_task
 from pet.compat.mindspore_trainer.data import ExampleInstance, ExampleSet, create_dynamic_dataset
+from sets import some
 
 import pet
 from model_zoo.errors import InputError
@@ -334,7 +335,7 @@ launch()
 """
 
 
-@pytest.mark.parametrize("how", ("--device_num=2 --device_id=0,1", "RANK_SIZE"))
+@pytest.mark.parametrize("how", some(("--device_num=2 --device_id=0,1", "RANK_SIZE"), ["RANK_SIZE"]))
 def test_the_script_starts_its_processes(tmp_path, how):
     (tmp_path / "run.py").write_text(SCRIPT)
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("RANK_", "MS_", "PET_"))}
@@ -372,6 +373,7 @@ def test_names_at_the_top():
     assert pet.Task is Task and pet.launch is mindspore_trainer.launch
 
 
+@pytest.mark.full
 def test_a_batch_is_that_of_all_accumulation_steps(tmp_path):
     """``--train_batch_size`` is the total: tasks get what is computed at once, and a step is the same."""
     found = []
@@ -386,6 +388,7 @@ def test_a_batch_is_that_of_all_accumulation_steps(tmp_path):
         mindspore_trainer.launch([*words.split(), str(tmp_path / "x")])
 
 
+@pytest.mark.full
 def test_rows_are_counted_once_whatever_the_batch(tmp_path):
     """Of 4 rows in a batch of 32, and of 6 in batches of 4, by the task's own loss and measure."""
 

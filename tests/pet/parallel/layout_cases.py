@@ -120,11 +120,11 @@ TWO = (
     Case("llama_gqa", "lora", tensor=2, whole=True, layers=2),
     Case("gpt2", "lora", pipeline=2, micro_batches=2, whole=True),  # the embedding is tied to the head, stages apart
     Case("qwen3_moe", "lora", tensor=2, layers=1),  # experts are summed once behind all of them
-    Case("llama_gqa", "lora", pipeline=2, micro_batches=2),  # three layers: two in a stage, one in the other
+    Case("llama_gqa", "lora", pipeline=2, micro_batches=2, full=True),  # three layers: two in a stage, one in the other
     Case("chatglm1", "prefix", tensor=2),
     Case("chatglm2", "dora", tensor=2, layers=1, compiled=False),
     Case("chatglm2", "dora", tensor=2, layers=1, full=True),
-    Case("glm4_0414", "bottleneck", tensor=2, settings=(("recompute", True),), layers=1),
+    Case("glm4_0414", "bottleneck", tensor=2, settings=(("recompute", True),), layers=1, full=True),
     Case("glm4_0414", "bottleneck", tensor=2, settings=(("recompute", 2),), full=True),
     Case("gpt2", "ia3", tensor=2, layers=1, full=True),
     Case("glm", "lora", data=2, shard_optimizer=True),
@@ -151,26 +151,35 @@ TWO = (
     # gradients sent while the backward pass runs
     Case("glm", "lora", data=2, reduce_buckets=3),
     # trained rows of the tied embedding are the head's on the last stage
-    Case("gpt2", "tokens", pipeline=2, micro_batches=2, layers=2, compiled=False),
+    Case("gpt2", "tokens", pipeline=2, micro_batches=2, layers=2, compiled=False, full=True),
     # files hold what is not trained besides: the factors that these start from, cut by columns and by stages
     Case("llama_gqa", "pissa", tensor=2, packed="nf4_double", layers=1),
     Case("llama_gqa", "pissa", tensor=2, layers=1, full=True),
     Case("llama_gqa", "pissa_dora", tensor=2, layers=1, full=True),
     Case("gpt2", "olora", pipeline=2, micro_batches=2, layers=2, full=True),
-    Case("gpt2", "olora", pipeline=2, micro_batches=2, packed="int8", layers=2),
+    Case("gpt2", "olora", pipeline=2, micro_batches=2, packed="int8", layers=2, full=True),
     Case("chatglm2", "loftq", tensor=2, packed="nf4", layers=1, full=True),
     # shares of packed weights, cut within their blocks, and packed layers apart from the tied embedding
-    Case("llama_gqa", "dora", tensor=2, packed="nf4_double", layers=1, compiled=False),
+    Case("llama_gqa", "dora", tensor=2, packed="nf4_double", layers=1, compiled=False, full=True),
     Case("llama_gqa", "dora", tensor=2, packed="nf4_double", layers=1, full=True),
-    Case("gpt2", "lora", pipeline=2, micro_batches=2, packed="int8", layers=2),
+    Case("gpt2", "lora", pipeline=2, micro_batches=2, packed="int8", layers=2, full=True),
     Case("chatglm2", "lora", data=2, packed="nf4_double", layers=1, full=True),
     Case("glm4_0414", "lora", tensor=2, packed="int8", layers=1, full=True),
-    Case("gpt2", "partly_frozen", tensor=2, settings=(("optimizer", "momentum"),), layers=1, compiled=False),
+    Case("gpt2", "partly_frozen", tensor=2, settings=(("optimizer", "momentum"),), layers=1, compiled=False, full=True),
     Case("gpt2", "partly_frozen", tensor=2, settings=(("optimizer", "momentum"),), layers=1, full=True),
     # the frozen base's rows shared by replicas: read from files, cut out of what is loaded, and of (in, out) weights
     Case("llama_gqa", "lora", data=2, shard_optimizer=True, shard_base=True, whole=True, layers=2),
-    Case("llama_gqa", "pissa", data=2, shard_base=True, layers=1),
-    Case("gpt2", "dropped", data=2, shard_base=True, settings=(("precision", "fp16"),), layers=1, compiled=False),
+    Case("llama_gqa", "pissa", data=2, shard_base=True, layers=1, full=True),
+    Case(
+        "gpt2",
+        "dropped",
+        data=2,
+        shard_base=True,
+        settings=(("precision", "fp16"),),
+        layers=1,
+        compiled=False,
+        full=True,
+    ),
     Case("gpt2", "dropped", data=2, shard_base=True, settings=(("precision", "fp16"),), layers=1, full=True),
 )
 FOUR = (
@@ -179,18 +188,22 @@ FOUR = (
     Case("chatglm1", "prefix", data=2, pipeline=2, micro_batches=2, full=True),
     # by momentum: Adam would make something of a key bias's gradient, which is zero but for rounding
     Case("gpt2", "full", tensor=2, pipeline=2, micro_batches=2, settings=(("optimizer", "momentum"),), full=True),
-    Case("chatglm2", "dropped", data=2, pipeline=2, micro_batches=2, settings=(("neftune_alpha", 5.0),)),
+    Case("chatglm2", "dropped", data=2, pipeline=2, micro_batches=2, settings=(("neftune_alpha", 5.0),), full=True),
     # of a fused projection each replica has some rows of its member's blocks
     Case("chatglm2", "dropped", data=2, tensor=2, shard_base=True, settings=(("neftune_alpha", 5.0),), layers=1),
-    Case("llama_gqa", "lora", data=2, pipeline=2, micro_batches=2, shard_base=True, layers=2),
+    Case("llama_gqa", "lora", data=2, pipeline=2, micro_batches=2, shard_base=True, layers=2, full=True),
 )
 
 CASES = (*TWO, *FOUR)
 
 
-def chosen(full: bool) -> tuple[list[Case], list[Case], list[Case]]:
-    """What runs with `pytest`, or with ``-m full``: of `TWO`, of `FOUR`, and what one process each trains for them."""
-    two, four = ([case for case in cases if case.full == full] for cases in (TWO, FOUR))
+def chosen(sets: str) -> tuple[list[Case], list[Case], list[Case]]:
+    """What is trained of `TWO` and of `FOUR`, and what one process each trains for them.
+
+    Args:
+        sets: ``usual`` is what runs with `pytest`, ``full`` the rest, ``full+usual`` both.
+    """
+    two, four = ([case for case in cases if ("full" if case.full else "usual") in sets] for cases in (TWO, FOUR))
     return two, four, list({case.alone: case.in_one for case in (*four, *two)}.values())
 
 

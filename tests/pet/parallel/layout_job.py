@@ -1,6 +1,6 @@
 """A worker: trains the cases of its job in their layouts, and leaves what they came to in a directory.
 
-layout_job.py two | four   usual | full   OUTPUT
+layout_job.py two | four   usual | full | full+usual   OUTPUT
 
 The two workers of the first job also train every case alone, each half of them, as one process does.
 """
@@ -49,7 +49,7 @@ from pet.train.distributed import DistributedContext  # noqa: E402
 from pet.train.objectives.causal import CausalLM  # noqa: E402
 from pet.train.step import tensors  # noqa: E402
 
-full, output = sys.argv[2] == "full", Path(sys.argv[3])
+sets, output = sys.argv[2], Path(sys.argv[3])
 KEYS = ("dropout_key", "neftune_key", "key")
 
 
@@ -221,13 +221,13 @@ def checkpoint_of(case: Case, step: int = STEPS // 2) -> Path:
 
 
 if __name__ == "__main__":
-    two, four, alone = chosen(full)
+    (two, four, alone), usual = chosen(sets), "usual" in sets
     if sys.argv[1] == "two":
-        if not full:
+        if usual:
             measure_loading()  # first: the peak of everything else is higher
         for each in alone[job.rank :: 2]:
             train_alone(each)
-        if not full:
+        if usual:
             if job.rank == 1:
                 seen, losses = see_samples(DistributedContext())
                 (output / "samples_alone.json").write_text(json.dumps([seen, losses.tolist()]))
@@ -237,11 +237,11 @@ if __name__ == "__main__":
         for each in two:
             train(each)
     else:
-        if not full:
+        if usual:
             # checkpoints go from one process over 2 x 2 and two more layouts of four, and back to one in the test
             train(FOUR[0], resume=checkpoint_of(FOUR[0].in_one))
             train(FOUR[1], resume=checkpoint_of(FOUR[0]))
             carry_over(CARRIED, checkpoint_of(FOUR[1]))
         for each in four:
-            if full or each not in FOUR[:2]:
+            if each not in FOUR[:2]:  # which are, above
                 train(each)

@@ -223,6 +223,7 @@ print(near.closed, near.loss)
 UNSHARED = ("unshare", "--user", "--map-root-user", "--net")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sends", [True, False], ids=["with something under way", "silent"])
 def test_a_network_that_loses_everything_is_noticed_also_by_who_goes_on_sending(sends):
     """Nothing is probed while a receipt is awaited: the system would send again for a quarter of an hour."""
@@ -342,7 +343,7 @@ def test_it_is_said_what_is_in_the_place_of_machine_0(machine, threads, port, so
     with ExitStack() as stack:
         if program != "none":
             server = stack.enter_context(socket.create_server(("127.0.0.1", port)))
-        joining = threads.submit(machine, 1, port, limit=1.0)
+        joining = threads.submit(machine, 1, port, limit=0.5)
         if program == "closing":
             while not joining.done():
                 server.settimeout(0.3)

@@ -17,6 +17,7 @@ from unittest.mock import Mock
 import numpy as np
 import psutil
 import pytest
+from sets import some
 
 import pet
 from model_zoo import progress
@@ -223,7 +224,10 @@ def test_whom_a_hanging_worker_may_wait_for_is_said(job):
     assert re.search(f"rank 0 hangs: it did nothing for [0-9]+ s; {ended}\n", job[3])
 
 
-@pytest.mark.parametrize("wait", ["with waiting(): noted(3)", "while not os.path.exists('pids/done'): time.sleep(0.3)"])
+WAYS = "with waiting(): noted(3)", "while not os.path.exists('pids/done'): time.sleep(0.3)"
+
+
+@pytest.mark.parametrize("wait", some(WAYS, WAYS[1:]))
 def test_waiting_for_a_slow_peer_is_no_hang(tmp_path, wait):
     """Where it says so, or asks for a file now and then."""
     # the slow one works three times as long as a hang may last
@@ -233,6 +237,7 @@ def test_waiting_for_a_slow_peer_is_no_hang(tmp_path, wait):
     assert finish(start(tmp_path, ["-n", "2", "--hang-timeout", "1"], code))[0] == 0
 
 
+@pytest.mark.full
 def test_a_script_may_wait_for_a_slow_peer_within_mindspore(tmp_path):
     """Where it joined the job, but has a loop of its own, of which nothing is known."""
     code = (
@@ -302,7 +307,7 @@ def line(terminal) -> bytes:
     return said
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", some([signal.SIGTERM, signal.SIGHUP], [signal.SIGTERM]))
 def test_a_signal_ends_a_command_that_waits_for_another_machine(tmp_path, number):
     """Process 1 of a container has no other way to end: a signal without a handler does not reach it. With SIGHUP the
     terminal is gone."""

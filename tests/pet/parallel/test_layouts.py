@@ -33,6 +33,7 @@ from layout_cases import (
     make_trainer,
     shorten,
 )
+from sets import asked
 
 import pet
 from model_zoo.auto import AutoModel
@@ -75,39 +76,35 @@ def cases(*names: str):
     return pytest.mark.parametrize("case", params)
 
 
-def start(output: Path, which: str, full: bool, options: list[str], name: str) -> subprocess.Popen:
+def start(output: Path, which: str, sets: str, options: list[str], name: str) -> subprocess.Popen:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("RANK_", "MS_", "PET_"))}
     environment |= {"PYTHONPATH": f"{ROOT}:{HERE}:{ROOT / 'tests' / 'support'}", "OMP_NUM_THREADS": "1", "GLOG_v": "3"}
     environment["PET_LAUNCH_SECRET"] = "of both of the launchers"
     environment["LAYOUT_BASES"] = str(output / "bases")
     options = [*options, "--log-dir", str(output / f"log_{name}")]
     command = [sys.executable, "-m", "pet", "launch", *options, "--"]
-    command += [sys.executable, str(HERE / "layout_job.py"), which, "full" if full else "usual", str(output)]
+    command += [sys.executable, str(HERE / "layout_job.py"), which, sets, str(output)]
     return subprocess.Popen(
         command, cwd=output, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
 @pytest.fixture(scope="module")
-def usual_jobs(tmp_path_factory) -> Path:
-    return train(tmp_path_factory.mktemp("layouts"), full=False)
-
-
-@pytest.fixture(scope="module")
-def full_jobs(tmp_path_factory) -> Path:
-    return train(tmp_path_factory.mktemp("full_layouts"), full=True)
+def trained(request, tmp_path_factory) -> Path:
+    """The directory that both jobs have written to, which train the sets of cases that tests ask for."""
+    tests = asked(request, "jobs")
+    sets = {"full" if "case" in parameters and parameters["case"].full else "usual" for parameters in tests}
+    return train(tmp_path_factory.mktemp("layouts"), "+".join(sorted(sets)))
 
 
 @pytest.fixture
-def jobs(request, monkeypatch) -> Path:
-    """The directory that both jobs have written to."""
-    values = getattr(request.node, "callspec", None)
-    found = request.getfixturevalue("full_jobs" if values and values.params["case"].full else "usual_jobs")
-    monkeypatch.setattr(layout_cases, "SHORTENED", found / "bases")
-    return found
+def jobs(trained, monkeypatch) -> Path:
+    """The same, whose bases are those that cases name."""
+    monkeypatch.setattr(layout_cases, "SHORTENED", trained / "bases")
+    return trained
 
 
-def train(output: Path, full: bool) -> Path:
+def train(output: Path, sets: str) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout_cases, "SHORTENED", output / "bases")
         for case in CASES:
@@ -118,13 +115,13 @@ def train(output: Path, full: bool) -> Path:
     from model_zoo.checkpoint.saving import save_pretrained
 
     save_pretrained(AutoModel.from_config(config), output / "large")
-    running = [start(output, "two", full, ["-n", "2"], "two")]
+    running = [start(output, "two", sets, ["-n", "2"], "two")]
     try:
         finish(running.pop())
         master = f"127.0.0.1:{Alone(1).store[1]}"
         for node in ("0", "1"):
             options = ["-n", "2", "--nnodes", "2", "--node-rank", node, "--master", master]
-            running.append(start(output, "four", full, options, f"four_{node}"))
+            running.append(start(output, "four", sets, options, f"four_{node}"))
         while running:
             finish(running.pop())
     finally:

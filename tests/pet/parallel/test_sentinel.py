@@ -119,6 +119,7 @@ def test_the_end_of_one_is_the_end_of_all(ended, request):
     assert logs[0].strip() == f"{why.get(kind, f'{place} ended with exit code 3')}: {end}" and logs[1] == ""
 
 
+@pytest.mark.full
 def test_the_end_of_msruns_scheduler_is_the_end_of_all(until):
     """It ends where a process hangs, whose connection stays; msrun does not look at it. It may close a connection that
     it does not know, and be there."""

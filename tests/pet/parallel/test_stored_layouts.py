@@ -51,6 +51,7 @@ def trained(tmp_path_factory, pair) -> Path:
     return home
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_bits_are_those_of_float32(layout, trained):
     found = []

@@ -27,6 +27,7 @@ def batch_for(model, answers: bool = True) -> list:
 
 
 @needs_kernels
+@pytest.mark.cover(pairs=False)
 # a head that is the embedding, and one of its own
 @pytest.mark.parametrize("name, answers", [("gpt2", True), ("llama_gqa", True), ("llama_gqa", False)])
 @pytest.mark.parametrize("objective", [CausalLM(), CausalLM(0.1), RDrop(1.0, 0.1)], ids=["plain", "smoothed", "pairs"])

@@ -442,6 +442,7 @@ def divided(job, pair):
     return job.home
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_equal_one_process(divided, trained, base, layout):

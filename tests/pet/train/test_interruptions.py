@@ -17,7 +17,8 @@ SEED = os.environ.get("PYTEST_RANDOM", "327")  # its first moment is late in a r
 @pytest.mark.parametrize(
     "each",
     [
-        ("interrupts --count 2", "kills --count 2"),  # beside the same run that nobody disturbs
+        # beside the same run that nobody disturbs
+        pytest.param(("interrupts --count 2", "kills --count 2"), marks=pytest.mark.full),
         # of a job, parallel/test_launch.py kills a worker while it writes a checkpoint
         pytest.param(("kills --count 1 parallel.data=2",), marks=pytest.mark.full),
         ("starts --count 2",),

@@ -3,6 +3,7 @@
 import mindspore as ms
 import numpy as np
 import pytest
+from sets import some
 
 from adapters.apply import apply_lora
 from model_zoo.auto import AutoModel
@@ -48,7 +49,7 @@ def test_answers_are_those_of_the_new_weights(fixtures):
     assert cached == plain and [cached, plain] != first
 
 
-@pytest.mark.parametrize("kind", [AdamW, Momentum])
+@pytest.mark.parametrize("kind", some([AdamW, Momentum], [AdamW]))
 def test_steps_and_measurements_are_those_of_the_new_weights(shortened, kind):
     found = []
     for compiled, fast in ((True, False), (True, True), (False, False)):

@@ -276,6 +276,7 @@ def test_a_training_that_goes_on_begins_anew_once(fixtures, tmp_path):
     assert registry(model).get("default").earlier.config.rank == RANK and one.position.restarted == 4
 
 
+@pytest.mark.cover(pairs=False)
 @pytest.mark.parametrize("optimizer", ["adamw", "lion", "adafactor", "sgd"])
 @pytest.mark.parametrize("share", [0.9, 1.0])
 def test_the_smallest_of_the_state_is_forgotten(fixtures, optimizer, share):
@@ -303,6 +304,7 @@ def test_the_smallest_of_the_state_is_forgotten(fixtures, optimizer, share):
                     np.testing.assert_array_equal(after[f"exp_avg_sq.{name}"] != 0, kept)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.usefixtures("all_cores")
 def test_replicas_begin_anew_as_one_process_does(preference_runs, llama_layer, pair, tmp_path):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from first_layers import first_layers
 from recipe_jobs import RecipeJobs
+from sets import some
 
 import pet
 from adapters.score import add_head
@@ -219,6 +220,7 @@ def divided(job, pair):
     return job.home
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_equal_one_process(divided, trained, base, layout):
@@ -247,9 +249,7 @@ def test_packed_pairs_are_scored_as_single_ones_and_resuming_gives_the_same_bits
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "how", [{}, pytest.param({"center_rewards_coefficient": 0.05}, marks=pytest.mark.full)], ids=str
-)
+@pytest.mark.parametrize("how", some([{}, {"center_rewards_coefficient": 0.05}], [{}]), ids=str)
 def test_the_curve_of_trl(trl_side, tmp_path, how):
     """Twenty steps of TRL's RewardTrainer with PEFT, and of this library from the same adapter on the same tokens."""
     torch = pytest.importorskip("torch")

@@ -127,6 +127,7 @@ print(json.dumps([available(), [[line[name] for name in names] for line in train
 """
 
 
+@pytest.mark.full
 def test_without_kernels_pairs_are_packed_alike(capsys):
     """Rows are longer than a block of the plain operators' queries, so that these have to look behind it."""
     environment = {**os.environ, "PET_NATIVE": "0", "PYTHONPATH": os.pathsep.join(sys.path)}

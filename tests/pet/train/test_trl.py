@@ -7,6 +7,7 @@ import importlib
 import numpy as np
 import pytest
 from peers import imported
+from sets import some
 
 import pet
 from pet.data import DataSettings, Loader, TokenDataset
@@ -111,9 +112,7 @@ def documents_of(dataset) -> list[tuple[list[int], list[int]]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", [case if case in ("dpo", "kto") else pytest.param(case, marks=pytest.mark.full) for case in CASES]
-)
+@pytest.mark.parametrize("case", some(CASES, ("dpo", "kto")))
 def test_the_curve_of_trl(case, peer, trl_side, tmp_path):
     Dataset, peft = pytest.importorskip("datasets").Dataset, pytest.importorskip("peft")
     transformers = pytest.importorskip("transformers")
