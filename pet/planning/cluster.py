@@ -67,7 +67,7 @@ class Cluster:
                 wanted = "a number above 0" + ", at most 1," * (most == 1)
                 raise InputError(f"--{option} is {value:g}; {wanted} was expected")
         if not 0 <= self.latency < math.inf:
-            raise InputError(f"--latency is {self.latency:g}; 0 or more was expected")
+            raise InputError(f"--latency is {self.latency * 1e6:g}; 0 or more was expected")
         if self.reserve >= self.memory:
             raise InputError("--reserve: takes all of --memory")
 
