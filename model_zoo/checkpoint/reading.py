@@ -34,6 +34,7 @@ from model_zoo.generation_settings import settings_beside
 from model_zoo.quantization import codec
 from model_zoo.quantization.additive import find_additive
 from model_zoo.quantization.files import PackedTensor, find_packed, hidden
+from model_zoo.quantization.grouped import find_grouped
 from model_zoo.quantization.scaled import find_scaled
 
 if TYPE_CHECKING:
@@ -59,8 +60,8 @@ class Checkpoint(contextlib.AbstractContextManager["Checkpoint"]):
     Attributes:
         packed: the matrices that are stored in 8 or 4 bits. Each is one float32 tensor here, under the weight's name
             and in the model's shape, and is dequantised as it is read; what else belongs to it is not listed. Those in
-            float8 (`model_zoo.quantization.scaled`) or out of codebooks (`additive`) are float32 likewise, but not
-            among these: no cell holds them so.
+            float8 (`model_zoo.quantization.scaled`), out of codebooks (`additive`) or in GPTQ's other forms (`grouped`)
+            are float32 likewise, but not among these: no cell holds them so.
 
     Raises:
         InputError: no directory, no weights, a missing shard, a truncated or corrupt file.
@@ -127,23 +128,25 @@ class Checkpoint(contextlib.AbstractContextManager["Checkpoint"]):
         settings = values.get("quantization_config") or {}
         scaled, beside = find_scaled(infos, settings)
         summed, parts = find_additive(infos, settings)
-        left = {name: info for name, info in infos.items() if name not in scaled and name not in parts}
+        grouped, of_groups = find_grouped(infos, self.stored, settings)
+        beside |= parts | of_groups
+        left = {name: info for name, info in infos.items() if name not in scaled and name not in beside}
         self.packed = find_packed(left, self.stored, settings)
         for name, one in {**scaled, **summed}.items():
             self._make(name, one.shape, functools.partial(one.read, self.stored))
-        beside |= parts
         for name in beside:
             del self._where[name]
-        if not self.packed:
-            return
-        cells = config_of(values).cells()
-        for name, one in self.packed.items():
+        cells = config_of(values).cells() if self.packed or grouped else {}
+        for name, one in {**grouped, **self.packed}.items():
             spec, bias = cells.get(name.rpartition(".")[0]), f"{name[:-6]}bias"
             if spec is not None and not spec.bias and bias in self._where and not self.stored(bias).any():
                 del self._where[bias]  # AutoGPTQ gave every matrix one
             if spec is not None and spec.transposed:
-                self.packed[name] = one = dataclasses.replace(one, transposed=True)
-            self._make(name, one.shape[:: -1 if one.transposed else 1], functools.partial(self._dequantized, name))
+                one = dataclasses.replace(one, transposed=True)
+            make = functools.partial(one.read, self.stored) if name in grouped else None
+            if make is None:
+                self.packed[name], make = one, functools.partial(self._dequantized, name)
+            self._make(name, one.shape[:: -1 if one.transposed else 1], make)
         for name in hidden(self.packed):
             self._where.pop(name, None)
 

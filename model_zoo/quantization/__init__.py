@@ -5,6 +5,7 @@ codec.py        float32 to codes and back                            cells.py   
 plan.py         which matrices of a model                            loading.py   packing and filling them
 files.py        bitsandbytes', GPTQ's and AWQ's tensors              dequantized.py   what packing leaves of a base
 scaled.py       FP8, float32 once read                               additive.py  AQLM, float32 once read
+grouped.py      GPTQ's other forms, float32 once read
 """
 
 from model_zoo.quantization.plan import Quantization

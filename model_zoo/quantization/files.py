@@ -19,15 +19,14 @@ from model_zoo.configs import Config
 from model_zoo.errors import InputError, shown
 from model_zoo.quantization import codec
 from model_zoo.quantization.codes import MAPS
+from model_zoo.quantization.grouped import BITS, FORMS, form_of, numbers, of_type, zeros_of
 from model_zoo.quantization.scaled import METHODS
 from model_zoo.quantization.storage import NESTED_BLOCK, Storage, part_name
 
 STATE = "weight.quant_state.bitsandbytes__"
 FOUR_BITS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
-FORMS = {"gptq": ("checkpoint_format", ("gptq", "gptq_v2")), "awq": ("version", ("gemm",))}
-"""{method: what says how its integers lie, and which of that is opened; it may be said as ``format``, too}."""
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight neighbouring outputs each half-byte of AWQ's integers is."""
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where each of eight neighbouring outputs lies among the half-bytes of AWQ's integers, the lowest first."""
 
 STATE_WIDTH = 31
 """Characters of ``nested_offset`` in a written quant_state, filled up with spaces: its length is known beforehand."""
@@ -82,19 +81,13 @@ class PackedTensor:
 
     def integers(self, read: Read) -> codec.Arrays:
         """GPTQ's and AWQ's integers as codes ``(out, in)``, two to a byte, with a factor and a zero per group."""
-        awq = self.layout == "gemm"
-        codes = unpacked(read(self.stored["weight"]), axis=1 if awq else 0, order=AWQ_ORDER if awq else range(8))
-        zeros = unpacked(read(self.stored["zeros"]), axis=1, order=AWQ_ORDER if awq else range(8))
-        if self.layout == "gptq":  # it stores one less
-            zeros = (zeros + 1) & 15
-        if "g_idx" in self.stored:
-            groups = read(self.stored["g_idx"])
-            if not np.array_equal(groups, np.arange(self.shape[1]) // self.storage.block):
-                raise InputError(
-                    f"{self.stored['g_idx']}: its groups are not of neighbouring inputs; supported are files that were "
-                    "made with desc_act false"
-                )
-        codes, scales = np.ascontiguousarray(codes.T), read(self.stored["absmax"]).T  # (out, in), (out, groups)
+        weight, zeros = read(self.stored["weight"]), read(self.stored["zeros"])
+        if self.layout == "gemm":
+            codes, zeros = (numbers(words, 4).reshape(len(words), -1, 8)[..., AWQ_PLACES] for words in (weight, zeros))
+            codes, zeros = codes.reshape(len(weight), -1).T, zeros.reshape(len(zeros), -1)
+        else:
+            codes, zeros = numbers(weight.T, 4), zeros_of(zeros, 4, self.layout)
+        scales = read(self.stored["absmax"]).T  # (out, groups)
         scales = from_bfloat16(scales) if scales.dtype == np.uint16 else scales
         return {
             "weight": (codes[:, ::2] << 4 | codes[:, 1::2]).reshape(-1, 1),
@@ -102,19 +95,6 @@ class PackedTensor:
             "quant_map": MAPS["int4"],
             "zeros": np.ascontiguousarray(zeros.T).reshape(-1),
         }
-
-
-def unpacked(integers: np.ndarray, axis: int, order: Iterable[int]) -> np.ndarray:
-    """int32 of eight half-bytes each → uint8, eight times as many along an axis; half-byte i is number ``order[i]``."""
-    bits = integers.view(np.uint32)
-    shape = list(bits.shape)
-    shape[axis] *= 8
-    out = np.empty(shape, np.uint8)
-    for place, number in enumerate(order):
-        some = [slice(None)] * 2
-        some[axis] = slice(number, None, 8)
-        out[tuple(some)] = bits >> (4 * place) & 15
-    return out
 
 
 # Finding them ---------------------------------------------------------------------------------------------------------
@@ -164,16 +144,6 @@ def hidden(packed: Mapping[str, PackedTensor]) -> set[str]:
     return found - set(packed)
 
 
-def of_type(infos: Mapping[str, Any], name: str, dtype: str, shape: tuple[int, ...]) -> str:
-    """The name of a part, after a look at its type and shape."""
-    info = infos.get(name)
-    if info is None:
-        raise InputError(f"{name} is missing")
-    if info.dtype != dtype or tuple(info.shape) != shape:
-        raise InputError(f"{name} is {info.dtype} {tuple(info.shape)}; {dtype} {shape} was expected")
-    return name
-
-
 def four_bits(path: str, kind: str, infos: Mapping[str, Any], read: Read) -> PackedTensor:
     """A matrix of bitsandbytes in 4 bits, by its quant_state."""
     name = f"{path}.{STATE}{kind}"
@@ -215,20 +185,21 @@ def eight_bits(path: str, infos: Mapping[str, Any], read: Read) -> PackedTensor:
 
 
 def groups(path: str, infos: Mapping[str, Any], settings: Mapping[str, Any]) -> PackedTensor:
-    """A matrix of GPTQ or AWQ in 4 bits."""
+    """A matrix of GPTQ or AWQ in 4 bits and whole groups of neighbouring inputs; of GPTQ others are
+    `model_zoo.quantization.grouped`'s."""
     method, bits = settings.get("quant_method"), settings.get("bits", settings.get("w_bit"))
     if method not in FORMS:
         raise InputError(f"{path}.qweight: config.json has no quantization_config with quant_method gptq or awq")
-    key, known = FORMS[method]
-    form = str(settings.get(key) or settings.get("format") or known[0]).lower()
-    if bits != 4 or form not in known:
-        raise InputError(f"{path}.qweight: {method} of {bits} bits ({form}); supported: 4 bits, {', '.join(known)}")
+    form = form_of(settings)
+    if bits != 4 or form not in FORMS[method][1]:
+        known = f"{', '.join(map(str, BITS)) if method == 'gptq' else 4} bits, {', '.join(FORMS[method][1])}"
+        raise InputError(f"{path}.qweight: {method} of {shown(bits)} bits ({form}); supported: {known}")
     weight, scales = infos[f"{path}.qweight"], infos.get(f"{path}.scales")
     if len(weight.shape) != 2 or scales is None or len(scales.shape) != 2 or 0 in scales.shape:
         raise InputError(f"{path}.qweight {tuple(weight.shape)}: its scales (groups, out) are missing or misshapen")
     (count, out), kind = scales.shape, scales.dtype if scales.dtype in STORAGE else "float16"
     into = weight.shape[0] * (8 if method == "gptq" else 1)
-    size = settings.get("group_size")  # the last one may not be whole, as 96 inputs in groups of 64
+    size = settings.get("group_size") if method == "awq" else None  # the last one may not be whole
     if into % count or (isinstance(size, int) and size > 0 and into % size and 1 < count == -(-into // size)):
         raise InputError(f"{path}.scales has {count} groups for {into} inputs; groups of one size were expected")
     dims = (into // 8, out) if method == "gptq" else (into, out // 8)
@@ -237,8 +208,7 @@ def groups(path: str, infos: Mapping[str, Any], settings: Mapping[str, Any]) -> 
         "zeros": of_type(infos, f"{path}.qzeros", "int32", (count, out // 8)),
         "absmax": of_type(infos, f"{path}.scales", kind, (count, out)),
     }
-    if method == "gptq" and f"{path}.g_idx" in infos:
-        stored["g_idx"] = of_type(infos, f"{path}.g_idx", "int32", (into,))
+    stored |= {"g_idx": f"{path}.g_idx"} if f"{path}.g_idx" in infos else {}
     return PackedTensor(Storage("int4", into // count, zeros=True), (out, into), stored, form)
 
 

@@ -238,12 +238,22 @@ def packed_integers(values, axis, order):
     return np.ascontiguousarray(np.moveaxis(found, -1, axis)).astype(np.uint32).view(np.int32)
 
 
-def integer_checkpoint(fixtures, tmp_path, method, group, layout=None, bias=None, scale="float16", **settings):
+def stream(values, bits):
+    """uint8 codes ``(n, out)`` → int32: those of each column one behind the other, the first in the lowest bits."""
+    columns = [sum(int(code) << bits * place for place, code in enumerate(column)) for column in values.T]
+    words = [np.frombuffer(one.to_bytes(len(values) * bits // 8, "little"), np.int32) for one in columns]
+    return np.ascontiguousarray(np.stack(words, 1))
+
+
+def integer_checkpoint(
+    fixtures, tmp_path, method, group, layout=None, bias=None, scale="float16", bits=4, mixed=False, **settings
+):
     """A checkpoint in one of the formats, and its matrices in float32.
 
     Args:
         bias: what a bias that the model has not is filled with.
         scale: type of the factors.
+        mixed: whether groups are of inputs that are no neighbours.
         settings: others of quantization_config.
     """
     base = read_file(fixtures / "bitsandbytes/base/model.safetensors")
@@ -254,25 +264,30 @@ def integer_checkpoint(fixtures, tmp_path, method, group, layout=None, bias=None
             continue
         path, (out, into) = name.removesuffix(".weight"), value.shape
         size = into if group == -1 else group
-        codes = generator.integers(0, 16, (into, out)).astype(np.uint8)
-        zeros = generator.integers(1, 16, (into // size, out)).astype(np.uint8)
-        scales = (generator.random((into // size, out)) * 0.02 + 0.001).astype(scale).astype(np.float32)
+        count = -(-into // size)
+        codes = generator.integers(0, 1 << bits, (into, out)).astype(np.uint8)
+        zeros = generator.integers(1, 1 << bits, (count, out)).astype(np.uint8)
+        scales = (generator.random((count, out)) * 0.02 + 0.001).astype(scale).astype(np.float32)
         order = (0, 2, 4, 6, 1, 3, 5, 7) if method == "awq" else range(8)
         stored = zeros - 1 if method == "gptq" and "gptq_v2" not in (layout, settings.get("format")) else zeros
-        arrays[f"{path}.qweight"] = packed_integers(codes, 1 if method == "awq" else 0, order)
-        arrays[f"{path}.qzeros"] = packed_integers(stored, 1, order)
+        if bits == 4:
+            arrays[f"{path}.qweight"] = packed_integers(codes, 1 if method == "awq" else 0, order)
+            arrays[f"{path}.qzeros"] = packed_integers(stored, 1, order)
+        else:
+            arrays[f"{path}.qweight"], arrays[f"{path}.qzeros"] = stream(codes, bits), stream(stored.T, bits).T
         arrays[f"{path}.scales"] = scales.astype(scale)
         if bias is not None:
             arrays[f"{path}.bias"] = np.full(out, bias, np.float16)
+        groups = (generator.permutation(into) if mixed else np.arange(into)) // size
         if method == "gptq":
-            arrays[f"{path}.g_idx"] = (np.arange(into) // size).astype(np.int32)
-        wide = np.repeat(scales.astype(np.float64), size, 0)
-        matrices[name] = ((codes - np.repeat(zeros.astype(np.float64), size, 0)) * wide).T.astype(np.float32)
+            arrays[f"{path}.g_idx"] = groups.astype(np.int32)
+        matrices[name] = ((codes - zeros.astype(np.float64)[groups]) * scales.astype(np.float64)[groups]).T
+        matrices[name] = matrices[name].astype(np.float32)
     directory = tmp_path / method
     directory.mkdir()
     write_file(directory / "model.safetensors", arrays)
     values = read_config(fixtures / "bitsandbytes/base")
-    values["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": group, **settings}
+    values["quantization_config"] = {"quant_method": method, "bits": bits, "group_size": group, **settings}
     if layout:
         values["quantization_config"]["checkpoint_format"] = layout
     (directory / "config.json").write_text(json.dumps(values))
@@ -305,28 +320,49 @@ def test_gptq_and_awq_files_open_exactly(fixtures, tmp_path, method, group, layo
         assert {*Quantization.of(checkpoint, model.config).places(model.config)} == {name[:-7] for name in matrices}
 
 
+@pytest.mark.parametrize(
+    ("group", "others"),
+    [
+        (32, {"bits": 8}),
+        (64, {"bits": 3, "mixed": True, "bias": 0.0}),
+        (-1, {"bits": 2, "layout": "gptq_v2"}),
+        (32, {"mixed": True, "desc_act": True, "scale": bfloat16}),
+        (72, {}),  # the last group has fewer inputs
+    ],
+    ids=str,
+)
+def test_other_forms_of_gptq_open_exactly_and_unpacked(fixtures, tmp_path, group, others):
+    directory, matrices = integer_checkpoint(fixtures, tmp_path, "gptq", group, **others)
+    with Checkpoint(directory) as checkpoint:
+        assert not checkpoint.packed and not [
+            name for name in checkpoint if name.rpartition(".")[2] in ("qweight", "g_idx")
+        ]
+        for name, matrix in matrices.items():
+            assert np.array_equal(checkpoint.read(name), matrix)
+            assert np.array_equal(checkpoint.read(name, (slice(3, 40), slice(5, 61))), matrix[3:40, 5:61])
+    parameters = AutoModel.from_pretrained(directory).parameters_dict()
+    anew = quantized_cells(AutoModel.from_pretrained(directory, quantization=Quantization("int8")))
+    for name, matrix in matrices.items():
+        assert np.array_equal(parameters[name].asnumpy(), matrix)
+        assert np.abs(anew[name].dequantized() - matrix).max() < np.abs(matrix).max() / 127
+
+
 def test_a_bias_that_the_model_has_not_is_refused(fixtures, tmp_path):
     directory, _ = integer_checkpoint(fixtures, tmp_path, "gptq", 32, bias=0.5)
     with pytest.raises(InputError, match=r"down_proj\.bias \(128,\) is no parameter"):
         AutoModel.from_pretrained(directory)
 
 
-def test_reordered_groups_and_other_widths_are_refused(fixtures, tmp_path):
+def test_other_widths_and_groups_that_do_not_fit_are_refused(fixtures, tmp_path):
     directory, _ = integer_checkpoint(fixtures, tmp_path, "gptq", 32)
-    arrays = read_file(directory / "model.safetensors")
-    key = "model.layers.0.mlp.up_proj.g_idx"
-    arrays[key] = arrays[key][::-1].copy()
-    write_file(directory / "model.safetensors", arrays)
-    with pytest.raises(InputError, match=f"{key}: its groups are not of neighbouring inputs"):
-        AutoModel.from_pretrained(directory)
     values = json.loads((directory / "config.json").read_text())
     for setting, words in [
-        ({"bits": 3}, "gptq of 3 bits"),
+        ({"bits": 3}, r"g_idx is int32 \(128,\); int32 \(170,\) was expected"),
+        ({"bits": 5}, r"gptq of 5 bits \(gptq\); supported: 2, 3, 4, 8 bits, gptq, gptq_v2"),
         ({"quant_method": None}, "no quantization_config"),
         ({"quant_method": "awq", "version": "gemv"}, r"awq of 4 bits \(gemv\)"),
         ({"quant_method": "awq", "format": "gemv"}, r"awq of 4 bits \(gemv\)"),
-        ({"checkpoint_format": "marlin"}, r"gptq of 4 bits \(marlin\); supported: 4 bits, gptq, gptq_v2"),
-        ({"group_size": 36}, r"down_proj\.scales has 6 groups for 192 inputs"),
+        ({"checkpoint_format": "marlin"}, r"gptq of 4 bits \(marlin\); supported: 2, 3, 4, 8 bits, gptq"),
     ]:
         changed = {**values, "quantization_config": {**values["quantization_config"], **setting}}
         (directory / "config.json").write_text(json.dumps(changed))
