@@ -34,7 +34,7 @@ from model_zoo.generation_settings import settings_beside
 from model_zoo.quantization import codec
 from model_zoo.quantization.additive import find_additive
 from model_zoo.quantization.files import PackedTensor, find_packed, hidden
-from model_zoo.quantization.grouped import find_grouped
+from model_zoo.quantization.integers import find_integers
 from model_zoo.quantization.scaled import find_scaled
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ class Checkpoint(contextlib.AbstractContextManager["Checkpoint"]):
     Attributes:
         packed: the matrices that are stored in 8 or 4 bits. Each is one float32 tensor here, under the weight's name
             and in the model's shape, and is dequantised as it is read; what else belongs to it is not listed. Those in
-            float8 (`model_zoo.quantization.scaled`), out of codebooks (`additive`) or in GPTQ's other forms (`grouped`)
-            are float32 likewise, but not among these: no cell holds them so.
+            float8 (`model_zoo.quantization.scaled`), out of codebooks (`additive`) or as integers that no cell
+            holds (`integers`) are float32 likewise, but not among these: no cell holds them so.
 
     Raises:
         InputError: no directory, no weights, a missing shard, a truncated or corrupt file.
@@ -128,24 +128,26 @@ class Checkpoint(contextlib.AbstractContextManager["Checkpoint"]):
         settings = values.get("quantization_config") or {}
         scaled, beside = find_scaled(infos, settings)
         summed, parts = find_additive(infos, settings)
-        grouped, of_groups = find_grouped(infos, self.stored, settings)
-        beside |= parts | of_groups
+        integers, of_integers = find_integers(infos, self.stored, settings)
+        beside |= parts | of_integers
         left = {name: info for name, info in infos.items() if name not in scaled and name not in beside}
-        self.packed = find_packed(left, self.stored, settings)
+        self.packed = find_packed(left, self.stored, settings, integers)
         for name, one in {**scaled, **summed}.items():
             self._make(name, one.shape, functools.partial(one.read, self.stored))
         for name in beside:
             del self._where[name]
-        cells = config_of(values).cells() if self.packed or grouped else {}
-        for name, one in {**grouped, **self.packed}.items():
+        cells = config_of(values).cells() if self.packed or integers else {}
+        for name, one in {**integers, **self.packed}.items():
             spec, bias = cells.get(name.rpartition(".")[0]), f"{name[:-6]}bias"
             if spec is not None and not spec.bias and bias in self._where and not self.stored(bias).any():
                 del self._where[bias]  # AutoGPTQ gave every matrix one
             if spec is not None and spec.transposed:
                 one = dataclasses.replace(one, transposed=True)
-            make = functools.partial(one.read, self.stored) if name in grouped else None
-            if make is None:
-                self.packed[name], make = one, functools.partial(self._dequantized, name)
+            make = functools.partial(self._dequantized, name)
+            if name in self.packed:
+                self.packed[name] = one
+            else:
+                make = functools.partial(one.read, self.stored)
             self._make(name, one.shape[:: -1 if one.transposed else 1], make)
         for name in hidden(self.packed):
             self._where.pop(name, None)

@@ -14,19 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from model_zoo.checkpoint.dtypes import STORAGE, from_bfloat16
 from model_zoo.configs import Config
 from model_zoo.errors import InputError, shown
 from model_zoo.quantization import codec
 from model_zoo.quantization.codes import MAPS
-from model_zoo.quantization.grouped import BITS, FORMS, form_of, numbers, of_type, zeros_of
+from model_zoo.quantization.integers import FORMS, IntegerTensor, of_type
 from model_zoo.quantization.scaled import METHODS
 from model_zoo.quantization.storage import NESTED_BLOCK, Storage, part_name
 
 STATE = "weight.quant_state.bitsandbytes__"
 FOUR_BITS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
-AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where each of eight neighbouring outputs lies among the half-bytes of AWQ's integers, the lowest first."""
 
 STATE_WIDTH = 31
 """Characters of ``nested_offset`` in a written quant_state, filled up with spaces: its length is known beforehand."""
@@ -44,8 +41,8 @@ class PackedTensor:
     Attributes:
         storage: what it is once it is read.
         shape: ``(out, in)``.
-        stored: {part: name of the stored tensor}; GPTQ's and AWQ's own names for theirs.
-        layout: ``bitsandbytes``, ``gptq``, ``gptq_v2``, or AWQ's ``gemm``.
+        stored: {part: name of the stored tensor}.
+        integers: GPTQ's, AWQ's or compressed-tensors' that it is made of, in the place of bitsandbytes' parts.
         offset: nested_offset of double quantisation.
         transposed: whether the model has it as ``(in, out)``.
     """
@@ -53,7 +50,7 @@ class PackedTensor:
     storage: Storage
     shape: tuple[int, int]
     stored: dict[str, str]
-    layout: str = "bitsandbytes"
+    integers: IntegerTensor | None = None
     offset: float = 0.0
     transposed: bool = False
 
@@ -66,52 +63,52 @@ class PackedTensor:
         Raises:
             InputError: NaN or infinity among the factors.
         """
-        if self.layout == "bitsandbytes":
+        if self.integers is None:
             found = {part: read(name) for part, name in self.stored.items()}
             if self.storage.kind != "int8":
                 found["weight"] = np.ascontiguousarray(found["weight"]).view(np.uint8).reshape(-1, 1)
             if self.storage.double:
                 found["nested_offset"] = np.array([self.offset], np.float32)
         else:
-            found = self.integers(read)
+            found = self.integer_parts(read)
         for part in ("absmax", "SCB", "quant_map", "nested_absmax", "nested_quant_map"):
             if part in found and not np.isfinite(found[part]).all():
                 raise InputError(f"{self.stored.get(part, self.stored['weight'])} holds NaN or infinity")
         return {part: found[part] for part in self.storage.parts(self.shape)}
 
-    def integers(self, read: Read) -> codec.Arrays:
-        """GPTQ's and AWQ's integers as codes ``(out, in)``, two to a byte, with a factor and a zero per group."""
-        weight, zeros = read(self.stored["weight"]), read(self.stored["zeros"])
-        if self.layout == "gemm":
-            codes, zeros = (numbers(words, 4).reshape(len(words), -1, 8)[..., AWQ_PLACES] for words in (weight, zeros))
-            codes, zeros = codes.reshape(len(weight), -1).T, zeros.reshape(len(zeros), -1)
-        else:
-            codes, zeros = numbers(weight.T, 4), zeros_of(zeros, 4, self.layout)
-        scales = read(self.stored["absmax"]).T  # (out, groups)
-        scales = from_bfloat16(scales) if scales.dtype == np.uint16 else scales
-        return {
-            "weight": (codes[:, ::2] << 4 | codes[:, 1::2]).reshape(-1, 1),
-            "absmax": np.ascontiguousarray(scales, np.float32).reshape(-1),
-            "quant_map": MAPS["int4"],
-            "zeros": np.ascontiguousarray(zeros.T).reshape(-1),
-        }
+    def integer_parts(self, read: Read) -> codec.Arrays:
+        """Integers as codes, two to a byte, with a factor and a zero per group."""
+        codes, source = self.integers.codes(read), self.integers
+        found = {"weight": (codes[:, ::2] << 4 | codes[:, 1::2]).reshape(-1, 1), "quant_map": MAPS["int4"]}
+        found["absmax"] = np.ascontiguousarray(source.factors(read)).reshape(-1)
+        if source.zeros:
+            found["zeros"] = np.ascontiguousarray(source.zeros_of(read)).reshape(-1)
+        return found
 
 
 # Finding them ---------------------------------------------------------------------------------------------------------
 
 
-def find_packed(infos: Mapping[str, Any], read: Read, settings: Mapping[str, Any]) -> dict[str, PackedTensor]:
+def find_packed(
+    infos: Mapping[str, Any], read: Read, settings: Mapping[str, Any], integers: Mapping[str, IntegerTensor]
+) -> dict[str, PackedTensor]:
     """{name of the weight: matrix} of the packed matrices among stored tensors.
 
     Args:
         infos: {stored name: its `TensorInfo`}.
         read: as in `PackedTensor.parts`; quant_states alone are read here.
         settings: ``quantization_config`` of config.json; empty where there is none.
+        integers: those that were found.
 
     Raises:
         InputError: every matrix that lacks a part, or whose parts contradict one another, by a line each.
     """
     found, problems = {}, []
+    for name, one in integers.items():
+        if one.fits_cells:
+            storage = Storage("int4", one.size, zeros=one.zeros)
+            stored = {"weight": one.parts[0], "absmax": one.parts[2]}
+            found[name] = PackedTensor(storage, one.shape, stored, integers=one)
     for name in infos:
         try:
             path, _, last = name.rpartition(".")
@@ -119,11 +116,9 @@ def find_packed(infos: Mapping[str, Any], read: Read, settings: Mapping[str, Any
                 found[name[:at] + "weight"] = four_bits(name[: at - 1], name[at + len(STATE) :], infos, read)
             elif last == "SCB":
                 found[f"{path}.weight"] = eight_bits(path, infos, read)
-            elif last == "qweight":
-                found[f"{path}.weight"] = groups(path, infos, settings)
         except InputError as error:
             problems.append(str(error))
-    method, supported = settings.get("quant_method"), ("bitsandbytes", *FORMS, *METHODS)
+    method, supported = settings.get("quant_method"), ("bitsandbytes", *dict.fromkeys((*FORMS, *METHODS)))
     if method is not None and method not in supported:
         problems.append(f"config.json: quant_method {shown(method)} is not supported; there is: {', '.join(supported)}")
     packed = {stored for one in found.values() for stored in one.stored.values()}
@@ -182,34 +177,6 @@ def eight_bits(path: str, infos: Mapping[str, Any], read: Read) -> PackedTensor:
         raise InputError(f"{form} is {read(form)}: not row by row, but as an older bitsandbytes laid it out for a GPU")
     stored = {"weight": f"{path}.weight", "SCB": of_type(infos, f"{path}.SCB", "float32", shape[:1])}
     return PackedTensor(Storage("int8"), shape, stored)
-
-
-def groups(path: str, infos: Mapping[str, Any], settings: Mapping[str, Any]) -> PackedTensor:
-    """A matrix of GPTQ or AWQ in 4 bits and whole groups of neighbouring inputs; of GPTQ others are
-    `model_zoo.quantization.grouped`'s."""
-    method, bits = settings.get("quant_method"), settings.get("bits", settings.get("w_bit"))
-    if method not in FORMS:
-        raise InputError(f"{path}.qweight: config.json has no quantization_config with quant_method gptq or awq")
-    form = form_of(settings)
-    if bits != 4 or form not in FORMS[method][1]:
-        known = f"{', '.join(map(str, BITS)) if method == 'gptq' else 4} bits, {', '.join(FORMS[method][1])}"
-        raise InputError(f"{path}.qweight: {method} of {shown(bits)} bits ({form}); supported: {known}")
-    weight, scales = infos[f"{path}.qweight"], infos.get(f"{path}.scales")
-    if len(weight.shape) != 2 or scales is None or len(scales.shape) != 2 or 0 in scales.shape:
-        raise InputError(f"{path}.qweight {tuple(weight.shape)}: its scales (groups, out) are missing or misshapen")
-    (count, out), kind = scales.shape, scales.dtype if scales.dtype in STORAGE else "float16"
-    into = weight.shape[0] * (8 if method == "gptq" else 1)
-    size = settings.get("group_size") if method == "awq" else None  # the last one may not be whole
-    if into % count or (isinstance(size, int) and size > 0 and into % size and 1 < count == -(-into // size)):
-        raise InputError(f"{path}.scales has {count} groups for {into} inputs; groups of one size were expected")
-    dims = (into // 8, out) if method == "gptq" else (into, out // 8)
-    stored = {
-        "weight": of_type(infos, f"{path}.qweight", "int32", dims),
-        "zeros": of_type(infos, f"{path}.qzeros", "int32", (count, out // 8)),
-        "absmax": of_type(infos, f"{path}.scales", kind, (count, out)),
-    }
-    stored |= {"g_idx": f"{path}.g_idx"} if f"{path}.g_idx" in infos else {}
-    return PackedTensor(Storage("int4", into // count, zeros=True), (out, into), stored, form)
 
 
 def quantize_stored(

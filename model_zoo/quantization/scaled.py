@@ -19,8 +19,8 @@ from model_zoo.errors import InputError, shown
 
 METHODS = ("fp8", "compressed-tensors", "fbgemm_fp8", "aqlm")
 """``quant_method`` of config.json whose matrices are float32 once they are read; the last one is `additive`'s."""
-FORMATS = (None, "dense", "float-quantized", "int-quantized", "naive-quantized")
-"""``format`` of compressed-tensors: those that leave an element a byte."""
+FORMATS = (None, "dense", "float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "mixed-precision")
+"""``format`` of compressed-tensors: those that leave an element a byte, and what `integers` opens."""
 CODES = (*FLOAT8, "int8")
 FACTORS = ("weight_scale_inv", "weight_scale")
 OTHERS = ("weight_zero_point", "weight_g_idx", "weight_global_scale")
@@ -80,8 +80,8 @@ def find_scaled(infos: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[
     method, form = settings.get("quant_method"), settings.get("format")
     if method == "compressed-tensors" and (form not in FORMATS or settings.get("transform_config")):
         raise InputError(
-            f"config.json: compressed-tensors in format {shown(form)}; of these float-quantized, int-quantized and "
-            "naive-quantized open: give another copy of the model, or the unquantised one"
+            f"config.json: compressed-tensors in format {shown(form)}; of these float-quantized, int-quantized, "
+            "naive-quantized and pack-quantized open: give another copy of the model, or the unquantised one"
         )
     found, beside, problems = {}, set(), []
     for name, info in infos.items():
@@ -94,7 +94,7 @@ def find_scaled(infos: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[
             except InputError as error:
                 problems.append(str(error))
     InputError.raise_any(problems)
-    beside.update(name for name in infos if found and OF_ACTIVATIONS.fullmatch(name))
+    beside.update(name for name in infos if settings and OF_ACTIVATIONS.fullmatch(name))
     return found, beside
 
 

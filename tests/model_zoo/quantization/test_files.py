@@ -347,6 +347,50 @@ def test_other_forms_of_gptq_open_exactly_and_unpacked(fixtures, tmp_path, group
         assert np.abs(anew[name].dequantized() - matrix).max() < np.abs(matrix).max() / 127
 
 
+@pytest.mark.parametrize(
+    ("bits", "zeros", "mixed"), [(4, False, False), (4, True, False), (8, False, True), (3, True, False)]
+)
+def test_compressed_tensors_open_exactly(fixtures, tmp_path, bits, zeros, mixed):
+    """Packed where a cell holds them so: in 4 bits, in groups of neighbours."""
+    base = read_file(fixtures / "bitsandbytes/base/model.safetensors")
+    generator, arrays, matrices = np.random.default_rng(0), {}, {}
+    for name, value in base.items():
+        if value.ndim != 2 or "layers" not in name:
+            arrays[name] = value
+            continue
+        out, into = value.shape
+        codes = generator.integers(0, 1 << bits, value.shape).astype(np.uint8)
+        zero = generator.integers(0, 1 << bits, (out, into // 32)).astype(np.uint8)
+        scales = (generator.random((out, into // 32)) * 0.02 + 0.001).astype(bfloat16)
+        groups = (generator.permutation(into) if mixed else np.arange(into)) // 32
+        arrays[f"{name}_packed"], arrays[f"{name}_scale"] = stream(codes.T, bits).T, scales
+        arrays[f"{name}_shape"] = np.array(value.shape)
+        if zeros:
+            arrays[f"{name}_zero_point"] = stream(zero, bits)
+        if mixed:
+            arrays[f"{name}_g_idx"] = groups.astype(np.int32)
+        less = zero.astype(np.float32)[:, groups] if zeros else np.float32(1 << bits - 1)
+        matrices[name] = (codes - less) * scales.astype(np.float32)[:, groups]
+    values = read_config(fixtures / "bitsandbytes/base")
+    section = values["quantization_config"] = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    section["config_groups"] = {"group_0": {"weights": {"num_bits": bits}}}
+    write_file(tmp_path / "model.safetensors", arrays)
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with Checkpoint(tmp_path) as checkpoint:
+        assert {*checkpoint.packed} == ({*matrices} if bits == 4 else set())
+        for name, matrix in matrices.items():
+            assert np.array_equal(checkpoint.read(name), matrix)
+    parameters = AutoModel.from_pretrained(tmp_path)
+    cells = quantized_cells(parameters)
+    for name, matrix in matrices.items():
+        found = cells[name].dequantized() if name in cells else parameters.parameters_dict()[name].asnumpy()
+        assert np.array_equal(found, matrix)
+    section["config_groups"]["group_0"]["weights"]["num_bits"] = 7
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(InputError, match=rf"weight_packed .*: {bits} bits for \d+ inputs; config.json says 7"):
+        Checkpoint(tmp_path)
+
+
 def test_a_bias_that_the_model_has_not_is_refused(fixtures, tmp_path):
     directory, _ = integer_checkpoint(fixtures, tmp_path, "gptq", 32, bias=0.5)
     with pytest.raises(InputError, match=r"down_proj\.bias \(128,\) is no parameter"):
@@ -357,7 +401,7 @@ def test_other_widths_and_groups_that_do_not_fit_are_refused(fixtures, tmp_path)
     directory, _ = integer_checkpoint(fixtures, tmp_path, "gptq", 32)
     values = json.loads((directory / "config.json").read_text())
     for setting, words in [
-        ({"bits": 3}, r"g_idx is int32 \(128,\); int32 \(170,\) was expected"),
+        ({"bits": 3}, r"up_proj\.qzeros is int32 \(4, 24\); int32 \(4, 18\) was expected"),
         ({"bits": 5}, r"gptq of 5 bits \(gptq\); supported: 2, 3, 4, 8 bits, gptq, gptq_v2"),
         ({"quant_method": None}, "no quantization_config"),
         ({"quant_method": "awq", "version": "gemv"}, r"awq of 4 bits \(gemv\)"),

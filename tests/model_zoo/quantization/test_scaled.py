@@ -107,9 +107,11 @@ def test_parts_that_do_not_fit_are_one_line(fixtures, tmp_path, form, others, wo
 
 
 def test_packed_forms_of_compressed_tensors_are_refused(fixtures, tmp_path):
-    form = (COMPRESSED | {"format": "pack-quantized"}, *FORMS["outputs"][1:])
+    form = (COMPRESSED | {"format": "nvfp4-pack-quantized"}, *FORMS["outputs"][1:])
     scaled(fixtures, tmp_path, form)
-    with pytest.raises(InputError, match="compressed-tensors in format 'pack-quantized'; of these float-quantized"):
+    with pytest.raises(
+        InputError, match="compressed-tensors in format 'nvfp4-pack-quantized'; of these float-quantized"
+    ):
         Checkpoint(tmp_path)
 
 
