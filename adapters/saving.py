@@ -50,8 +50,8 @@ from adapters.registry import registry
 from adapters.score import prepare_for
 from model_zoo.arguments import checked
 from model_zoo.atomic import atomic_write, explained
-from model_zoo.checkpoint.dtypes import convert, typed
-from model_zoo.checkpoint.fingerprint import ROUNDINGS, fingerprint, glance, same_base
+from model_zoo.checkpoint.dtypes import typed
+from model_zoo.checkpoint.fingerprint import fingerprint, glance, same_base, same_numbers
 from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.errors import InputError, located
@@ -280,8 +280,6 @@ def read_arrays(model, state, directory: Path, values, config, strict: bool, ski
         if strict and getattr(model, "family", None) is not None:
             check_vocabulary(model, file)
             beside = without_effect(file, model.family, model.config.left_out)
-        if values.get("ensure_weight_tying"):
-            check_apart(model, plain)
         plain = {key: stored for key, stored in plain.items() if stored not in beside}
         prepare_for(model, config, {key: file.info(stored).shape for key, stored in plain.items()})
         dropped = fit(model, config, plain)
@@ -291,6 +289,8 @@ def read_arrays(model, state, directory: Path, values, config, strict: bool, ski
         stored_arrays = {stored: typed(file.read(stored), file.tensors[stored].dtype) for stored in plain.values()}
         arrays = {key: file.read(stored, dtype="float32") for key, stored in plain.items()}
         arrays = unpacked(model, config, arrays)
+        if values.get("ensure_weight_tying"):
+            check_apart(model, arrays)
         add_whole(config, model, arrays)
         config, arrays = config.restarted(model, arrays, file.metadata.get(STARTED_BY))
         return config, arrays, stored_arrays, dict(file.metadata)
@@ -306,9 +306,7 @@ def unpacked(model, config, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarr
         weight = weight_of(cells[path]) if last == "weight" and path in cells else None
         if weight is None or saved_in_full(config, path) or tuple(weight.shape) != array.shape:
             return False
-        own = read_parameter(weight).astype(np.float32)
-        as_stored = (convert(convert(own, "float32", kind), kind, "float32") for kind in ("float32", *ROUNDINGS))
-        return any(np.array_equal(each, array) for each in as_stored)
+        return same_numbers(read_parameter(weight).astype(np.float32), array)
 
     with registry(model).disabled():
         kept = {key: array for key, array in arrays.items() if not is_the_bases(key, array)}

@@ -36,7 +36,9 @@ class TrainableTokensConfig(Tokens, MethodConfig):
         return companions(model, self, chosen)
 
     def pack(self, arrays: dict[str, np.ndarray], adapter) -> dict[str, np.ndarray]:
-        return {key.replace(f".{KEY}", f".{KEY_ALONE}"): array for key, array in arrays.items()}
+        """PEFT looks for a tied head's rows, too."""
+        rows = {id(adapter.modules[key.removesuffix(f".{KEY}")]): array for key, array in arrays.items()}
+        return {f"{path}.{KEY_ALONE}": rows[id(module.owner[0])] for path, module in adapter.modules.items()}
 
     def unpack(self, arrays: dict[str, np.ndarray], model) -> dict[str, np.ndarray]:
         rows = {key.removesuffix(f".{KEY_ALONE}"): array for key, array in arrays.items()}

@@ -13,7 +13,7 @@ import functools
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 
 from adapters.deltas import blocks, wide
+from adapters.matching import saved_in_full
 from adapters.peft_config import ALL_THE_SAME, another_base, lacks_tokens, without_effect
 from adapters.stored import Change, Delta, StoredAdapter, check_together, in_order
 from model_zoo.arguments import checked
 from model_zoo.atomic import staged, write_json
 from model_zoo.checkpoint.dtypes import STORAGE, convert, float_name
-from model_zoo.checkpoint.fingerprint import fingerprint, same_base
+from model_zoo.checkpoint.fingerprint import fingerprint, same_base, same_numbers
 from model_zoo.checkpoint.grown import grown, vocabulary_of, with_vocabulary
 from model_zoo.checkpoint.made import MadeTensor
 from model_zoo.checkpoint.reading import Checkpoint, assignment, read_config
@@ -250,7 +251,7 @@ class _Merge:
 
     def add(self, adapter: StoredAdapter, factor: float) -> None:
         """Takes an adapter's changes in; InputError when two adapters replace the same tensor."""
-        adapter.given.update(without_effect(adapter.file, self.base.family, self.base.left_out))
+        adapter.given.update(without_effect(adapter.file, self.base.family, self.base.left_out), self.copied(adapter))
         for change in adapter.changes(self.meta_model):
             replaced = (change.name, *((self.tied or ())[:1] if change.shared else ()))
             for name in replaced if change.kind in ("whole", "rows") else ():
@@ -262,6 +263,15 @@ class _Merge:
             weight = self.checkpoint.source(self.sources[change.name]) if change.name in self.sources else None
             if isinstance(weight, Requantized) and (taken := adapter.taken_off(change)) is not None:
                 weight.take_off(taken)
+
+    def copied(self, adapter: StoredAdapter) -> Iterator[str]:
+        """Tensors of an adapter that are the base's own: PEFT writes embedding and head with save_embedding_layers."""
+        for name, key in adapter.whole(vocabulary_of(self.base)).items():
+            stored = self.sources.get(dict([self.tied or (name, name)]).get(name, name))
+            if stored is None or saved_in_full(adapter.config, name.removesuffix(".weight")):
+                continue
+            if same_numbers(self.checkpoint.raw(stored, "float32"), adapter.file.read(key, dtype="float32")):
+                yield key
 
     def untied(self) -> str | None:
         """The head that needs a weight of its own because only it, or only the embedding, changes.

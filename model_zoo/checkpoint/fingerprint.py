@@ -85,6 +85,12 @@ def fingerprint(config: Mapping[str, Any], source: Checkpoint | nn.Cell, roundin
         return digest(config, described, own, roundings)
 
 
+def same_numbers(own: np.ndarray, others: np.ndarray) -> bool:
+    """Whether a base's numbers are these, both in float32, or are once they are rounded to 16 bits."""
+    as_stored = (convert(convert(own, "float32", kind), kind, "float32") for kind in ("float32", *ROUNDINGS))
+    return any(np.array_equal(each, others) for each in as_stored)
+
+
 def same_base(one: str, other: str) -> bool:
     """Whether two fingerprints are of one base, in whatever types it is kept. One of older files has the first part."""
     return any(part == its for part, its in zip(one.split("-"), other.split("-"), strict=False))

@@ -15,8 +15,10 @@ from peers import imported
 import pet
 from adapters.adalora import ADALORA
 from adapters.methods import BY_PEFT_TYPE
+from adapters.peft_config import WEIGHTS
 from adapters.peft_others import WAYS
 from adapters.registry import registry
+from model_zoo.checkpoint.safetensors_io import read_file
 from model_zoo.engine import no_bf16
 from model_zoo.errors import InputError
 from pet.train.precision import set_precision
@@ -277,6 +279,8 @@ def test_what_peft_loads_loads_here(pairs, fixtures, family, name, tmp_path):
     finally:
         pet.delete_adapter(pair.ours, "default")
     np.testing.assert_allclose(found, expected, rtol=0, atol=LIMIT)
+    names, written = (read_file(tmp_path / part / WEIGHTS).keys() for part in ("theirs", "trained"))
+    assert set(written) == {name for name in names if not name.endswith(".base_layer.weight")}
     opened = peft.PeftModel.from_pretrained(copy.deepcopy(pair.theirs), tmp_path / "trained").eval()
     np.testing.assert_allclose(their_logits(opened), trained, rtol=0, atol=LIMIT)
     pet.merge_checkpoint(fixtures / family, tmp_path / "theirs", tmp_path / "merged")
@@ -349,11 +353,15 @@ def test_embedding_and_head_that_peft_saves_beside_the_factors(pairs, fixtures, 
     [
         ("llama_gqa", "LoraConfig", {"r": 2, "trainable_token_indices": [5, 77]}),
         ("gpt2", "LoraConfig", {"r": 2, "trainable_token_indices": [5, 77]}),
+        ("gpt2", "LoraConfig", {"r": 2, "ensure_weight_tying": True}),
         ("gpt2", "TrainableTokensConfig", {"token_indices": [5, 77], "target_modules": ["wte"]}),
+        ("llama_gqa", "TrainableTokensConfig", {"token_indices": [5, 77], "target_modules": ["lm_head"]}),
         ("qwen3_moe", "LoraConfig", {"r": 2, "target_modules": "all-linear", "modules_to_save": ["lm_head"]}),
     ],
 )
-def test_the_base_s_own_embedding_and_head_are_left_out_of_any_file(pairs, family, method, settings, tmp_path):
+def test_the_base_s_own_embedding_and_head_are_left_out_of_any_file(
+    pairs, fixtures, family, method, settings, tmp_path
+):
     """Beside rows of tokens too, of which a tied head has a copy, and beside stacked experts."""
     pair = pairs(family)
     ids = IDS % pair.ours.config.vocab_size
@@ -366,6 +374,9 @@ def test_the_base_s_own_embedding_and_head_are_left_out_of_any_file(pairs, famil
         np.testing.assert_allclose(pair.ours(ids).asnumpy(), expected, rtol=0, atol=LIMIT)
     finally:
         pet.delete_adapter(pair.ours, "default")
+    pet.merge_checkpoint(fixtures / family, tmp_path / "theirs", tmp_path / "merged")
+    merged = pet.AutoModel.from_pretrained(tmp_path / "merged")
+    np.testing.assert_allclose(merged(ids).asnumpy(), expected, rtol=0, atol=LIMIT)
 
 
 @pytest.mark.parametrize(
