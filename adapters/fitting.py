@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from adapters.cells import Site, own_parameters, plain_cells
+from adapters.cells import Site, is_bias, own_parameters, plain_cells
 from adapters.matching import chosen_sites, matches, means, saved_in_full, sites
 from adapters.patterns import GROUPS, as_list, in_linear_time, is_glob, layer_numbers, pattern_matches, within
 from adapters.schema import Settings
+from adapters.settings import LoRA
 from model_zoo.errors import InputError, nearest
 
 PATTERNS = ("rank_pattern", "alpha_pattern")
@@ -93,6 +94,11 @@ def fit(model, config: Settings, tensors: Collection[str]) -> list[str]:
         setattr(config, name, value)
         keep(name, lambda key: any(pattern_matches(key, site.path) for site in chosen))
     keep("feedforward", among(chosen))
+    biased = any(is_bias(name) for site in chosen for name in own_parameters(site.cell))
+    left_out = biased and not any(is_bias(name.rpartition(".")[2]) for name in tensors)
+    if left_out and isinstance(config, LoRA) and config.bias == "lora_only":
+        dropped.append("bias: the file holds none, which PEFT 0.7 to 0.20 left out; the base's are taken")
+        config.bias = "none"
     return dropped
 
 

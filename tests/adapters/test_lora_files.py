@@ -378,6 +378,24 @@ def test_what_means_nothing_in_a_file_is_one_warning(llama, directory, tmp_path,
     np.testing.assert_array_equal(llama(IDS).asnumpy(), expected)
 
 
+def test_biases_of_targets_that_peft_left_out_are_the_bases(models, fixtures, tmp_path):
+    """PEFT 0.7 to 0.20 looked for them beside the factors, where an adapted cell has none."""
+    model, adapter = models("gpt2"), tmp_path / "adapter"
+    shutil.copytree(fixtures / "gpt2" / "lora", adapter)
+    pet.load_adapter(model, adapter)
+    expected = model(IDS).asnumpy()
+    pet.delete_adapter(model, "default")
+    edit(adapter, bias="lora_only")
+    with pytest.warns(UserWarning, match="bias: the file holds none"):
+        pet.load_adapter(model, adapter)
+    np.testing.assert_array_equal(model(IDS).asnumpy(), expected)
+    pet.delete_adapter(model, "default")
+    with pytest.warns(UserWarning, match="bias: the file holds none"):
+        pet.merge_checkpoint(fixtures / "gpt2", adapter, tmp_path / "merged")
+    merged = pet.AutoModel.from_pretrained(tmp_path / "merged")(IDS).asnumpy()
+    np.testing.assert_allclose(merged, expected, rtol=0, atol=1e-5)
+
+
 # Each keeps Python's engine busy for hours with one of this model's names.
 CATASTROPHIC = [
     r"(\w|\.|\w)*!",
