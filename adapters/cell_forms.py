@@ -167,9 +167,10 @@ def tried_out(cell: nn.Cell, known: type | None) -> Form:
 
 @contextmanager
 def trial_values(cell: nn.Cell) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """Weight and bias in float64, of a cell that is not in training. Zeros say nothing, so that a weight of zeros is
-    another one within."""
+    """Weight and bias in float64, of a cell that is not in training and leaves out its own activation, which comes
+    behind adapters. Zeros say nothing, so that a weight of zeros is another one within."""
     parameter, bias, training = weight_of(cell), getattr(cell, "bias", None), cell.training
+    activated = getattr(cell, "activation_flag", False)
     weight = convert(*as_storage(read_parameter(parameter)), "float64").copy()
     zero = not weight.any()
     if zero:
@@ -177,11 +178,15 @@ def trial_values(cell: nn.Cell) -> Iterator[tuple[np.ndarray, np.ndarray | None]
     try:
         if training:
             cell.set_train(False)
+        if activated:
+            object.__setattr__(cell, "activation_flag", False)
         now = convert(*as_storage(read_parameter(parameter)), "float64").copy()
         yield now, None if bias is None else convert(*as_storage(read_parameter(bias)), "float64")
     finally:
         if zero:
             write_parameter(parameter, weight)
+        if activated:
+            object.__setattr__(cell, "activation_flag", True)
         if training:
             cell.set_train(True)
 

@@ -153,11 +153,17 @@ def _adapted_cell(cls: type, weight_name: str, has_bias: bool) -> type:
         if name not in vars(Adapted):
             setattr(Adapted, name, method)
     # not super(): the graph parser takes that as of the object's class, which may be derived from this one (NEFTune's)
-    Adapted.bare_construct = cls.construct
+    Adapted.bare_construct = uncompiled(cls.construct)
     weights = {"weight": weight, "embedding_table": embedding_table, "embedding_weight": embedding_weight}
     Adapted.base_weight = unpacked if issubclass(cls, QuantizedLinear) else weights[weight_name]
     Adapted.base_bias = bias if has_bias else none
     return Adapted
+
+
+def uncompiled(method: FunctionType) -> FunctionType:
+    """A method without the ``mindspore.jit`` on it, which compiles whatever its object calls so: of an adapted cell the
+    forward with the adapters, which would act twice."""
+    return method.__wrapped__ if hasattr(method, "__wrapped_by_jit__") else method
 
 
 def below_super(cls: type) -> tuple[type, dict[str, FunctionType]]:
@@ -168,7 +174,7 @@ def below_super(cls: type) -> tuple[type, dict[str, FunctionType]]:
     methods are the derived class's.
     """
     own = {key: value for key, value in vars(cls).items() if isinstance(value, FunctionType) and key[:2] != "__"}
-    if not any("__class__" in method.__code__.co_freevars for method in own.values()):
+    if not any("__class__" in uncompiled(method).__code__.co_freevars for method in own.values()):
         return cls, {}
     above = {key: getattr(super(cls, cls), key) for key in own if hasattr(super(cls, cls), key)}
     return type(cls.__name__, (cls,), above), own

@@ -8,7 +8,7 @@ import inspect
 import mindspore as ms
 import numpy as np
 import pytest
-from foreign_networks import NETWORKS, Convolutional, Small, Squared, Text, Vision, numbers
+from foreign_networks import NETWORKS, Convolutional, Derived, Small, Squared, Text, Vision, numbers
 from mindspore import Tensor, amp, mint, nn, ops
 from safetensors.numpy import load_file
 
@@ -450,6 +450,30 @@ def test_dropout_in_a_loop_of_ones_own(mode):
     randomise(network, 1.0)
     outputs = [network(Small.example()).asnumpy() for _ in range(8)]  # two may well drop the same
     assert np.ptp(outputs, axis=0).max() > 1e-3
+
+
+class Compiled(nn.Dense):
+    """Compiles its own forward."""
+
+    @ms.jit
+    def construct(self, x):
+        return ops.matmul(x, self.weight.T) + self.bias
+
+
+@pytest.mark.parametrize(
+    "make", (Compiled, lambda *sizes: Derived(*sizes, activation="tanh")), ids=("jit", "activation")
+)
+def test_a_derived_dense_is_what_its_merged_weight_gives(make):
+    """Whatever it is derived for: an adapter acts once, and before the activation."""
+    network, x = nn.SequentialCell(make(6, 4)), Small.example()
+    before = network(x).asnumpy()
+    pet.apply_lora(network, rank=2, targets="all-linear")
+    np.testing.assert_array_equal(network(x).asnumpy(), before)
+    randomise(network)
+    changed = network(x).asnumpy()
+    assert np.abs(changed - before).max() > 1e-2
+    pet.merge_and_unload(network)
+    np.testing.assert_allclose(network(x).asnumpy(), changed, atol=1e-5)
 
 
 def test_adapters_on_parts_of_a_network():
