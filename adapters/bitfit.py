@@ -11,6 +11,7 @@ import numpy as np
 from mindspore import Parameter, Tensor
 
 from adapters.cells import own_parameters
+from adapters.matching import sites
 from adapters.method import AdapterModule, MethodConfig
 from adapters.settings import NO_BIAS, BitFit
 
@@ -22,6 +23,10 @@ class BitFitConfig(BitFit, MethodConfig):
     none gets one; with `targets`, `exclude` or `layers`, only those Dense. One that is given a bias cannot be merged:
     the base's checkpoint has no place for it.
     """
+
+    def fixed_sites(self, model) -> list | None:
+        """A network of convolutions has biases to train, and no Dense that could be given one."""
+        return [] if self.bias == "all" and all(site.kind != "linear" for site in sites(model)) else None
 
     def build_all(self, model, chosen) -> dict[str, AdapterModule]:
         if not self.add_missing:

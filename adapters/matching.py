@@ -226,7 +226,8 @@ def no_default(config: Settings, fitting: list[Site]) -> str:
     if not names:
         return f"targets: the network has no cell that {config.method} fits ({', '.join(config.kinds)})"
     there = ", ".join(names[:LISTED]) + (", …" if len(names) > LISTED else "")
-    return f"targets: the model is of no known family; name its cells (there is: {there}), or 'all-linear'"
+    other = ", or 'all-linear'" if any(site.kind == "linear" for site in fitting) else ""
+    return f"targets: the model is of no known family; name its cells (there is: {there}){other}"
 
 
 def refuse_misfits(entries, chosen: list[Site], family, config: Settings) -> list[Site]:
@@ -279,8 +280,9 @@ def wanted(model, config: Settings, chosen: list[Site]) -> list[tuple[str, Any, 
                 problems.append(f"modules_to_save: {path} is a target too; train it whole or adapt it, not both")
             want(path, cell, own_parameters(cell))
     InputError.raise_any(problems)
-    if not found_so_far and not getattr(config, "add_missing", True):
-        raise InputError(f"{config.method}: there is no bias to train; add_missing=True gives each Dense one")
+    if not found_so_far and hasattr(config, "add_missing") and not (config.add_missing and chosen):
+        hint = "; add_missing=True gives each Dense one" if chosen else ""
+        raise InputError(f"{config.method}: there is no bias to train{hint}")
     return list(found_so_far.values())
 
 

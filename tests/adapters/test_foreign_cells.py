@@ -198,3 +198,14 @@ def test_prompts_need_a_known_family(apply):
 def test_a_network_without_a_cell_that_fits():
     with pytest.raises(pet.InputError, match="the network has no cell that lora fits"):
         pet.apply_lora(nn.SequentialCell(nn.LSTM(2, 2), nn.ReLU()))
+
+
+def test_a_network_of_convolutions_has_biases_to_train():
+    network = nn.SequentialCell(nn.Conv2d(3, 4, 3, has_bias=True), nn.BatchNorm2d(4))
+    pet.apply_bitfit(network)
+    assert {parameter.shape for parameter in pet.trainable_parameters(network)} == {(4,)}
+    assert len(pet.trainable_parameters(network)) == 2  # of the convolution, and the norm's beta
+    with pytest.raises(pet.InputError, match=r"bitfit: there is no bias to train$"):
+        pet.apply_bitfit(nn.SequentialCell(nn.Conv2d(3, 4, 3, has_bias=False)))
+    with pytest.raises(pet.InputError, match=r"no known family; name its cells \(there is: 0\)$"):
+        pet.apply_lora(nn.SequentialCell(nn.Conv2d(3, 4, 3)))
