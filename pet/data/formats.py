@@ -233,6 +233,7 @@ class Rows:
             raise Wrong(missing if type(error) is KeyError else str(error)) from error
         if not ours:  # a function of the user's may read columns in any way
             columns.asked |= own.keys()
+        columns.asked |= {name for role, name in self.columns.items() if name and role in columns.asked}
         if isinstance(found, Mapping):  # no conversations
             for name, value in found.items():
                 setattr(row, name, value)

@@ -145,6 +145,21 @@ def test_a_column_without_a_name_is_left_out(tmp_path):
         assert not {"prompt"} & set(found.unread)
 
 
+def test_a_column_that_has_a_role_is_read(tmp_path):
+    """By whatever name the file has it; nobody is told of it that it is not read."""
+    rows = [
+        {"conversations": [USER], "chosen": "A", "rejected": "B", "prompt": "other"},
+        {"instruction": "Q", "output": "A", "tag": True, "input": ""},
+    ]
+    named = {"dpo": {"messages": "conversations"}, "kto": {"prompt": "instruction", "label": "tag"}}
+    for row, (objective, columns) in zip(rows, named.items(), strict=True):
+        (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+        reading = {name: one for name, one in rows_of(objective).items() if name in ("conversations", "documents")}
+        (found,) = read_rows(tmp_path / "rows.jsonl", columns=columns, **reading)
+        assert found.messages[0]["content"] == USER["content"]
+        assert not found.beside and found.unread == (["prompt"] if objective == "dpo" else [])
+
+
 @pytest.mark.parametrize("objective", ["reward", "dpo"])
 def test_a_margin_is_a_reward_models(objective, tmp_path):
     """Of other objectives it is said that it is not read."""
