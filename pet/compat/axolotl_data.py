@@ -198,10 +198,9 @@ def chat_template(t: Translation, named: Any, entry: Mapping[str, Any]) -> str |
         prompt = replace(prompt, needs=prompt.end)
     of_eos = entry.get("train_on_eos") or "turn"
     of_eot = entry.get("train_on_eot") or of_eos
-    for learnt in (of_eos, of_eot):
-        if learnt not in ENDS:
-            t.refuse("train_on_eos", f"{learnt!r} is not supported; known: {', '.join(ENDS)}")
-            return None
+    if unknown := [learnt for learnt in (of_eos, of_eot) if learnt not in ENDS]:
+        t.refuse("train_on_eos", f"{unknown[0]!r} is not supported; known: {', '.join(ENDS)}")
+        of_eos = of_eot = "turn"
     is_eos = str(eos == prompt.end).lower() if eos else f"eos_token == '{prompt.end}'"
     is_eot = str(prompt.end in turns).lower() if turns else is_eos
     if of_eot == of_eos:

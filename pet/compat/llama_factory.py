@@ -98,7 +98,8 @@ TABLE = {
     "rope_scaling": Refused("positions are those of the checkpoint's config.json; see model.config"),
     "model_revision": jobs.revision,
     "use_fast_tokenizer": jobs.MODEL,
-    **same(jobs.TOKENS, "resize_vocab add_tokens add_special_tokens new_special_tokens"),
+    **same(jobs.TOKENS, "resize_vocab add_tokens add_special_tokens new_special_tokens*"),
+    "init_special_tokens": Ignored("no tokens are added"),
     # the adapter
     "finetuning_type": Refused("lora, full and freeze are supported", harmless=("lora", "full", "freeze")),
     "adapter_name_or_path": jobs.adapter,
@@ -129,6 +130,7 @@ TABLE = {
     "average_tokens_across_devices": Ignored("a loss is the mean over the labelled tokens of all devices"),
     "buffer_size": "data.stream_window",  # see settle
     **same(Refused("data sets are put one after the other", harmless=("concat",)), "mix_strategy interleave_probs"),
+    "eval_on_each_dataset": Refused("what is held out is measured as one; give eval_dataset one data set"),
     "disable_shuffling": flag("data.shuffle", False),
     "train_sampling_strategy": _sampled,
     **same(jobs.CACHE, "overwrite_cache tokenized_path data_shared_file_system cache_dir"),
@@ -142,7 +144,7 @@ TABLE = {
     "ppo_*": Ignored("it is about stage: ppo"),
     "kto_ftx": Ignored("it is about stage: kto"),
     "use_dft_loss": elsewhere,
-    **same(jobs.LOSS, "pref_bco_weight use_asft_loss use_eaft_loss"),
+    **same(jobs.LOSS, "pref_bco_weight use_asft_loss use_eaft_loss ld_alpha moe_aux_loss_coef"),
     # the run
     **same(Ignored("pet finetune trains, and pet evaluate measures"), "do_train do_predict"),
     "early_stopping_steps": "eval.patience",
@@ -176,7 +178,7 @@ TABLE = {
     **same(jobs.LOGS, "plot_loss include_* report_to logging_first_step log_* logging_nan_inf_filter debug"),
     **same(jobs.LOGS, "skip_memory_metrics print_param_status enable_torch_profiler profiler_*"),
     **same(jobs.LAYOUT, "*_model_parallel_size sequence_parallel placement_strategy master_* ddp_* local_rank"),
-    **same(jobs.LAYOUT, "use_distributed_optimizer overlap_* use_megatron_bridge use_mca"),
+    **same(jobs.LAYOUT, "use_distributed_optimizer overlap_* use_megatron_bridge use_mca *hyper_parallel*"),
 }
 DEFAULTS = {
     "train.learning_rate": 5e-5,

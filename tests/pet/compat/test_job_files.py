@@ -926,6 +926,8 @@ def test_answers_are_compared_without_dropout_as_by_trl(tmp_path, system, given,
         ("axolotl", {"rl": "dpo", "rl_beta": [1]}, "rl_beta: [1] is not a value that it takes"),
         ("llama_factory", {"stage": "kto", "pref_ftx": 0.5}, "pref_ftx: 0.5: kto has no likelihood term here"),
         ("llama_factory", {"stage": "kto", "kto_ftx": 0.5}, "kto_ftx: 0.5: kto has no likelihood term here"),
+        ("llama_factory", {"stage": "dpo", "ld_alpha": 0.5}, "ld_alpha: 0.5: a loss that is not here"),
+        ("llama_factory", {"eval_on_each_dataset": True}, "eval_on_each_dataset: True: what is held out is"),
     ],
 )
 def test_a_loss_that_is_not_here_is_one_problem(tmp_path, system, given, problem):
