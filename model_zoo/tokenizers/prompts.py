@@ -207,13 +207,12 @@ def _chatglm3(talk: Conversation) -> Iterator[Part]:
 
 
 def joined(messages: Iterable[Mapping[str, Any]]) -> Iterator[Part]:
-    """A prompt of ChatGLM3 as its own tokenizer makes it: messages in any order, each with its metadata and its tools.
+    """A prompt of ChatGLM3 or GLM-4 behind its first tokens as its own tokenizer makes it: messages in any order, each
+    with its metadata and its tools.
 
     Raises:
         InputError: an unknown role.
     """
-    yield token("[gMASK]")
-    yield token("sop")
     for message in messages:
         check_one_of("role", message["role"], [name.strip("<|>") for name in _ROLE_TOKENS])
         tools = message["role"] == "system" and "tools" in message

@@ -2,16 +2,53 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from model_zoo.errors import InputError
 from model_zoo.tokenizers import Tokenizer
 from model_zoo.tokenizers.special import TOKEN_KEYS
 
 Ids = Sequence[int]
-IN_NO_TEXT = {"ChatGLM2Tokenizer", "ChatGLM3Tokenizer", "GLM4Tokenizer"}
-"""Tokenizers whose control tokens stand in no text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ways:
+    """What a family's tokenizer does in MindFormers otherwise than the others.
+
+    Attributes:
+        in_texts: which control tokens a text of a call may hold: those that have a name (``eos_token`` …), ``all``, or
+            ``none``.
+        writes: whether `decode` writes control tokens.
+        types, positions: whether a call gives ``token_type_ids`` and ``position_ids``.
+    """
+
+    in_texts: str = "named"
+    writes: bool = True
+    types: bool = False
+    positions: bool = False
+
+
+FAMILIES = {
+    "ChatGLMTokenizer": Ways(writes=False, types=True),
+    "ChatGLM2Tokenizer": Ways("none", writes=False),
+    "ChatGLM3Tokenizer": Ways("none", positions=True),
+    "GLM4Tokenizer": Ways("all", positions=True),
+}
+
+
+def ways_of(tokenizer: type) -> Ways:
+    """Those of a tokenizer's class."""
+    return next((FAMILIES[one.__name__] for one in tokenizer.__mro__ if one.__name__ in FAMILIES), Ways())
+
+
+def _named(text: str) -> tuple[property, property]:
+    return (
+        property(lambda self: text if text in self.special_tokens else None, doc=f"``{text}``, where there is one."),
+        property(lambda self: self.special_tokens.get(text), doc=f"The id of ``{text}``."),
+    )
 
 
 class Controls(Tokenizer if TYPE_CHECKING else object):
@@ -21,10 +58,24 @@ class Controls(Tokenizer if TYPE_CHECKING else object):
     all_special_tokens = property(lambda self: list(self.special_tokens), doc="The texts of all control tokens.")
     all_special_ids = property(lambda self: list(self.special_tokens.values()), doc="Their ids.")
 
+    mask_token, mask_token_id = _named("[MASK]")
+    gmask_token, gmask_token_id = _named("[gMASK]")
+    end_token, end_token_id = _named("</s>")
+    ways = property(lambda self: ways_of(type(self)), doc="See `Ways`.")
+
+    def get_command(self, token: str) -> int:
+        """The id of a control token, as scripts of ChatGLM ask for it."""
+        return self.token_to_id(token)
+
+    @property
+    def has_token_types(self) -> bool:
+        """Whether a call gives ``token_type_ids``."""
+        return self.ways.types or super().has_token_types
+
     @property
     def special_tokens_map(self) -> dict[str, str]:
         """{``bos_token``, ``eos_token`` …: its text}, of those that there are."""
-        return {name: text for name in TOKEN_KEYS if (text := getattr(self, name, None))}
+        return {name: text for name in (*TOKEN_KEYS, "mask_token") if (text := getattr(self, name, None))}
 
     def build_inputs_with_special_tokens(self, token_ids_0: Ids, token_ids_1: Ids | None = None) -> list[int]:
         """Ids with a call's control tokens around them; further ones have their own, or of GLM's the end token."""
@@ -54,17 +105,48 @@ class Controls(Tokenizer if TYPE_CHECKING else object):
         return [0] * first + [1] * (len(self.build_inputs_with_special_tokens(token_ids_0, token_ids_1)) - first)
 
     def _encode_checked(self, text: str, further: bool | None = None) -> list[int]:
-        """Ids of a text; in one of a call or `encode`, where ``further`` is None, the control tokens that have a name
-        (``</s>``) are these, as there, but for the tokenizers that have them in no text there either."""
-        named = sorted({*self.special_tokens_map.values()} & {*self.special_tokens}, key=len, reverse=True)
-        if (
-            further is not None
-            or not named
-            or not isinstance(text, str)
-            or IN_NO_TEXT & {one.__name__ for one in type(self).__mro__}
-        ):
+        """Ids of a text; in one of a call or `encode`, where ``further`` is None, control tokens (``</s>``) are these,
+        as there: see `Ways.in_texts`."""
+        texts = self.special_tokens if self.ways.in_texts == "all" else self.special_tokens_map.values()
+        named = sorted({*texts} & {*self.special_tokens}, key=len, reverse=True)
+        if further is not None or not named or not isinstance(text, str) or self.ways.in_texts == "none":
             return super()._encode_checked(text, bool(further))
         ids: list[int] = []
         for part in re.split(f"({'|'.join(map(re.escape, named))})", text):
             ids += [self.special_tokens[part]] if part in named else super()._encode_checked(part)
         return ids
+
+    def add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
+        """How many tokens were new: none, or an error.
+
+        Args:
+            new_tokens: texts of tokens, or one.
+            special_tokens: says nothing here.
+
+        Raises:
+            InputError: one that the tokenizer does not have.
+        """
+        known = {"", *self.special_tokens, *self.plain}
+        lacking = [text for token in _texts(new_tokens) if (text := str(token)) not in known]
+        if lacking:
+            raise InputError(
+                f"add_tokens: {', '.join(map(repr, lacking))}: the tokenizer and the model's embedding stay as they "
+                "are; add them to the checkpoint's files"
+            )
+        return 0
+
+    def add_special_tokens(self, special_tokens_dict: Mapping[str, Any]) -> int:
+        """Names control tokens: of those that the tokenizer has, pad_token may be another one.
+
+        Raises:
+            InputError: see `add_tokens`; or another bos_token or eos_token than the tokenizer's.
+        """
+        self.add_tokens([one for value in special_tokens_dict.values() for one in _texts(value)])
+        for name, value in special_tokens_dict.items():
+            if name in ("bos_token", "eos_token", "pad_token") and str(value) != getattr(self, name):
+                setattr(self, name, str(value))
+        return 0
+
+
+def _texts(value: Any) -> list:
+    return list(value) if isinstance(value, (list, tuple)) else [value]

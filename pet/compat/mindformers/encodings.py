@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
@@ -81,6 +82,13 @@ def rows_of(value: Any) -> list:
     if isinstance(value, np.ndarray):
         return value.tolist()
     return [rows_of(one) if hasattr(one, "__len__") else int(one) for one in value]
+
+
+def places_of(masks: list) -> list:
+    """0, 1, 2 … for a row's tokens and 0 for its padding, by its mask, or by the mask of each row."""
+    if masks and isinstance(masks[0], list):
+        return [places_of(row) for row in masks]
+    return [one * (seen - 1) for one, seen in zip(masks, itertools.accumulate(masks), strict=True)]
 
 
 def as_arrays(kind: str, rows: list) -> Any:

@@ -30,8 +30,9 @@ UNSAID = {
     **dict.fromkeys(("max_new_tokens", "pad_token_id", "bos_token_id", "eos_token_id", "_from_model_config")),
 }
 """MindFormers' defaults of a `GenerationConfig`."""
-IDLE = ("bos_token_id", "use_past", "_from_model_config")
-"""Settings that change no answer: a prompt begins as it is given, and keys and values are kept in any case."""
+IDLE = ("bos_token_id", "use_past", "_from_model_config", "token_type_ids", "position_ids")
+"""Settings that change no answer: a prompt begins as it is given, keys and values are kept in any case, and what a
+tokenizer gives beside ids and mask follows from them."""
 FIXED = {"encoder_repetition_penalty": 1.0}
 
 
@@ -110,7 +111,7 @@ def give_defaults(model, given: Mapping[str, Any], checkpoint: Any = None) -> No
         if own is None and len(arguments) > 1 and isinstance(arguments[1], GenerationConfig):
             own, arguments = arguments[1], (arguments[0], *arguments[2:])
         for name in IDLE:
-            if settings.pop(name, None):
+            if np.any(settings.pop(name, None)):
                 warn_once(f"generate: {name} has no effect: it changes no answer", name)
         try:
             called = dict(signature.bind_partial(model, *arguments, **settings).arguments)

@@ -16,7 +16,7 @@ from model_zoo.tokenizers.base import padded
 from model_zoo.tokenizers.prompts import STYLES, check_messages, joined
 from model_zoo.tokenizers.settable import Setting
 from pet.compat.mindformers.control_tokens import Controls
-from pet.compat.mindformers.encodings import BatchEncoding, as_arrays, cuts, rows_of
+from pet.compat.mindformers.encodings import BatchEncoding, as_arrays, cuts, places_of, rows_of
 from pet.compat.mindformers.saving import place_of
 
 Texts = Sequence[str]
@@ -43,6 +43,7 @@ class Spoken(Controls):
     def __call__(
         self,
         text: str | Texts,
+        text_pair: str | Texts | None = None,
         add_special_tokens: bool = True,
         padding: bool | str = False,
         padding_side: str | None = None,
@@ -57,22 +58,50 @@ class Spoken(Controls):
         """See `Tokenizer`; with the tokenizer's own side and length.
 
         Args:
+            text_pair: a text behind it, or one behind each. True and False are `add_special_tokens`, as in `Tokenizer`.
             truncation: None cuts where ``max_length`` is said and no padding, as there.
             add_bos_token, add_eos_token: for this call.
             return_attention_mask, return_token_type_ids: False leaves them out.
         """
-        given = {"add_bos_token": add_bos_token, "add_eos_token": add_eos_token}
+        if isinstance(text_pair, bool):
+            text_pair, add_special_tokens = None, text_pair
+        given = {"add_bos_token": add_bos_token, "add_eos_token": add_eos_token, "padding_side": padding_side}
         given = {name: value for name, value in given.items() if value is not None}
         tokenizer = copy.copy(self) if given else self
         for name, value in given.items():
             setattr(tokenizer, name, value)
         if max_length is None and (truncation or padding == "max_length") and self.model_max_length < UNLIMITED:
             max_length = int(self.model_max_length)
-        how = {"padding": padding, "padding_side": padding_side, "max_length": max_length}
-        how |= {"truncation": cuts(truncation, padding, max_length), "return_tensors": return_tensors}
+        how = {"padding": padding, "max_length": max_length, "return_tensors": return_tensors}
+        cut = cuts(truncation, padding, max_length)
+        if text_pair is None:
+            found = super(Spoken, tokenizer).__call__(text, add_special_tokens, truncation=cut, **how)
+        else:
+            found = tokenizer._pairs(text, text_pair, add_special_tokens, cut, **how)
+        if self.ways.positions and return_attention_mask is not False:
+            places = places_of(rows_of(found["attention_mask"]))
+            found["position_ids"] = as_arrays(return_tensors, places) if return_tensors else places
         out = {"attention_mask": return_attention_mask, "token_type_ids": return_token_type_ids}
-        found = super(Spoken, tokenizer).__call__(text, add_special_tokens, **how)
         return BatchEncoding({name: rows for name, rows in found.items() if out.get(name) is not False})
+
+    def _pairs(self, first: Any, second: Any, special: bool, cut: bool, max_length: int | None, **how) -> dict:
+        single = isinstance(first, str)
+        if single != isinstance(second, str) or (not single and len(first) != len(second)):
+            raise InputError("text_pair: one text for each text was expected")
+        pairs = [(first, second)] if single else zip(first, second, strict=True)
+        ids = [[self._encode_checked(one) for one in pair] for pair in pairs]
+        rows = [self.prepare_for_model(*pair, special, False, cut, max_length) for pair in ids]
+        return self.pad(rows[0] if single else rows, max_length=max_length, **how)
+
+    def encode(
+        self, text: str, text_pair: str | bool | None = None, add_special_tokens: bool = True, **settings
+    ) -> list[int]:
+        """The ids that a call gives with these settings; without any see `Tokenizer`."""
+        if isinstance(text_pair, bool):
+            text_pair, add_special_tokens = None, text_pair
+        if text_pair is None and not settings:
+            return super().encode(text, add_special_tokens)
+        return self(text, text_pair, add_special_tokens, **settings)["input_ids"]
 
     def pad(
         self,
@@ -107,6 +136,8 @@ class Spoken(Controls):
             found.setdefault("attention_mask", [[1] * len(row) for row in found["input_ids"]])
         else:
             found.pop("attention_mask", None)
+        if self.ways.positions and return_attention_mask is not False:
+            found.setdefault("position_ids", [list(range(len(row))) for row in found["input_ids"]])
         if padding not in (False, "do_not_pad"):
             width = self._width(padding, max_length, max(map(len, found["input_ids"]), default=0))
             width = -(-width // pad_to_multiple_of) * pad_to_multiple_of if pad_to_multiple_of else width
@@ -156,6 +187,9 @@ class Spoken(Controls):
                 raise InputError(f"max_length: {room} has no room for the control tokens")
             longer.pop()
         row = {"input_ids": build(ids, pair)}
+        if self.has_token_types:
+            types = self.create_token_type_ids_from_sequences(ids, pair)
+            row["token_type_ids"] = types if add_special_tokens else [0] * len(row["input_ids"])
         if marks:
             bare = [0] * len(row["input_ids"])
             row["special_tokens_mask"] = self.get_special_tokens_mask(ids, pair) if add_special_tokens else bare
@@ -170,42 +204,11 @@ class Spoken(Controls):
             raise InputError("max_length: needed for padding='max_length'")
         return int(self.model_max_length if max_length is None else max_length)
 
-    def add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
-        """How many tokens were new: none, or an error.
-
-        Args:
-            new_tokens: texts of tokens, or one.
-            special_tokens: says nothing here.
-
-        Raises:
-            InputError: one that the tokenizer does not have.
-        """
-        known = {"", *self.special_tokens, *self.plain}
-        lacking = [text for token in _texts(new_tokens) if (text := str(token)) not in known]
-        if lacking:
-            raise InputError(
-                f"add_tokens: {', '.join(map(repr, lacking))}: the tokenizer and the model's embedding stay as they "
-                "are; add them to the checkpoint's files"
-            )
-        return 0
-
-    def add_special_tokens(self, special_tokens_dict: Mapping[str, Any]) -> int:
-        """Names control tokens: of those that the tokenizer has, pad_token may be another one.
-
-        Raises:
-            InputError: see `add_tokens`; or another bos_token or eos_token than the tokenizer's.
-        """
-        self.add_tokens([one for value in special_tokens_dict.values() for one in _texts(value)])
-        for name, value in special_tokens_dict.items():
-            if name in ("bos_token", "eos_token", "pad_token") and str(value) != getattr(self, name):
-                setattr(self, name, str(value))
-        return 0
-
     def decode(self, ids, skip_special_tokens: bool | None = None, **settings) -> str | list[str]:
-        """The text of ids, with control tokens unless they are skipped; ChatGLM2 has no text for them. Of several rows
-        a list."""
+        """The text of ids, with control tokens unless they are skipped; ChatGLM-6B and ChatGLM2 have no text for them.
+        Of several rows a list."""
         if skip_special_tokens is None:
-            skip_special_tokens = type(self).__name__ == "ChatGLM2Tokenizer"
+            skip_special_tokens = not self.ways.writes
         rows = ids.asnumpy() if hasattr(ids, "asnumpy") else ids
         if not isinstance(rows, int) and len(rows) and np.ndim(rows[0]) == 1:
             return [super(Spoken, self).decode(row, skip_special_tokens, **settings) for row in rows]
@@ -350,14 +353,15 @@ class Spoken(Controls):
             counts = f"{len(queries)} queries, {len(before)} histories, {len(roles)} roles"
             raise InputError(f"build_batch_input: {counts}; one for each was expected")
         asked = zip(queries, before, roles, strict=True)
-        ask = self._joined if self.prompt_style == "chatglm3" else self.prompt
+        ask = self._joined if self.prompt_style in ("chatglm3", "glm4") else self.prompt
         rows = [ask(_messages(query, list(history or ()), role)) for query, history, role in asked]
         found = {"input_ids": rows, "attention_mask": [[1] * len(row) for row in rows]}
         found["position_ids"] = [list(range(len(row))) for row in rows]
         return self.pad(found, padding if len(rows) > 1 else False, return_tensors=return_tensors)
 
     def _joined(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        return [number for part in joined(messages) for number, _ in self._part_ids(part)]
+        said = [number for part in joined(messages) for number, _ in self._part_ids(part)]
+        return [*self.call_tokens()[0], *said]
 
 
 def _turns(history: Iterable[tuple[str, str]] | None) -> list[dict[str, str]]:
@@ -367,10 +371,6 @@ def _turns(history: Iterable[tuple[str, str]] | None) -> list[dict[str, str]]:
 
 def _messages(query: str, history: list, role: str = "user") -> list:
     return [*history, {"role": role, "content": query}]
-
-
-def _texts(value: Any) -> list:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 @functools.cache

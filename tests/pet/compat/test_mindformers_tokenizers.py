@@ -57,8 +57,9 @@ def test_several_rows(tokenizer):
 def test_control_tokens_are_in_a_text_unless_they_are_skipped(tokenizer):
     name, number = next(iter(tokenizer.special_tokens.items()))
     ids = [*tokenizer.encode("a red", add_special_tokens=False), number]
-    assert tokenizer.decode(ids) == tokenizer.decode(ids, skip_special_tokens=False) != "a red"
-    assert name in tokenizer.decode(ids) and tokenizer.decode(ids, skip_special_tokens=True) == "a red"
+    written = tokenizer.decode(ids, skip_special_tokens=False)
+    assert tokenizer.decode(ids) == ("a red" if type(tokenizer).__name__ == "ChatGLMTokenizer" else written) != ""
+    assert name in written and tokenizer.decode(ids, skip_special_tokens=True) == "a red"
 
 
 def test_what_a_call_gives_has_attributes_and_is_cut_at_a_length_that_is_said(tokenizer):
@@ -110,7 +111,7 @@ def test_pad_takes_what_mindformers_takes(tokenizer):
     assert found["labels"].tolist() == [[1, 2, 3, 0], [4, 0, 0, 0]]
     assert found["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
     one = tokenizer.pad({"input_ids": np.array([5, 6])}, padding="max_length", max_length=3)
-    assert one == {"input_ids": [5, 6, pad], "attention_mask": [1, 1, 0]}
+    assert (one["input_ids"], one["attention_mask"]) == ([5, 6, pad], [1, 1, 0])
     assert tokenizer.pad(rows, padding=False, return_attention_mask=False) == rows
     for wrong, words in (
         ({"padding": "most"}, "padding: unknown value 'most'"),
@@ -237,13 +238,13 @@ def test_a_row_of_ids_is_made_ready(tokenizer):
     row = tokenizer.prepare_for_model(
         ids, add_special_tokens=False, max_length=len(ids) + 2, padding="max_length", truncate_direction="LEFT"
     )
-    assert row == {"input_ids": [*ids, pad, pad], "attention_mask": [1] * len(ids) + [0, 0]}
+    assert (row["input_ids"], row["attention_mask"]) == ([*ids, pad, pad], [1] * len(ids) + [0, 0])
     row = tokenizer.prepare_for_model([5, 6, 9], [7, 8], False, truncation=True, max_length=3)
     assert row["input_ids"] == [5, 6, 7]  # the longer one loses first, the second of equal ones
     assert tokenizer.prepare_for_model([5, 6, 9], [7], False, max_length=3)["input_ids"] == [5, 6, 7]
     row = tokenizer.prepare_for_model([5, 6, 9], None, False, "max_length", max_length=2)
     assert row["input_ids"] == [5, 6, 9]  # padding alone cuts nothing
-    assert tokenizer.prepare_for_model(ids) == tokenizer("a red", return_token_type_ids=False)
+    assert tokenizer.prepare_for_model(ids) == tokenizer("a red")
     cut = tokenizer("a red", max_length=len(tokenizer.call_tokens()[0] + tokenizer.call_tokens()[1]) + 1)
     assert tokenizer.prepare_for_model(ids, max_length=len(cut["input_ids"]))["input_ids"] == cut["input_ids"]
     with pytest.raises(InputError, match="max_length: 0 has no room for the control tokens"):
@@ -386,8 +387,9 @@ def test_a_scripts_own_padding(tokenizer):
     tokenizer.padding_side = "right"
     row = {"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1]}
     found = tokenizer._pad(dict(row), max_length=5, padding_strategy="max_length")
+    assert found.pop("position_ids", None) == ([0, 1, 2, 0, 0] if type(tokenizer).__name__ == "GLM4Tokenizer" else None)
     assert found == {"input_ids": [5, 6, 7, *[tokenizer.pad_token_id] * 2], "attention_mask": [1, 1, 1, 0, 0]}
-    assert tokenizer._pad(dict(row), max_length=2, padding_strategy="max_length") == row
+    assert tokenizer._pad(dict(row), max_length=2, padding_strategy="max_length").items() >= row.items()
 
 
 def test_several_questions_in_one_length(tokenizer):
