@@ -61,6 +61,7 @@ class Counts:
         rows: rows read.
         samples: samples that came of them (a raw text may give several).
         cut: samples shortened to ``max_length``.
+        limited: samples whose question or answer was shortened to ``max_prompt`` or ``max_answer``.
         divided: raw texts that gave several samples because they were longer; nothing of them is lost.
         dropped_long: samples left out because they were longer than ``max_length``.
         dropped_short: samples left out because they were shorter than ``min_length``.
@@ -79,6 +80,7 @@ class Counts:
     rows: int = 0
     samples: int = 0
     cut: int = 0
+    limited: int = 0
     divided: int = 0
     dropped_long: int = 0
     dropped_short: int = 0
@@ -157,6 +159,8 @@ class Counts:
             )
         elif self.dropped_unlabelled:
             found.append(f"{self.dropped_unlabelled} {rows} left out: none of their tokens is a label")
+        if self.limited:
+            found.append(f"{self.limited} {rows} cut at data.max_prompt or data.max_answer")
         if self.dropped_short:
             found.append(f"{self.dropped_short} {rows} left out: they have fewer tokens than data.min_length")
         if self.dropped_equal:

@@ -24,7 +24,7 @@ from .dataset import Counts
 from .messages import last_question
 from .row import Row
 from .settings import DataSettings
-from .shorten import kept, kept_of_pairs, turns_of
+from .shorten import kept, kept_of_pairs, places_in, turns_of, within
 from .template import chat_template, controls_in, filled, parse_template, unread
 from .token_rows import without_padding
 from .workers import NoWorkers, Workers
@@ -255,9 +255,11 @@ class Encoder:
         if row.text is not None and not row.is_judged:
             yield from self._fit_text(row, counts)
             return
-        documents = [self.tokens(row, messages) for messages in (row.messages, *row.others)]
+        whole = [self.tokens(row, messages) for messages in (row.messages, *row.others)]
+        limits = None if row.messages is None else self.settings
+        documents = [within(one, self.tokenizer, limits) for one in whole]
+        counts.limited += documents != whole
         longest = max(len(ids) for ids, _ in documents)
-        shortened: list[tuple[list[int], list[bool]]] = []
         if counts.left_out(longest, self.settings):
             return
         if longest <= limit:
@@ -269,10 +271,7 @@ class Encoder:
                 yield [(ids, [True] * len(ids))]
                 return
             places = self._kept(row, limit) if self.settings.too_long == "shorten" else [range(limit)] * len(documents)
-            for (ids, trained), stay in zip(documents, places, strict=True):
-                stay = [place for place in stay if place < len(ids)]
-                shortened.append(([ids[place] for place in stay], [trained[place] for place in stay]))
-            yield shortened
+            yield [places_in(one, stay) for one, stay in zip(documents, places, strict=True)]
 
     def _kept(self, row: Row, limit: int) -> list[list[int]]:
         """Which tokens stay of each document of a row that is too long."""

@@ -40,6 +40,8 @@ class DataSettings:
     labels_ahead: bool = False
     max_length: int = 512
     min_length: int | None = None
+    max_prompt: int | None = None
+    max_answer: int | None = None
     too_long: str = "cut"
     packing: str = "pack"
     buckets: Sequence[int] | None = None

@@ -1,13 +1,20 @@
 """Samples that are too long, shortened as LLaMA-Factory does it (``data.too_long: shorten``): of each turn the end of
 the question and the end of the answer go, in the proportion of their lengths, unless one of them is short; of several
-turns the first keep most, or the last ones where the last answer alone is learnt."""
+turns the first keep most, or the last ones where the last answer alone is learnt.
+
+And questions and answers that have limits of their own (``data.max_prompt``, ``data.max_answer``)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from model_zoo.tokenizers.prompts import ENDED
 
 Turn = tuple[int, int, int]
 """Where a question begins, where its answer begins, and where that ends."""
+Sample = tuple[list[int], list[bool]]
+"""Token ids, and which are labels."""
 
 
 def turns_of(learnt: Sequence[int]) -> list[Turn]:
@@ -61,3 +68,28 @@ def kept_of_pairs(turns: Sequence[Sequence[Turn]], limit: int) -> list[list[int]
     last = [next((turn for turn in reversed(own) if turn[1] < turn[2]), own[-1]) for own in turns]
     asked, said = shares(last[0][1], max(end - answer for _, answer, end in last), limit)
     return [[*range(asked), *range(answer, min(answer + said, end))] for _, answer, end in last]
+
+
+def places_in(sample: Sample, places: Iterable[int]) -> Sample:
+    """What stands at these places of a sample, as far as it has them."""
+    ids, trained = sample
+    stay = [place for place in places if place < len(ids)]
+    return [ids[place] for place in stay], [trained[place] for place in stay]
+
+
+def within(sample: Sample, tokenizer: Any, limits: Any) -> Sample:
+    """A sample whose questions have at most ``limits.max_prompt`` tokens and whose answers ``limits.max_answer``.
+    Control tokens, an answer's end among them, stay and are not counted."""
+    if limits is None or limits.max_prompt is limits.max_answer is None:
+        return sample
+    ids, trained = sample
+    known, stay, count = {*getattr(tokenizer, "special_tokens", {}).values()}, [], 0
+    for place, (number, learnt) in enumerate(zip(ids, trained, strict=True)):
+        if place and bool(learnt) != bool(trained[place - 1]):
+            count = 0
+        most = limits.max_answer if learnt else limits.max_prompt
+        control = number in known or learnt == ENDED
+        count += not control
+        if control or most is None or count <= most:
+            stay.append(place)
+    return places_in(sample, stay)

@@ -120,6 +120,15 @@ class Reading(Section):
         description="Labels of rows of token ids stand where they are predicted, one place before the token that they "
         "are; the last one is a token more.",
     )
+    max_prompt: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens of a question, control tokens aside; the end of a longer one is cut. Default: no limit but "
+        "max_length.",
+    )
+    max_answer: int | None = Field(
+        None, ge=1, description="Tokens of an answer, its end token aside; the end of a longer one is cut before that."
+    )
     too_long: Literal["cut", "shorten", "drop"] = Field(
         "cut",
         description="A longer sample is truncated at max_length (cut), shortened in its questions and answers in "

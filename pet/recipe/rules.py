@@ -179,6 +179,11 @@ def generation(recipe: Recipe) -> Iterator[Finding]:
 def data(recipe: Recipe) -> Iterator[Finding]:
     """Row lengths, padding and templates."""
     settings = recipe.data
+    for name in ("max_prompt", "max_answer"):
+        if getattr(settings, name) is not None:
+            for other, value in (("train_on", "all"), ("too_long", "shorten")):
+                if getattr(settings, other) == value:
+                    yield f"data.{name}", f"data.{other}", f"does not go with data.{other}: {value}"
     if settings.padding_ends and settings.padding is None:
         yield "data.padding_ends", "data.padding", "has no effect without data.padding"
     if settings.buckets is not None:

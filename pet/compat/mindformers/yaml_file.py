@@ -37,6 +37,11 @@ OF_EVAL = ("data.eval_format", "data.eval_columns", "data.eval_rows", *EVALUATIO
 """What is said beside the data to evaluate on."""
 ROWS_OF_IDS = ("MindDataset", "TFRecordDataset")
 """Types of loaders."""
+KEYWORDS, BARE = "ADGenDataLoader", 3
+"""The loader of KeyWordGenDataset, and the version that asks without the model's prompt."""
+MARKS = {1: (1, 2)}
+"""What a version of it counts in max_source_length and max_target_length beside text; others count ``[gMASK]`` and
+``<sop>`` in front of the question."""
 ACCELERATOR = Ignored("nothing of it changes the results")
 
 
@@ -344,12 +349,26 @@ def _data(t: Translation, section: dict[str, Any], key: str, takes_labels: bool 
             t.put("data.eval_columns", unread)
     known = {"data_loader", "dataset_dir", "dataset_files", "type", "shuffle", "seed", "origin_columns", "num_samples"}
     known |= {"data_files", "input_columns"} | ({"path"} if local else set())
+    if loader.get("type") == KEYWORDS and key == "data.train":
+        known |= _keywords(t, section, loader.get("version") or 1)
     if unknown := sorted({*section, *loader} - known):
         t.ignore(f"{key.replace('data.', '')}_dataset", f"{', '.join(unknown)}: {LOADERS.why}")
-    longest = (section.get("max_source_length") or 0) + (section.get("max_target_length") or 0)
+    lengths = [section.get(name) or 0 for name in ("max_source_length", "max_target_length")]
+    longest = sum(lengths) + all(lengths)  # with the answer's end
     longest = longest or max((one.get("seq_length") or 0 for one in handlers), default=0)
     if longest and "data.max_length" not in t.settings:
         t.put("data.max_length", longest)
+
+
+def _keywords(t: Translation, section: Mapping[str, Any], version: Any) -> set[str]:
+    """How KeyWordGenDataset makes rows of questions and answers; gives the keys that this reads."""
+    lengths = {"max_prompt": "max_source_length", "max_answer": "max_target_length"}
+    for (name, key), marks in zip(lengths.items(), MARKS.get(version, (2, 0)), strict=True):
+        if isinstance(length := section.get(key), int) and length > marks:
+            t.put(f"data.{name}", length - marks)
+    if version == BARE:
+        t.put("data.template", "{prompt}")
+    return {*lengths.values(), "version"}
 
 
 def unread_columns(named: Any, never: Collection[str] = ()) -> dict[str, str]:
