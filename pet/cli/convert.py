@@ -75,7 +75,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--plain-concat", action="store_true", help="LLaMA: w_qkv and w_gate_hidden as before MindFormers 1.4"
     )
-    parser.add_argument("--old-names", action="store_true", help="writing .ckpt: ChatGLM2's and LoRA's first names")
+    parser.add_argument(
+        "--old-names",
+        action="store_true",
+        help="writing .ckpt: ChatGLM2's names up to MindFormers 1.1; LoRA's first ones (tk_delta_lora_a)",
+    )
     parser.add_shard_size()
     parser.add_argument("--force", action="store_true", help="overwrite existing files")
     options = parser.read(arguments)
