@@ -22,7 +22,7 @@ from pet.train.schedules import Schedule
 
 LONGEST = 100_000
 """Steps of a table whose schedule has no end."""
-WARMS = dict.fromkeys(("learning_rate", "warmup_steps", "warmup_ratio", "total_steps"))
+WARMS = {**dict.fromkeys(("learning_rate", "warmup_steps", "warmup_ratio", "total_steps")), "warmup_lr_init": 0.0}
 COOLS = {"decay_steps": None, "decay_ratio": None, "num_cycles": 0.5, "keep_steps": 0, "final_steps": 0}
 
 
@@ -36,6 +36,19 @@ def _recipes(s: SimpleNamespace, name: str, **fields: float) -> Schedule:
 
 def _wave(high: float, low: float, share: float) -> float:
     return low + (high - low) * max(0.0, 0.5 * (1.0 + math.cos(math.pi * share)))
+
+
+def _cosine(s: SimpleNamespace) -> Callable[[int], float]:
+    whole = _recipes(s, "cosine")
+    if s.num_cycles == COOLS["num_cycles"]:
+        return whole
+    length = max(1, s.total_steps - s.warmup_steps)
+
+    def rate(step: int) -> float:
+        share = 2.0 * s.num_cycles * (step - s.warmup_steps) / length
+        return _wave(s.learning_rate, s.lr_end, share) if s.warmup_steps <= step < s.total_steps else whole(step)
+
+    return rate
 
 
 def _restarts(s: SimpleNamespace, step: int) -> float:
@@ -62,7 +75,7 @@ def _cool_down(s: SimpleNamespace) -> Callable[[int], float]:
 KINDS: dict[str, tuple[dict[str, Any], Callable[[SimpleNamespace], Callable[[int], float]]]] = {
     "ConstantWarmUpLR": (WARMS, lambda s: _recipes(s, "constant")),
     "LinearWithWarmUpLR": (WARMS, lambda s: _recipes(s, "linear")),
-    "CosineWithWarmUpLR": (WARMS | {"warmup_steps": 0, "lr_end": 0.0}, lambda s: _recipes(s, "cosine")),
+    "CosineWithWarmUpLR": (WARMS | {"warmup_steps": 0, "lr_end": 0.0, "num_cycles": 0.5}, _cosine),
     "CosineWithRestartsAndWarmUpLR": (
         WARMS | {"lr_end": 0.0, "num_cycles": 1.0},
         lambda s: _recipes(s, "cosine_restarts", cycles=s.num_cycles),
@@ -108,7 +121,10 @@ class _Rates(LearningRateSchedule):
         with located(name):
             rate = make(s)
         last = s.total_steps if "total_steps" in known else LONGEST
-        self.rates = Tensor(np.array([rate(step) for step in range(last + 1)], np.float32))
+        rates = np.array([rate(step) for step in range(last + 1)])
+        if first := getattr(s, "warmup_lr_init", 0.0):  # to which the rise from 0 is added
+            rates[: s.warmup_steps] += first * (1.0 - np.arange(s.warmup_steps) / s.warmup_steps)
+        self.rates = Tensor(rates.astype(np.float32))
 
     def construct(self, global_step):
         return self.rates[ops.minimum(global_step, self.rates.shape[0] - 1)]

@@ -39,6 +39,8 @@ ENDS = {**STEPS, "total_steps": 20}
             {**ENDS, "warmup_steps": None, "warmup_ratio": 0.5, "lr_end": 1e-3},
             {1: 0.0005, 20: 1e-3},
         ),
+        ("CosineWithWarmUpLR", {**ENDS, "num_cycles": 1.0}, {1: 0.0005, 15: 0.0, 19: 0.00452254, 20: 0.0}),
+        ("ConstantWarmUpLR", {**STEPS, "warmup_lr_init": 1e-3}, {0: 0.001, 1: 0.0014, 10: 0.005}),
         ("CosineWithRestartsAndWarmUpLR", ENDS, {1: 0.0005, 10: 0.005, 19: 0.00012236}),
         ("CosineWithRestartsAndWarmUpLR", {**ENDS, "num_cycles": 0.5}, {19: 0.00289109}),  # up to release 1.0
         ("PolynomialWithWarmUpLR", {**ENDS, "lr_end": 1e-7}, {1: 0.0005, 10: 0.005, 19: 0.00050009, 30: 1e-7}),
