@@ -111,7 +111,7 @@ def give_defaults(model, given: Mapping[str, Any], checkpoint: Any = None) -> No
         if own is None and len(arguments) > 1 and isinstance(arguments[1], GenerationConfig):
             own, arguments = arguments[1], (arguments[0], *arguments[2:])
         for name in IDLE:
-            if np.any(settings.pop(name, None)):
+            if (said := settings.pop(name, None)) is not None and said is not False:
                 warn_once(f"generate: {name} has no effect: it changes no answer", name)
         try:
             called = dict(signature.bind_partial(model, *arguments, **settings).arguments)

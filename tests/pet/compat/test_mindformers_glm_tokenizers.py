@@ -93,6 +93,6 @@ def test_glm_4_is_asked_with_tools_and_by_every_role(four):
 @pytest.mark.parametrize("name", ["glm_tiny", "glm4_tiny"])
 def test_a_model_generates_from_what_a_call_gives(name):
     model, tokenizer = AutoModel.from_pretrained(name), AutoTokenizer.from_pretrained(name)
-    inputs = tokenizer(["a red"], return_tensors="np")
+    inputs = tokenizer(["a red"], return_tensors="ms")
     asks = {"max_length": inputs["input_ids"].shape[1] + 2, "do_sample": False}
     assert np.array_equal(model.generate(**inputs, **asks), model.generate(inputs["input_ids"], **asks))
