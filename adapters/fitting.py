@@ -16,6 +16,7 @@ from adapters.patterns import GROUPS, as_list, in_linear_time, is_glob, layer_nu
 from adapters.schema import Settings
 from adapters.settings import LoRA
 from model_zoo.errors import InputError, nearest
+from model_zoo.labels import SCORE
 
 PATTERNS = ("rank_pattern", "alpha_pattern")
 EXPERTS = ".experts."
@@ -70,6 +71,10 @@ def fit(model, config: Settings, tensors: Collection[str]) -> list[str]:
     if holds and experts and not any(EXPERTS in path for path in holds):  # PEFT finds no cells in stacked ones
         dropped.append("targets: no expert is adapted in the file")
         config.exclude = [*as_list(config.exclude), *experts]
+    head = next((site for site in fitting if family is not None and site.path == family.head), None)
+    if head and f"{SCORE}.weight" in tensors and head.path not in holds and means(config.targets, head, family):
+        dropped.append(f"targets: a model that judges texts has no {head.path}")
+        config.exclude = [*as_list(config.exclude), head.path]
     there = {site.layer for site in everything}
     if getattr(config, "layers", None) is not None:
         name_in_full(config, everything, family)

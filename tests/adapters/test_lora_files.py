@@ -378,6 +378,24 @@ def test_what_means_nothing_in_a_file_is_one_warning(llama, directory, tmp_path,
     np.testing.assert_array_equal(llama(IDS).asnumpy(), expected)
 
 
+def test_a_target_that_a_classifier_lacks_is_passed_over(fixtures, directory, tmp_path):
+    """As PEFT does; who adapts the language model's head, too, names it for a classifier as well."""
+    head = np.random.default_rng(1).standard_normal((3, 64)).astype(np.float32)
+    edit(directory, task_type="SEQ_CLS", modules_to_save=["classifier", "score"])
+    change_tensors(directory, lambda tensors: tensors.update({"base_model.model.score.weight": head}))
+    found = []
+    for targets in (["q_proj", "v_proj"], ["q_proj", "v_proj", "lm_head"]):
+        edit(directory, target_modules=targets)
+        model = pet.AutoModel.from_pretrained(fixtures / "llama_gqa")
+        pet.load_adapter(model, directory)
+        pet.merge_checkpoint(fixtures / "llama_gqa", directory, tmp_path / str(len(targets)))
+        found.append(
+            [model(IDS).asnumpy(), (tmp_path / str(len(targets)) / NAMES[1].replace("adapter_", "")).read_bytes()]
+        )
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+
+
 def test_biases_of_targets_that_peft_left_out_are_the_bases(models, fixtures, tmp_path):
     """PEFT 0.7 to 0.20 looked for them beside the factors, where an adapted cell has none."""
     model, adapter = models("gpt2"), tmp_path / "adapter"
