@@ -119,32 +119,73 @@ def names_only_read(cls: type) -> frozenset[str]:
     Found in the class's source: ``nn.MultiheadAttention`` passes ``self.out_proj.weight`` on, for one. What has no
     source (a class typed into a console), or takes its cells out of a list, is not seen through.
     """
-    found = []
-    for base in cls.__mro__[: cls.__mro__.index(nn.Cell)]:
-        for method in methods_of(base):
-            attributes = [node for node in ast.walk(method) if isinstance(node, ast.Attribute)]
-            of_cells = {id(node.value) for node in attributes if node.attr in (*WEIGHTS, "bias")}
-            read, used = set(), set()
-            for node in attributes:
-                if isinstance(node.value, ast.Name) and node.value.id == "self":
-                    (read if id(node) in of_cells else used).add(node.attr)
-            found.append((method.name, read, used))
+    read = {path for method in forward_of(cls) for path, _ in weights_in(method)}
+    return frozenset(read.difference(*map(used_in, methods_of(cls))))
+
+
+@functools.cache
+def weights_read(cls: type) -> frozenset[str]:
+    """The paths, from a cell of this class, of the cells whose weights its forward takes the numbers of, also where it
+    calls them: a head that is tied by ``self.embedding.embedding_table``. Asking for a type or a shape is not that."""
+    read = set()
+    for method in forward_of(cls):
+        asked = {id(node.value) for node in ast.walk(method) if getattr(node, "attr", None) in FACTS}
+        for node in ast.walk(method):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", None) in ("isinstance", "hasattr"):
+                asked.update(map(id, node.args))
+            elif isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
+                asked.add(id(node.left))
+        read.update(path for path, node in weights_in(method) if node.attr != "bias" and id(node) not in asked)
+    return frozenset(read)
+
+
+FACTS = ("dtype", "shape", "ndim", "size", "name", "requires_grad")
+"""What a weight may be asked for without its numbers."""
+
+
+def weights_in(method: ast.FunctionDef) -> Iterator[tuple[str, ast.Attribute]]:
+    """Where a method reads a weight or a bias of a cell within its own: that cell's path, and the expression."""
+    for node in ast.walk(method):
+        if isinstance(node, ast.Attribute) and node.attr in (*WEIGHTS, "bias"):
+            owner, *path = ast.unparse(node.value).split(".")
+            if owner == "self" and path and all(map(str.isidentifier, path)):
+                yield ".".join(path), node
+
+
+def used_in(method: ast.FunctionDef) -> set[str]:
+    """The attributes of its own that a method uses for anything but reading their weights."""
+    read = {id(node.value) for _, node in weights_in(method)}
+    return {
+        node.attr
+        for node in ast.walk(method)
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) == "self" and id(node) not in read
+    }
+
+
+@functools.cache
+def forward_of(cls: type) -> list[ast.FunctionDef]:
+    """A class's construct, what that calls of its methods, and so on."""
     forward, before = {"construct"}, set()
-    while forward != before:  # construct, what it calls, and so on
+    while forward != before:
         before = set(forward)
-        forward.update(*(used for name, _, used in found if name in before))
-    read = set().union(*(read for name, read, _ in found if name in forward))
-    return frozenset(read.difference(*(used for _, _, used in found)))
+        forward.update(*(used_in(method) for method in methods_of(cls) if method.name in before))
+    return [method for method in methods_of(cls) if method.name in forward]
 
 
+@functools.cache
 def methods_of(cls: type) -> list[ast.FunctionDef]:
-    """What a class's own source defines, but for its construction."""
-    try:
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    except (OSError, TypeError, SyntaxError, ValueError):
-        return []
-    functions = [node for node in definition.body if isinstance(node, ast.FunctionDef)]
-    return [function for function in functions if function.name != "__init__"]
+    """What the source of a class of cells, and of its bases, defines, but for its construction and for what is
+    defined anew without a call of the former."""
+    found, final = [], {"__init__"}
+    for base in cls.__mro__[: cls.__mro__.index(nn.Cell)]:
+        try:
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        except (OSError, TypeError, SyntaxError, ValueError):
+            continue
+        own = [node for node in definition.body if isinstance(node, ast.FunctionDef) and node.name not in final]
+        final.update(one.name for one in own if all(getattr(node, "attr", None) != one.name for node in ast.walk(one)))
+        found += own
+    return found
 
 
 # Trying out ----------------------------------------------------------------------------------------------------------
@@ -152,8 +193,12 @@ def methods_of(cls: type) -> list[ast.FunctionDef]:
 
 def tried_out(cell: nn.Cell, known: type | None) -> Form:
     """The form of a cell that is called; ``known`` is the class of `WEIGHTED` that it is derived from."""
+    cls = plain_class(cell)
+    name = cls.__name__
+    if known is None and name in {one.__name__ for one in WEIGHTED}:  # mint.nn.Conv2d, which is no nn.Conv2d
+        name = f"{cls.__module__}.{name}"
     if known is None and weight_of(cell).ndim != 2:
-        return Form("none", misfit=f"is a {plain_class(cell).__name__}, whose weight has {weight_of(cell).ndim} axes")
+        return Form("none", misfit=f"is a {name}, whose weight has {weight_of(cell).ndim} axes")
     kinds = [WEIGHTED[known]] if known is not None else ["linear", "embedding"]
     trials = [(kind, *trial) for kind in kinds for trial in TRIALS[kind]]
     with trial_values(cell) as (weight, bias):
@@ -162,7 +207,7 @@ def tried_out(cell: nn.Cell, known: type | None) -> Form:
             if agrees(output_of(cell, x), formula(cell, x, weight), bias, kind):
                 return Form(kind, transposed)
     what = " or ".join(MEANS[kind] for kind in kinds)
-    return Form("none", misfit=f"is a {plain_class(cell).__name__}, whose output is not {what}")
+    return Form("none", misfit=f"is a {name}, whose output is not {what}")
 
 
 @contextmanager

@@ -357,7 +357,7 @@ def planned(
 def split_shared(model: nn.Cell, targets: dict[tuple[int, str], Target]) -> list[Target]:
     """Of cells that share a changed Parameter, the first keeps it and every other gets a copy with its own change."""
     users: dict[int, list[tuple[str, nn.Cell, str]]] = {}
-    for path, cell in plain_cells(model):
+    for path, cell in (*plain_cells(model), ("", model)):
         for attribute, parameter in own_parameters(cell).items():
             users.setdefault(id(parameter), []).append((path, cell, attribute))
     for (_, first_cell, first_attribute), *others in users.values():
@@ -367,7 +367,7 @@ def split_shared(model: nn.Cell, targets: dict[tuple[int, str], Target]) -> list
             if target is None and first is None:
                 continue
             if target is None:  # it stays as it is while the first one changes
-                target = Target(f"{path}.{attribute}", cell, attribute, first.parameter)
+                target = Target(f"{path}.{attribute}".lstrip("."), cell, attribute, first.parameter)
                 target.kept = read_parameter(first.parameter).copy()
                 targets[target.key] = target
             elif first is not None and first.kept.tobytes() == target.kept.tobytes():

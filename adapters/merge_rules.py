@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from mindspore import nn
 
-from adapters.cells import weight_attribute
+from adapters.cell_forms import plain_class, weights_read
+from adapters.cells import plain_cells, weight_attribute
 from adapters.method import AdapterModule
 from adapters.registry import Registry
 from model_zoo.errors import InputError
@@ -22,6 +24,25 @@ def refuse_unmergeable(state: Registry, name: str) -> None:
     for reason in (adapter.config.unmergeable, *(module.why_unmergeable() for module in adapter.modules.values())):
         if reason:
             raise InputError(f"adapter {name!r} cannot be merged: {reason}")
+    for path, reader in tables_read(state, name):
+        raise InputError(
+            f"adapter {name!r} cannot be merged: {reader} reads the table of {path} besides looking rows up in it, for "
+            "a tied head, say, and would read the merged one there, too; leave it out of the targets"
+        )
+
+
+def tables_read(state: Registry, name: str) -> Iterator[tuple[str, str]]:
+    """The embeddings with a module whose tables another cell's forward reads, and that cell's class. Of a bundled
+    model the shared Parameter says so; and a Dense may well be read in a branch that no configuration takes."""
+    model, sites = state.model, state.adapters[name].sites
+    tables = {id(site.cell): path for path, site in sites.items() if site.kind == "embedding"}
+    if not tables or getattr(model, "family", None) is not None:
+        return
+    for _, cell in (("", model), *plain_cells(model)):
+        for path in weights_read(plain_class(cell)):
+            read = functools.reduce(lambda outer, part: getattr(outer, part, None), path.split("."), cell)
+            if id(read) in tables:
+                yield tables[id(read)], plain_class(cell).__name__
 
 
 def refuse_packed(state: Registry, names: tuple[str, ...]) -> None:

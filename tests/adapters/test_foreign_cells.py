@@ -127,6 +127,7 @@ class Odd(nn.Cell):
         self.recurrent = nn.LSTM(4, 4)
         self.channels = nn.Conv2d(4, 4, 3, group=4)
         self.plane = nn.Conv2d(4, 4, 3)
+        self.layout = mint.nn.Conv2d(4, 4, 3)
         self.scaled = Scaled(4, 4)
         self.zero = nn.Dense(4, 4, weight_init="zeros")
         self.pair = nn.SequentialCell(nn.Dense(4, 4), nn.ReLU())
@@ -147,6 +148,7 @@ class Odd(nn.Cell):
         (pet.apply_lora, ["replaced"], "replaced has had its construct replaced, so an adapter would not act"),
         (pet.apply_lora, ["recurrent"], "recurrent is a LSTM, which no adapter fits"),
         (pet.apply_lora, ["channels"], "channels is a convolution in 4 groups; one group was expected"),
+        (pet.apply_lora, ["layout"], r"layout is a mindspore\.mint\.nn\..*Conv2d, whose weight has 4 axes"),
         (pet.apply_lora, ["scaled"], "scaled is a Scaled, whose output is not x·Wᵀ"),
         (
             pet.apply_lora,

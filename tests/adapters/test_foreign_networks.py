@@ -476,6 +476,48 @@ def test_a_derived_dense_is_what_its_merged_weight_gives(make):
     np.testing.assert_allclose(network(x).asnumpy(), changed, atol=1e-5)
 
 
+class Tied(nn.Cell):
+    """Reads the table of its embedding as its head, of another cell."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.inner = nn.Embedding(20, 8), nn.Dense(8, 8)
+
+    def construct(self, ids):
+        return ops.matmul(self.inner(self.words(ids)), self.table().T)
+
+    def table(self):
+        return self.words.embedding_table
+
+
+class Held(Tied):
+    """Has the table as a parameter of its own, which is the same one; asks the embedding for its type alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.own = self.words.embedding_table
+
+    def table(self):
+        return self.own.astype(self.words.embedding_table.dtype)
+
+
+@pytest.mark.parametrize(("make", "targets"), ((Tied, ["words"]), (Tied, ["inner"]), (Held, ["words", "inner"])))
+def test_a_table_that_is_a_head_too(make, targets):
+    """Nothing but the lookup may change by merging."""
+    network, x = make(), Text.example()
+    pet.apply_lora(network, rank=2, targets=targets)
+    randomise(network)
+    changed = network(x).asnumpy()
+    if make is Tied and targets == ["words"]:
+        with pytest.raises(pet.InputError, match="cannot be merged: Tied reads the table of words besides"):
+            pet.merge(network)
+    else:
+        pet.merge(network)
+        np.testing.assert_allclose(network(x).asnumpy(), changed, atol=1e-5)
+        pet.unmerge(network)
+    np.testing.assert_array_equal(network(x).asnumpy(), changed)
+
+
 def test_adapters_on_parts_of_a_network():
     class Two(nn.Cell):
         def __init__(self):
