@@ -18,6 +18,7 @@ from pet.compat.contradictions import LLAMA_FACTORY as CONTRADICTIONS, SFT_ALONE
 from pet.compat.frozen import KEYS as FROZEN
 from pet.compat.mindformers.training_arguments import STEPS_WIN, TABLE as ARGUMENTS
 from pet.compat.prompts import LLAMA_FACTORY
+from pet.compat.tool_formats import TOOL_FORMATS
 from pet.compat.translation import elsewhere, first_of, flag, number, same, schedule_of_transformers, switched_on
 from pet.data.messages import SAID_BY
 from pet.hub import hub_name
@@ -120,7 +121,9 @@ TABLE = {
     # data
     **same(elsewhere, "dataset eval_dataset dataset_dir max_samples"),
     **same(elsewhere, "template default_system enable_thinking preserve_thinking"),
-    "tool_format": Ignored("tools are written by the model's own chat template"),
+    "tool_format": lambda t, n, v: (
+        str(t.values.get("template")) in LLAMA_FACTORY or t.ignore(n, "tools are as the model's own tokenizer has them")
+    ),
     "cutoff_len": "data.max_length",
     "val_size": number("data.eval_fraction"),
     **same(_packed, "packing neat_packing use_packed_sequences"),
@@ -265,8 +268,7 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
                 found += read
             with t.reading("max_samples", first):  # of each data set
                 jobs.put_parts(t, rows, [f":{int(first)}"] if first else [])
-    asked = not found or any("tools" not in one.get("columns", {}) for one in found)  # in the template that is named
-    if prompt and asked and values.get("template") not in (None, *LLAMA_FACTORY):
+    if prompt and values.get("template") not in (None, *LLAMA_FACTORY):
         jobs.own_template(t, "template", values["template"])
     if (values.get("packing") or values.get("neat_packing")) and isinstance(t.get("data.max_length"), int):
         t.put("data.max_length", t.get("data.max_length") - 1)  # as there, for the sake of their padding
@@ -323,13 +325,18 @@ def check_trained(t: Translation) -> None:
 
 
 def _prompts(t: Translation, values: Mapping[str, Any]) -> dict[Any, dict[str, Any]]:
-    """The prompt that the file names, with what it says of system texts and thoughts: of data sets of formatting openai
-    (True), of those with tools, and of the others (False)."""
+    """The prompt that the file names, with what it says of system texts, thoughts and tools: of data sets of formatting
+    openai (True), and of the others (False)."""
     name, system, thinking = values.get("template"), values.get("default_system"), values.get("enable_thinking", True)
     own = {"system": system or None, "enable_thinking": None if thinking else thinking}
     prompt = LLAMA_FACTORY.get(str(name))
     if prompt is None:
-        return dict.fromkeys((True, "tools", False), own)
+        return dict.fromkeys((True, False), own)
+    if form := str(values.get("tool_format") or ""):
+        if form not in TOOL_FORMATS:
+            t.refuse("tool_format", f"{form!r} is not supported; known: {', '.join(TOOL_FORMATS)}")
+        calling = "{said}" if prompt.one_end else "{said}{eos}"
+        prompt = replace(prompt, tools=TOOL_FORMATS.get(form, prompt.tools), calling=calling)
     if values.get("train_on_prompt") and prompt.one_end:
         t.refuse("train_on_prompt", f"the template {name} does not take it, nor does it there")
     compares, kept = bool(t.get("train.objective")), bool(values.get("preserve_thinking"))
@@ -337,7 +344,7 @@ def _prompts(t: Translation, values: Mapping[str, Any]) -> dict[Any, dict[str, A
     thoughts = {"thinking": thinking, "last_thought": last, "as_said": compares and kept}
     prompt = prompt if system is None else replace(prompt, default=str(system))
     texts = {kind: prompt.jinja(**thoughts, openai=kind) for kind in (True, False)}
-    return {"tools": own, **{kind: {"template": text} for kind, text in texts.items()}}
+    return {kind: {"template": text} for kind, text in texts.items()}
 
 
 def _dataset(t: Translation, key: str, said: str, home: Path, name: str, prompts: dict) -> dict[str, Any]:
@@ -375,7 +382,4 @@ def _dataset(t: Translation, key: str, said: str, home: Path, name: str, prompts
     given |= {names[0]: word for names in SAID_BY if (word := tags.get(f"{names[0]}_tag")) and word not in names}
     words = {word: TAGS[tag] for tag, word in tags.items() if tag in TAGS and TAGS[tag] not in ("role", "content")}
     path = str(home / entry["file_name"]) if "file_name" in entry else name
-    if given.get("tools"):
-        t.ignore("template", "tools are as the model's own tokenizer has them")
-    prompt = prompts.get("tools" if given.get("tools") else form == "openai", {})
-    return {"path": path, "columns": given, "roles": words, **prompt}
+    return {"path": path, "columns": given, "roles": words, **prompts.get(form == "openai", {})}

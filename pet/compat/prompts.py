@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace as but
 
+from pet.compat.tool_formats import TOOL_FORMATS
 from pet.data.prompt import Prompt
 
 _IM, _NOTHING = "<|im_end|>", ("<think>\n", "\n</think>\n\n")
@@ -113,6 +114,26 @@ LLAMA_FACTORY = {
 }
 """LLaMA-Factory's name of a template -> its prompt, whose ids and labels are its own; what follows an answer's end is
 learnt there, and in ``empty`` no token ends an answer."""
+
+
+def _with_tools(names: str, form: str, result: str, calling: str = "") -> None:
+    for name in names.split():
+        LLAMA_FACTORY[name] = but(LLAMA_FACTORY[name], tools=TOOL_FORMATS[form], result=result, calling=calling)
+
+
+_IPYTHON = _LLAMA3.question.replace("user", "ipython")
+_with_tools(" ".join(LLAMA_FACTORY), "default", "")
+_with_tools("llama3", "llama3", _IPYTHON)
+_with_tools(
+    "qwen qwen3 qwen3_nothink", "qwen", _CHATML.question.replace("{said}", "<tool_response>\n{said}\n</tool_response>")
+)
+_with_tools("chatml opencoder", "default", _CHATML.question.replace("user", "tool"))
+_with_tools("gemma gemma2 gemma3", "default", _GEMMA.question.replace("user", "tool"))
+_RESULT = '[TOOL_RESULTS]{"content": {said}}[/TOOL_RESULTS]'
+_with_tools("mistral", "mistral", _RESULT.replace("]{", "] {", 1), "[TOOL_CALLS] {said}{eos}")
+_with_tools("ministral ministral3 mistral_small", "mistral", _RESULT, "[TOOL_CALLS]{said}{eos}")
+_with_tools("glm4 glmz1", "glm4", "<|observation|>\n{said}<|assistant|>", "{said}")
+_with_tools("chatglm3", "glm4", "<|observation|>{cut}\n{cut}{said}{cut}<|assistant|>", "{said}")
 
 AXOLOTL = {
     "chatml": but(_CHATML, answer="{said}", end=_IM, behind="\n", needs="", whole=True),

@@ -9,19 +9,27 @@ from dataclasses import dataclass
 
 _CONVERSATION = """\
 NEEDS
-{%- set own = namespace(system=DEFAULT, answered=false) -%}
-{%- if tools -%}{{ raise_exception('it has no place for tools') }}{%- endif -%}
+{%- set own = namespace(system=DEFAULT, answered=falseKEPT) -%}
+{%- if tools -%}TOOLS{%- endif -%}
 OPENING
 {%- for message in messages -%}
 {%- set said = message['content']TRIM -%}
 {%- if message['role'] == 'system' -%}WHOLE{%- set own.system = SYSTEM_SAID -%}
-{%- elif message['role'] == 'user' -%}QUESTION{%- set own.system = '' -%}
-{%- elif message['role'] == 'assistant' -%}{%- set own.answered = true -%}BARE{{ cut }}OUTSIDE
+{%- elif message['role'] == 'user' -%}TOLDQUESTION{%- set own.system = '' -%}RESULTS
+{%- elif message['role'] == 'assistant' -%}{%- set own.answered = true -%}CALLSBARE{{ cut }}OUTSIDE
 {%- generation -%}ANSWER{%- endgeneration -%}BEHIND
 {%- else -%}{{ raise_exception('it has no place for a message from ' + message['role']) }}
 {%- endif -%}
 {%- endfor -%}
 BEGUN"""
+_NO_TOOLS = "{{ raise_exception('it has no place for tools') }}"
+_RESULTS = """
+{%- elif message['role'] == 'tool' -%}{%- set own.results = own.results ~ said -%}
+{%- if loop.nextitem is defined and loop.nextitem['role'] == 'tool' -%}
+{%- set own.results = own.results ~ '\\n</tool_response>\\n<tool_response>\\n' -%}
+{%- else -%}{%- set said = own.results -%}{%- set own.results = '' -%}RESULT
+{%- endif -%}"""
+"""Answers of several tools in turn are one, as LLaMA-Factory joins them."""
 _BARE = """\
 {%- if WHERE -%}{%- set kept = namespace(text='', open='') -%}
 {%- for piece in said.split(FIRST) -%}
@@ -68,6 +76,9 @@ class Prompt:
         one_end: the tokenizer's end token stands behind the last answer alone, and is what is learnt behind all.
         whole: a conversation is read as one text, not each part by itself.
         strips: blanks around what is said are left out, but for a system text that is fused.
+        tools: the list of tools, and the calls of an answer, each a piece of a chat template; "" has no place for any.
+        calling: what is learnt of an answer that calls tools; an answer by default.
+        result: what a tool answers; a question by default.
     """
 
     question: str
@@ -84,6 +95,9 @@ class Prompt:
     one_end: bool = False
     whole: bool = False
     strips: bool = False
+    tools: tuple[str, str] = ("", "")
+    calling: str = ""
+    result: str = ""
 
     def jinja(
         self,
@@ -116,17 +130,33 @@ class Prompt:
         both = f"said if 'detailed thinking on' in said or '{OPENAI}' in said else said + '\\n{OPENAI}'"
         thoughts = self._thoughts(thinking, last_thought, as_said)
         answer, behind = _as_jinja(self.answer) + last + told[0], told[1] + _as_jinja(self.behind)
+        if self.calling:
+            calling = _as_jinja(self.calling) + last
+            answer = f"{{%- if message['tool_calls'] -%}}{calling}{{%- else -%}}{answer}{{%- endif -%}}"
         if ranked:
             answer = _RANKED.replace("ANSWER", answer)
             behind = "{%- if not loop.last -%}" + behind + "{%- endif -%}"
+        listed, called = self.tools
+        result = "{{ cut }}" + later + _as_jinja(self.result or self.question)
+        tell = "{%- set own.system = own.system ~ own.tools -%}{%- set own.tools = '' -%}"
+        call = f"{{%- if message['tool_calls'] -%}}{{%- set said -%}}{called}{{%- endset -%}}{{%- endif -%}}"
         parts = {
             **thoughts,
+            "TOOLS": f"{{%- set own.tools -%}}{listed}{{%- endset -%}}" if listed else _NO_TOOLS,
+            "TOLD": tell if listed else "",
+            "CALLS": call if listed else "",
+            "RESULTS": _RESULTS.replace("RESULT", result) if listed else "",
+            "KEPT": ", tools='', results=''" if listed else "",
             "QUESTION": "{{ cut }}" + later + question,
-            "SYSTEM_SAID": f"({both}) if said else own.system" if openai else "said or own.system",
+            "SYSTEM_SAID": f"(said + '\\n' if tools else {both}) if said else own.system"
+            if openai
+            else "said or own.system",
             "ANSWER": thoughts["INSIDE"] + "{{ cut }}" + answer,
             "BEHIND": behind,
             "OPENING": _as_jinja(f"{{{ranked}}}" if ranked else self.opening),
-            "DEFAULT": json.dumps(OPENAI if openai else self.default),
+            "DEFAULT": f"{json.dumps(self.default)} if tools else {json.dumps(OPENAI)}"
+            if openai
+            else json.dumps(self.default),
             "TRIM": "|trim" * self.strips,
             "WHOLE": "{%- set said = message['content'] -%}" * self.fused,
             "NEEDS": f"{{#- needs {self.needs} -#}}" if self.needs else "",

@@ -688,9 +688,14 @@ def test_llama_factorys_list_of_data_sets(tmp_path):
     assert translation.get("data.enable_thinking") is False
     translation = llama_factory.translate({**file, "dataset": "ask"}, tmp_path / "job.yaml")
     assert translation.get("data.columns") == {"prompt": "q", "answer": "a", "tools": "t", "system": "s"}
-    # tools go through the tokenizer's own template
     translation = llama_factory.translate({**file, "template": "qwen"}, tmp_path / "job.yaml")
-    assert translation.get("data.template") is None and "template" in translation.ignored
+    assert translation.get("data.template") == LLAMA_FACTORY["qwen"].jinja() and "template" not in translation.ignored
+    translation = llama_factory.translate({**file, "template": "qwen", "tool_format": "glm4"}, tmp_path / "job.yaml")
+    assert "# 可用工具" in translation.get("data.template") and "<tools>" not in translation.get("data.template")
+    (problem,) = llama_factory.translate(
+        {**file, "template": "qwen", "tool_format": "lfm2"}, tmp_path / "job.yaml"
+    ).problems
+    assert "tool_format: 'lfm2' is not supported; known: default, glm4, llama3, mistral, qwen" in problem
     file |= {"template": "qwen3", "dataset": None, "mask_history": True}
     prompt = llama_factory.translate(file, tmp_path / "job.yaml").get("data.template")
     assert prompt == LLAMA_FACTORY["qwen3"].jinja(thinking=False, last_thought=True)
@@ -1075,9 +1080,8 @@ def test_data_sets_of_several_kinds_stand_together(tmp_path):
     assert t.get("data.columns") == {"prompt": "instruction", "answer": "output"}
     assert t.get("data.template") == LLAMA_FACTORY["yi"].jinja() and not t.get("data.roles")
     _, second, third = t.get("data.train")
-    assert second["columns"] == {"messages": "talk", "tools": "tools"} and second["template"] is None
+    assert second["columns"] == {"messages": "talk", "tools": "tools"} and "template" not in second
     assert third["columns"]["role"] == "who" and third["roles"] == {"patient": "user"}
-    assert not of_llama_factory(tmp_path, {"b": talk}, template="mystery").problems  # tools are in no named template
     (problem,) = of_llama_factory(tmp_path, {"a": alpaca, "b": talk}, template="mystery").problems
     assert "'mystery': the prompt is that of the model's own tokenizer" in problem
 
@@ -1161,7 +1165,7 @@ def test_axolotls_messages(tmp_path, entry, columns, roles):
 )
 def test_what_axolotl_learns_otherwise_is_refused(tmp_path, given, entry, problem):
     t = axolotl.translate({**JOBS["axolotl"], "datasets": [{**CHAT, **entry}], **given}, tmp_path / "job.yaml")
-    assert problem in t.problems[0]
+    assert problem in t.problems[0] and len(t.problems) == 1
 
 
 def test_system_messages_short_samples_and_a_place_for_a_name(tmp_path):
