@@ -376,6 +376,8 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     if objective != "sft" and given.pop("train_on_inputs", None) is True:
         t.ignore("train_on_inputs", "answers are compared or judged, and no question is learnt")
     t.apply(given, TABLE)
+    if objective == "reward":
+        t.put("data.too_long", "cut")  # there whatever the file says of such rows
     if values.get("optimizer") == "lion_pytorch" and None in (given.get("adam_beta1"), given.get("adam_beta2")):
         t.put("train.betas", [0.9, 0.99])  # that package's, unless the file has both
     if t.get("train.lora_plus_ratio") and t.settings.pop("train.weight_decay", None):

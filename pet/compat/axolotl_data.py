@@ -58,6 +58,8 @@ EITHER |= {role: f"{role} {role}_response" for role in ("chosen", "rejected")}
 """Of their style ``default``: the columns of which the first that rows have is read."""
 WRITTEN = ("chatml", "llama3")
 """Types that write a question and its answers as texts."""
+OF_SCORES = "bradley_terry.chat_template"
+"""A reward model's type that is written by a chat template."""
 PREPARED = ("None", "passthrough")
 """Types that leave rows as they are, for TRL."""
 RANKED_TYPES = [f"{kind}.{style}" for kind in WRITTEN for style in ("default", "argilla_chat", *STYLES)]
@@ -65,7 +67,7 @@ RANKED_TYPES += ["chat_template.argilla", "chat_template.argilla_chat", "chat_te
 RANKED_TYPES += ["chat_template", *WRITTEN, "bradley_terry"]
 ALREADY = Prompt("{said}", "{said}", "", whole=True)
 """Of rows whose texts are prompts already."""
-OF_THE_FILE = ("chat_template", *PREPARED)
+OF_THE_FILE = ("chat_template", OF_SCORES, *PREPARED)
 """Types whose prompt is the file's ``chat_template`` where they name none; rows of tokens have no prompt."""
 TEXTS = ("template", "template_without_input")
 MESSAGES_ALONE = ("dpo", "hinge", "ipo", "robust", "simpo")
@@ -81,7 +83,7 @@ def datasets(t: Translation, name: str, value: Any) -> None:
     for entry in value:
         refuse_contradictions(t, entry, OF_A_DATA_SET, f"{name}.")
         given = entry.get("type")
-        whole, _, style = str(given).partition(":")
+        whole, _, style = (str(given) if not ranked or given != OF_SCORES else "chat_template").partition(":")
         kind, _, variant = whole.partition(".")
         files = entry.get("data_files") or entry.get("path")
         files = [files] if isinstance(files, str) else list(files)

@@ -956,6 +956,18 @@ def test_llama_factorys_ranked_data_set(tmp_path):
     )
 
 
+def test_axolotls_reward_model_is_trained_on_the_prompt_of_the_file(tmp_path):
+    """What is too long is cut at its end, and not left out."""
+    entry = {"path": str(write(tmp_path / "rows.jsonl", "{}")), "type": "bradley_terry.chat_template"}
+    file = {**JOBS["axolotl"], "reward_model": True, "chat_template": "chatml", "datasets": [entry]}
+    t = axolotl.translate(file, tmp_path / "job.yaml")
+    assert not t.problems and "chat_template" not in t.ignored and t.get("data.too_long") == "cut"
+    assert t.get("data.template") == AXOLOTL["chatml"].jinja()
+    t = axolotl.translate({**file, "reward_model": False}, tmp_path / "job.yaml")
+    ((_, problem),) = t.missing
+    assert "'bradley_terry.chat_template' is not supported" in problem
+
+
 @pytest.mark.parametrize("system", ["llama_factory", "axolotl"])
 def test_a_reward_models_job_file(base, tmp_path, system):
     """From the file to the pairs that are read, whose question axolotl calls input."""
