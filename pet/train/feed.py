@@ -349,7 +349,7 @@ def check_tokens(batch: dict[str, Any], model, source: str | Callable[[], str]) 
         model: one without a configuration is held to ids of 0 and above.
         source: where the batch is from, or a function that says so.
     """
-    dims = model.config.dims if hasattr(model, "config") else None
+    dims = getattr(getattr(model, "config", None), "dims", None)  # another library's configuration has none
     vocabulary, context = (dims.vocab, dims.context) if dims is not None else (1 << 31, 1 << 31)
     expected = f"expected an id of the vocabulary (0 … {vocabulary - 1})"
     limits = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import types
 
 import mindspore as ms
 import numpy as np
@@ -294,6 +295,26 @@ def test_this_librarys_trainer_takes_tokens():
     assert trainer.history[-1]["loss"] < trainer.history[0]["loss"]
     with pytest.raises(pet.InputError, match="batch 0 has no input_ids"):
         pet.Trainer(network, [{"pixels": numbers(1, 3).asnumpy()}], steps=1)
+
+
+class Pair(Text):
+    """As other libraries' language models are: with a configuration of their own, and several outputs."""
+
+    config = types.SimpleNamespace(vocab_size=20)
+
+    def construct(self, ids):
+        return super().construct(ids), ids
+
+
+def test_this_librarys_trainer_says_what_it_takes():
+    network, x = adapted(Pair)
+    batches = [{"input_ids": x.asnumpy()}]
+    with pytest.raises(TypeError, match=r"output is no tensor of logits .*forward_step=function takes others"):
+        pet.Trainer(network, batches, steps=1, batch_size=2, compiled=False).train()
+    trainer = pet.Trainer(
+        *(network, batches), steps=1, batch_size=2, forward_step=lambda data, model: model(data["input_ids"])[0].mean()
+    )
+    trainer.train()
 
 
 def test_statistics_of_the_base_stay():

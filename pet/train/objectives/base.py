@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mindspore import nn, ops
+from mindspore import Tensor, nn, ops
 
 from model_zoo.errors import InputError
 from pet.recipe.classes import OPTIONS
@@ -143,7 +143,11 @@ def through(model, of_logits: Callable, of_hidden: Callable | None) -> Callable:
         return by_head
 
     def plain(input_ids, position_ids, start, end, *own):
-        return of_logits(model(input_ids), *own)
+        logits = model(input_ids)
+        if not isinstance(logits, Tensor):
+            # a graph knows Python's own exceptions alone
+            raise TypeError("the network's output is no tensor of logits (B, S, V); forward_step=function takes others")
+        return of_logits(logits, *own)
 
     return plain
 
