@@ -30,12 +30,22 @@ def listen():  # as pet.parallel.peers, which needs MindSpore
         if told and DEAF not in os.environ:
             print(told + ": told so", file=sys.stderr, flush=True)
             os._exit(1)
-def lose():  # as where its machine is gone
+def sentinels():
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             mine = all(process.environ().get(name) == os.environ[name] for name in ("PORT", "RANK_ID"))
             if mine and process.pid != os.getpid():
-                process.kill()
+                yield process
+def has_joined():
+    with contextlib.suppress(psutil.Error):
+        found = [each for process in sentinels() for each in process.net_connections("tcp")]
+        return any(each.status == "ESTABLISHED" and each.raddr.port == port for each in found)
+def lose():  # as where its machine is gone, after the sentinels have met
+    while not has_joined():
+        time.sleep(0.05)
+    time.sleep(0.5)  # for what they say to each other first
+    for process in sentinels():
+        process.kill()
     shutil.rmtree(os.path.dirname(os.environ[heartbeat.BEAT_FILE]))
     os.kill(os.getpid(), 9)
 with heartbeat.watched():
