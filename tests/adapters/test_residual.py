@@ -203,7 +203,10 @@ def test_its_layers_are_one_operator(fixtures, monkeypatch):
     assert made and all(isinstance(cell, whole.FusedLayers) for cell in made)
 
 
-@pytest.mark.parametrize("settings", [{}, {"use_dora": True, "targets": ["q_proj", "v_proj", "embed_tokens"]}], ids=str)
+DORA = {"use_dora": True, "targets": ["q_proj", "v_proj", "embed_tokens"]}
+
+
+@pytest.mark.parametrize("settings", some([{}, DORA], [DORA]), ids=str)
 def test_a_saved_adapter_opens_as_it_was_trained_and_can_be_trained_on(fixtures, tmp_path, settings):
     settings = {"rank_pattern": {"v_proj": 2}, "alpha_pattern": {"q_proj": 5.0}, "use_rslora": True, **settings}
     model, ids = started(loaded(fixtures), **settings), input_ids(fixtures)

@@ -155,11 +155,11 @@ def with_dora(directory, quantization=None, **settings):
 @pytest.mark.parametrize(
     ("family", "init", "packed"),
     [
-        ("llama_gqa", "default", None),
-        ("llama_gqa", "pissa", None),
+        pytest.param("llama_gqa", "default", None, marks=pytest.mark.full),
+        pytest.param("llama_gqa", "pissa", None, marks=pytest.mark.full),
         ("llama_gqa", "pissa", Quantization("nf4")),
         ("gpt2", "olora", None),
-        ("qwen3_moe", "default", None),
+        pytest.param("qwen3_moe", "default", None, marks=pytest.mark.full),
     ],
 )
 def test_ids_with_dora_are_those_of_the_plain_path(family, init, packed, fixtures):

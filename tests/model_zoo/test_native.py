@@ -681,6 +681,7 @@ print(before, min(rounds))
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system says no thread's time")
 def test_other_threads_rest_while_kernels_compute():
     done = subprocess.run([sys.executable, "-c", AT_REST], capture_output=True, text=True, timeout=120)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from mindspore import Tensor
+from sets import some
 
 import pet
 from model_zoo.auto import AutoModel
@@ -102,7 +103,7 @@ def test_what_stands_in_front_is_seen_from_beyond_the_window(active, shortened):
     assert np.abs(found - whole).max() < LIMIT
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_beams": 3}])
+@pytest.mark.parametrize("settings", some([{}, {"num_beams": 3}], [{"num_beams": 3}]))
 def test_ids_of_a_growing_cache(settings, fixtures, monkeypatch):
     model = AutoModel.from_pretrained(fixtures / "gemma2")
     ids, mask = (array[:, :12] for array in rows(2))

@@ -181,6 +181,7 @@ def test_signals_at_once_are_one_and_ctrl_c_later_is_another(start):
         assert process.wait() == 130
 
 
+@pytest.mark.full
 def test_it_ends_even_where_the_exception_is_lost(start):
     with start(LOST) as process:
         assert process.stdout.readline() == "ready\n"

@@ -109,7 +109,7 @@ CASES = {
     "R-Drop's pairs": {"config": LLAMA, "lora": {"rank": 8}, "rows": 2, "length": 512, "r_drop_alpha": 1.0},
 }
 
-OFTEN = ("every matrix adapted", "DoRA on every matrix", "R-Drop's pairs")
+OFTEN = ("DoRA on every matrix", "R-Drop's pairs")
 
 
 @pytest.fixture(scope="module")

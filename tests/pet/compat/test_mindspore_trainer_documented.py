@@ -415,6 +415,7 @@ def test_a_program_in_the_directory_of_the_tasks_is_not_begun_anew(tmp_path):
     assert "'none' is not registered" in done.stderr and "RecursionError" not in done.stderr
 
 
+@pytest.mark.full
 def test_what_a_cell_has_trained_is_measured_and_asked_later(tmp_path):
     """By its head, which may be one of two; hooks write to an output directory that is there."""
     seen = []

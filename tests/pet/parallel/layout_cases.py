@@ -119,7 +119,7 @@ class Case:
 TWO = (
     Case("llama_gqa", "lora", tensor=2, whole=True, layers=2),
     Case("gpt2", "lora", pipeline=2, micro_batches=2, whole=True),  # the embedding is tied to the head, stages apart
-    Case("qwen3_moe", "lora", tensor=2, layers=1),  # experts are summed once behind all of them
+    Case("qwen3_moe", "lora", tensor=2, layers=1, full=True),  # experts are summed once behind all of them
     Case("llama_gqa", "lora", pipeline=2, micro_batches=2, full=True),  # three layers: two in a stage, one in the other
     Case("chatglm1", "prefix", tensor=2),
     Case("chatglm2", "dora", tensor=2, layers=1, compiled=False),
@@ -128,7 +128,7 @@ TWO = (
     Case("glm4_0414", "bottleneck", tensor=2, settings=(("recompute", 2),), full=True),
     Case("gpt2", "ia3", tensor=2, layers=1, full=True),
     Case("glm", "lora", data=2, shard_optimizer=True),
-    Case("gpt2", "dropped", data=2, settings=(("precision", "fp16"),), layers=1, compiled=False),
+    Case("gpt2", "dropped", data=2, settings=(("precision", "fp16"),), layers=1, compiled=False, full=True),
     Case("gpt2", "dropped", data=2, settings=(("precision", "fp16"),), layers=1, full=True),
     Case(
         "gpt2",

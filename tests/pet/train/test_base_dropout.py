@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 from first_layers import first_layers
+from sets import some
 
 import pet
 from adapters.dropout import dropouts, set_dropout_key
@@ -69,7 +70,10 @@ def losses(compiled, directory=None, base="gpt_tiny", **settings):
     return [record["loss"] for record in trainer.history]
 
 
-@pytest.mark.parametrize("rates", [{"embedding": 0.1, "hidden": 0.2}, {"attention": 0.2}])
+RATES = {"embedding": 0.1, "hidden": 0.2}, {"attention": 0.2}
+
+
+@pytest.mark.parametrize("rates", some(RATES, RATES[:1]))
 def test_the_engine_draws_what_the_operators_draw(rates, caplog, tmp_path):
     """Hidden states within the fused layers, attention weights outside of them, where each layer is compiled."""
     base = first_layers(bundled_models()["gpt_tiny"], tmp_path, 1)

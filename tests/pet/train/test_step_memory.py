@@ -82,9 +82,9 @@ def caches():
     ("make", "most"),
     [
         (lambda: ms.value_and_grad(RDrop(1.0).loss), 9.5e3),
-        (lambda: ms.value_and_grad(CausalLM(0.1).loss), 9.5e3),
+        pytest.param(lambda: ms.value_and_grad(CausalLM(0.1).loss), 9.5e3, marks=pytest.mark.full),
         (pipeline_stage, 5e3),
-        (lambda: answers(DPO(), own=1.0, other=1.0), 4e3),
+        pytest.param(lambda: answers(DPO(), own=1.0, other=1.0), 4e3, marks=pytest.mark.full),
         (lambda: answers(KTO(), learnt=1.0, weight=-1.0, moved=0.5), 4e3),
         (caches, 3e3),
     ],
