@@ -68,9 +68,9 @@ def some(values, often: Collection) -> list:
 
 
 def asked(request, fixture: str) -> list[dict]:
-    """The parameters of each test of this run that uses a fixture, by name: a fixture that makes what many tests read
-    makes no more than they do."""
-    items = (item for item in request.session.items if fixture in item.fixturenames)
+    """The parameters of each test of this run that uses a fixture of its file, by name: a fixture that makes what many
+    tests read makes no more than they do."""
+    items = (item for item in request.session.items if item.path == request.path and fixture in item.fixturenames)
     return [item.callspec.params if hasattr(item, "callspec") else {} for item in items]
 
 
