@@ -39,7 +39,7 @@ PAGES = sorted(
     and re.search(r"^```(sh|python)$", path.read_text("utf-8"), flags=re.M)
 )
 LONG = ("docs/merging.md", "docs/devices.md")
-"""Pages whose programs take a third of the time of all."""
+"""Two pages whose programs take half of the time of all."""
 SHORT = shlex.split(
     "train.steps=2 train.warmup=0 eval.before=false eval.metrics=[loss] eval.shown_samples=0 data.workers=0"
 )

@@ -53,8 +53,10 @@ def come_together(problem: InputError | None = None) -> Job:
     peers.watch()
     if not ours:
         _came = True
-    if not ours and job.distributed:
-        raise_everywhere(problem, lambda value: collectives.all_gather_object(value, collectives.world()))
+        if job.distributed:
+            raise_everywhere(problem, lambda value: collectives.all_gather_object(value, collectives.world()))
+        elif problem is not None:
+            raise problem
     return job
 
 

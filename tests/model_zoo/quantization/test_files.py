@@ -245,6 +245,13 @@ def stream(values, bits):
     return np.ascontiguousarray(np.stack(words, 1))
 
 
+def layers_apart(fixtures):
+    """What the fixture's file holds besides the matrices of its layers, and {name: shape} of these."""
+    base = read_file(fixtures / "bitsandbytes/base/model.safetensors")
+    shapes = {name: value.shape for name, value in base.items() if value.ndim == 2 and "layers" in name}
+    return {name: value for name, value in base.items() if name not in shapes}, shapes
+
+
 def integer_checkpoint(
     fixtures, tmp_path, method, group, layout=None, bias=None, scale="float16", bits=4, mixed=False, **settings
 ):
@@ -256,13 +263,9 @@ def integer_checkpoint(
         mixed: whether groups are of inputs that are no neighbours.
         settings: others of quantization_config.
     """
-    base = read_file(fixtures / "bitsandbytes/base/model.safetensors")
-    generator, arrays, matrices = np.random.default_rng(0), {}, {}
-    for name, value in base.items():
-        if value.ndim != 2 or "layers" not in name:
-            arrays[name] = value
-            continue
-        path, (out, into) = name.removesuffix(".weight"), value.shape
+    generator, (arrays, shapes), matrices = np.random.default_rng(0), layers_apart(fixtures), {}
+    for name, (out, into) in shapes.items():
+        path = name.removesuffix(".weight")
         size = into if group == -1 else group
         count = -(-into // size)
         codes = generator.integers(0, 1 << bits, (into, out)).astype(np.uint8)
@@ -352,19 +355,14 @@ def test_other_forms_of_gptq_open_exactly_and_unpacked(fixtures, tmp_path, group
 )
 def test_compressed_tensors_open_exactly(fixtures, tmp_path, bits, zeros, mixed):
     """Packed where a cell holds them so: in 4 bits, in groups of neighbours."""
-    base = read_file(fixtures / "bitsandbytes/base/model.safetensors")
-    generator, arrays, matrices = np.random.default_rng(0), {}, {}
-    for name, value in base.items():
-        if value.ndim != 2 or "layers" not in name:
-            arrays[name] = value
-            continue
-        out, into = value.shape
-        codes = generator.integers(0, 1 << bits, value.shape).astype(np.uint8)
+    generator, (arrays, shapes), matrices = np.random.default_rng(0), layers_apart(fixtures), {}
+    for name, (out, into) in shapes.items():
+        codes = generator.integers(0, 1 << bits, (out, into)).astype(np.uint8)
         zero = generator.integers(0, 1 << bits, (out, into // 32)).astype(np.uint8)
         scales = (generator.random((out, into // 32)) * 0.02 + 0.001).astype(bfloat16)
         groups = (generator.permutation(into) if mixed else np.arange(into)) // 32
         arrays[f"{name}_packed"], arrays[f"{name}_scale"] = stream(codes.T, bits).T, scales
-        arrays[f"{name}_shape"] = np.array(value.shape)
+        arrays[f"{name}_shape"] = np.array([out, into])
         if zeros:
             arrays[f"{name}_zero_point"] = stream(zero, bits)
         if mixed:

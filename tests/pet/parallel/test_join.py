@@ -344,6 +344,17 @@ def test_what_is_wrong_on_one_machine_is_said_on_all(monkeypatch, capsys, launch
     assert joined == ([] if launcher == "pet" else [f"rank 1: {mine}\n" if mine else "", "parted"])
 
 
+def test_what_a_single_worker_of_msrun_finds_wrong_ends_it(monkeypatch):
+    """Also where the processes that msrun has started cannot be looked at: nobody else is there to say it."""
+    alone = Job(0, 1, 0, "msrun")
+    monkeypatch.setattr(together, "_came", False)
+    monkeypatch.setattr(together, "read_job", lambda: alone)
+    monkeypatch.setattr(together, "all_here", lambda: False)
+    monkeypatch.setattr(join, "join", lambda limit=None: alone)
+    with pytest.raises(InputError, match="no such file"), together.shared_errors():
+        raise InputError("data.train: no such file")
+
+
 def test_who_parts_tells_the_others_and_waits_for_them(monkeypatch, capsys):
     done = []
     monkeypatch.setattr(join, "_job", Job(0, 2, launcher="environment"))
