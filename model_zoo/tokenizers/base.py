@@ -244,8 +244,8 @@ class Tokenizer(InPieces, Filled, Settable, ABC):
             tools, enable_thinking: As in :meth:`prompt`.
 
         Returns:
-            The ids, and for each id whether it is a label (or `prompts.ENDED`). Labels of an answer are its tokens and
-            its end token.
+            The ids, and for each id whether it is a label, or below 0 where the label is another token (see `prompts`).
+            Labels of an answer are its tokens and its end token.
 
         Raises:
             InputError: On messages that do not fit, or an unknown ``train_on``.
@@ -267,7 +267,8 @@ class Tokenizer(InPieces, Filled, Settable, ABC):
             if part.ended is not None:
                 ended[len(found)] = part.ended
             found += self._part_ids(part)
-        return [number for number, _ in found], labels([answer for _, answer in found], messages, train_on, ended)
+        answers = [answer for _, answer in found]
+        return [number for number, _ in found], labels(answers, messages, train_on, ended, self.eos_token_id)
 
     @checked
     def __call__(

@@ -18,9 +18,8 @@ from model_zoo.tokenizers.conversations import check_each, check_end
 
 ROLES = ("system", "user", "assistant")
 TRAIN_ON = ("answers", "last", "all")
-ENDED = 3
-"""In place of a label's True: the label is not this token but the tokenizer's end token. An answer ends here whose end
-is not written."""
+# Beside each token of a sample stands its mark: 0 where nothing is learnt, 1 where the label is the token itself, and
+# ~label, which is below 0, where it is another one: an end that is not written, or what a row of ids says.
 
 
 @dataclass(frozen=True)
@@ -295,15 +294,19 @@ def check_style(name: str, special_tokens: dict[str, int], source: str) -> str:
 
 
 def labels(
-    answers: Sequence[int | None], messages: Sequence[Mapping], train_on: str, ended: Mapping[int, int] | None = None
-) -> list[bool]:
-    """Which tokens of an example are labels.
+    answers: Sequence[int | None],
+    messages: Sequence[Mapping],
+    train_on: str,
+    ended: Mapping[int, int] | None = None,
+    end: int | None = None,
+) -> list[int]:
+    """Which tokens of an example are labels: the mark of each.
 
     Args:
         answers: for each token the number of the answer that it belongs to, or None.
         messages: the conversation; an answer with ``"weight": 0`` is no label, whatever `train_on` says.
         train_on: one of `TRAIN_ON`.
-        ended: the tokens at which an answer ends unwritten, with its number; where it is learnt the label is `ENDED`.
+        ended: the tokens at which an answer ends unwritten, with its number; where it is learnt the label is `end`.
     """
     last = max((answer for answer in answers if answer is not None), default=None)
     given = [message for message in messages if message["role"] == "assistant"]
@@ -311,7 +314,7 @@ def labels(
     learnt = {"all": {*answers}, "answers": {*answers} - {None}, "last": {last} - {None}}[train_on] - unlearnt
     found = [answer in learnt for answer in answers]
     for place, answer in (ended or {}).items():
-        found[place] = ENDED if answer in learnt else found[place]
+        found[place] = ~end if answer in learnt else found[place]
     return found
 
 

@@ -97,7 +97,7 @@ def make_feed(data, recipe, model, tokenizer, distributed, objects: Objects, tra
     own = is_mindspore_dataset(data)
     if (records := as_records(data) if own or tokenizer is None else None) is not None:
         limit = settings.max_length if "max_length" in recipe.data.model_fields_set else _room(model)
-        dataset = from_mindspore(records, limit, settings.padding, settings.padding_ends, settings.labels_ahead)
+        dataset = from_mindspore(records, limit, *settings.of_ids)
         longest = max(len(dataset[index][0]) for index in range(len(dataset)))
         settings = dataclasses.replace(settings, max_length=max(2, longest))
         if own and "batch_size" not in recipe.train.model_fields_set and train:

@@ -82,7 +82,7 @@ def make_loader(
     """
     settings = DataSettings.of(settings)
     if is_mindspore_dataset(data):
-        data = from_mindspore(data, settings.max_length)
+        data = from_mindspore(data, settings.max_length, *settings.of_ids)
     if isinstance(data, (TokenDataset, StreamDataset)):
         if collate_fn is not None:
             raise InputError("collate_fn: this data is batched by its settings; expected none")

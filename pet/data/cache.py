@@ -1,7 +1,7 @@
 """Tokenised data on disk, mapped into memory, made once for each content, tokenizer and settings.
 
 A cache is a directory named by a digest of all that its content depends on. It holds ``tokens.bin`` (int32),
-``trained.bin`` (uint8), ``lengths.bin`` (int32), ``origin.bin`` (int64 triples), ``said.bin`` (int32, what the data
+``trained.bin`` (int32), ``lengths.bin`` (int32), ``origin.bin`` (int64 triples), ``said.bin`` (int32, what the data
 says of each sample) and ``meta.json`` with their sizes and check sums, and with what is said. It appears whole or not
 at all; one that does not match its sums is made again.
 """
@@ -40,10 +40,10 @@ from .settings import DataSettings
 log = logging.getLogger("pet.data")
 
 # Goes into every digest: raise it when the same input gives other samples than before, or a file other places.
-VERSION = 18
+VERSION = 19
 ROOM = 1 << 20
 """Bytes without which a directory counts as full."""
-PARTS = {"tokens": np.int32, "trained": np.uint8, "lengths": np.int32, "origin": np.int64, "said": np.int32}
+PARTS = {"tokens": np.int32, "trained": np.int32, "lengths": np.int32, "origin": np.int64, "said": np.int32}
 # What a tokenizer is asked so that a change in its code, and not only in its files, is noticed.
 PROBE = [
     {"role": "user", "content": "What's  1+1?\n你好\t"},

@@ -12,7 +12,6 @@ import numpy as np
 
 from model_zoo import progress
 from model_zoo.errors import InputError
-from model_zoo.tokenizers.prompts import ENDED
 
 # What a label is where nothing is to be learnt (Hugging Face's convention).
 IGNORED = -100
@@ -25,32 +24,32 @@ def place_name(path: Path | str, line: int, row: int) -> str:
     return f"{path}:{line}" + (f" (row {row})" if row else "")
 
 
-def learnt(ids: Sequence[int], labels: Sequence[int], how: str = "not shifted") -> list[bool]:
-    """Which tokens are learnt by labels of the same length, which are said to be `how`.
-
-    Raises:
-        InputError: a label is neither its token's id nor `IGNORED`.
-    """
-    for place, (token, label) in enumerate(zip(ids, labels, strict=True)):
-        if label not in (token, IGNORED):
-            raise InputError(
-                f"labels: {label} at place {place}, where input_ids has {token}; expected the same id (labels are "
-                f"{how}), or {IGNORED} where nothing is learnt"
-            )
-    return [label != IGNORED for label in labels]
-
-
-def with_labels(ids: Sequence[int], labels: Sequence[int], ahead: bool) -> tuple[list[int], list[bool]]:
-    """Token ids, and which of them are learnt.
+def with_labels(
+    ids: Sequence[int], labels: Sequence[int], ahead: bool, other: bool = False
+) -> tuple[list[int], list[int]]:
+    """Token ids, and the mark of each (`model_zoo.tokenizers.prompts`).
 
     Args:
         ahead: whether each label stands one place before its token, so that the last one is a token more.
+        other: whether a label may be another id than its token's.
+
+    Raises:
+        InputError: a label is none.
     """
-    if not ahead:
-        return list(ids), learnt(ids, labels)
-    more = [label for label in labels[-1:] if label != IGNORED]
-    whole = [*ids, *more]
-    return whole, learnt(whole, [IGNORED, *labels[: len(whole) - 1]], "one place ahead")
+    how = "one place ahead" if ahead else "not shifted"
+    if ahead:
+        ids = [*ids, *(label for label in labels[-1:] if label != IGNORED)]
+        labels = [IGNORED, *labels[: len(ids) - 1]]
+    for place, (token, label) in enumerate(zip(ids, labels, strict=True)):
+        if label not in (token, IGNORED) and not (other and 0 <= label < 1 << 31):
+            expected = "a token id" if other else f"the same id (labels are {how}; data.other_labels: true takes any)"
+            raise InputError(
+                f"labels: {label} at place {place}, where input_ids has {token}; expected {expected}, or {IGNORED} "
+                "where nothing is learnt"
+            )
+    return list(ids), [
+        int(label == token) if label in (token, IGNORED) else ~label for token, label in zip(ids, labels, strict=True)
+    ]
 
 
 @dataclass
@@ -193,7 +192,8 @@ class TokenDataset:
 
     Attributes:
         tokens: (N,) int32, the samples one after the other.
-        trained: (N,) uint8, not 0 where the token is a label; `ENDED` where the label is not the token but `end`.
+        trained: (N,) int32, the mark of each token: not 0 where something is learnt; `~label` where the label is not
+            the token itself.
         starts: (samples,) int64, where each begins in ``tokens``.
         lengths: (samples,) int64, tokens in each.
         origin: (samples, 3) int64, for each sample the index of its file in ``files``, its line there, and the number
@@ -202,7 +202,6 @@ class TokenDataset:
         counts: rows cut and dropped on the way.
         documents: how many neighbouring entries make one sample and stay together (an objective that compares); where
             it is more than 1, the arrays above have an entry for each of its documents.
-        end: id of the tokenizer's end token.
         said: what the data says of samples (`pet.data.row.Row.label`), each once.
         said_of: (samples,) which of these of each; None: nothing.
         own: settings of files whose rows are read in a way of their own.
@@ -216,7 +215,6 @@ class TokenDataset:
     files: list[str] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     documents: int = 1
-    end: int | None = None
     said: list[Any] = field(default_factory=list)
     said_of: np.ndarray | None = None
     own: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -231,12 +229,12 @@ class TokenDataset:
         Raises:
             ValueError: a sample has no tokens, or its two parts differ in length.
         """
-        ids_list, trained_list = [np.zeros(0, np.int32)], [np.zeros(0, np.uint8)]
+        ids_list, trained_list = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
         for number, (ids, trained) in enumerate(samples):
             if len(ids) == 0 or len(ids) != len(trained):
                 raise ValueError(f"sample {number} has {len(ids)} tokens and {len(trained)} label marks")
             ids_list.append(np.asarray(ids, np.int32))
-            trained_list.append(np.asarray(trained, np.uint8))
+            trained_list.append(np.asarray(trained, np.int32))
         lengths = np.asarray([len(ids) for ids in ids_list[1:]], np.int64)
         origin = np.zeros((len(lengths), 3), np.int64)
         origin[:, 1] = np.arange(len(lengths))
@@ -264,7 +262,7 @@ class TokenDataset:
     def labels(self, index: int) -> np.ndarray:
         """(S,) labels of one sample; -100 is not learnt."""
         ids, marks = self.tokens[self.starts[index] : self.starts[index] + self.lengths[index]], self.marks(index)
-        return np.where(marks == ENDED, self.end, np.where(marks, ids, IGNORED)).astype(np.int32)
+        return np.where(marks < 0, ~marks, np.where(marks, ids, IGNORED)).astype(np.int32)
 
     def label(self, index: int) -> Any:
         """What the data says of a sample; None: nothing."""

@@ -51,7 +51,7 @@ class Encoded:
     """The samples of a chunk of rows.
 
     Attributes:
-        samples: (ids int32, trained uint8) each.
+        samples: (ids int32, trained int32) each.
         rows: for each sample the place of its row in the chunk.
         counts: what was cut and dropped.
     """
@@ -144,7 +144,7 @@ class Encoder:
                     encoded.counts.dropped_equal += 1
                     continue
                 for ids, trained in documents:
-                    encoded.samples.append((np.asarray(ids, np.int32), np.asarray(trained, np.uint8)))
+                    encoded.samples.append((np.asarray(ids, np.int32), np.asarray(trained, np.int32)))
                     encoded.rows.append(number)
         encoded.counts.samples = len(encoded.samples) // self.settings.documents
         encoded.counts.empty_thoughts = self._emptied() - emptied

@@ -89,7 +89,6 @@ def load_dataset(
     parts = [(len(found), part) for found, part in with_parts(paths, settings.rows)] if settings.rows else ""
     dataset = cached(rows, encoder, files, parts, progress=progress)
     dataset.own = {str(path): settings for path, settings in own.items()}
-    dataset.end = tokenizer.eos_token_id
     if settings.deduplicate:
         dataset = dataset.without_repeated(unlike)
     source = ", ".join(map(str, files[:3]))

@@ -38,6 +38,7 @@ class DataSettings:
     padding: int | None = None
     padding_ends: bool = False
     labels_ahead: bool = False
+    other_labels: bool = False
     max_length: int = 512
     min_length: int | None = None
     max_prompt: int | None = None
@@ -74,9 +75,15 @@ class DataSettings:
             )
 
     @property
+    def of_ids(self) -> tuple[Any, ...]:
+        """What :func:`pet.data.wrap.from_mindspore` takes of these, in its order."""
+        return self.padding, self.padding_ends, self.labels_ahead, self.other_labels
+
+    @property
     def reading(self) -> dict[str, Any]:
         """What :func:`pet.data.formats.read_file` takes of these."""
-        names = ("format", "columns", "roles", "system", "train_on", "labels_ahead", "conversations", "documents")
+        of_ids = ("labels_ahead", "other_labels")
+        names = ("format", "columns", "roles", "system", "train_on", *of_ids, "conversations", "documents")
         return {name: getattr(self, name) for name in names}
 
     @classmethod

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from model_zoo.tokenizers.prompts import ENDED
-
 Turn = tuple[int, int, int]
 """Where a question begins, where its answer begins, and where that ends."""
-Sample = tuple[list[int], list[bool]]
-"""Token ids, and which are labels."""
+Sample = tuple[list[int], list[int]]
+"""Token ids, and the mark of each (`model_zoo.tokenizers.prompts`)."""
 
 
 def turns_of(learnt: Sequence[int]) -> list[Turn]:
@@ -88,7 +86,7 @@ def within(sample: Sample, tokenizer: Any, limits: Any) -> Sample:
         if place and bool(learnt) != bool(trained[place - 1]):
             count = 0
         most = limits.max_answer if learnt else limits.max_prompt
-        control = number in known or learnt == ENDED
+        control = number in known or learnt < 0
         count += not control
         if control or most is None or count <= most:
             stay.append(place)

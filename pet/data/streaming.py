@@ -167,7 +167,7 @@ class StreamDataset:
         finally:  # which is the reason of whatever was wrong
             self._check_unchanged(numbers.values())
         dataset = TokenDataset.from_samples(samples, said)
-        dataset.documents, dataset.end = self.settings.documents, self.encoder.tokenizer.eos_token_id
+        dataset.documents = self.settings.documents
         dataset.origin, dataset.files = np.asarray(origin, np.int64).reshape(-1, 3), self.files
         dataset.counts = counts
         if not self._told and counts.findings(self.settings.max_length):

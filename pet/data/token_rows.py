@@ -46,13 +46,13 @@ def without_padding(tokens: Sequence[int], pad: int, ends: bool) -> tuple[list[i
     return ids[span].tolist(), marks[span].tolist()
 
 
-def tokens_of(columns: Mapping[str, Any], ahead: bool = False) -> tuple[list[int], list[bool]]:
+def tokens_of(columns: Mapping[str, Any], ahead: bool = False, other: bool = False) -> tuple[list[int], list[int]]:
     """Token ids with their marks; labels of -100 and marks of 0 are not learnt, and padding (attention_mask 0) is left
     out.
 
     Args:
         columns: by the names in `TOKEN_COLUMNS`; None where a row has none.
-        ahead: of the labels, see `with_labels`.
+        ahead, other: of the labels, see `with_labels`.
 
     Raises:
         Wrong: the row cannot be used.
@@ -74,12 +74,12 @@ def tokens_of(columns: Mapping[str, Any], ahead: bool = False) -> tuple[list[int
     try:
         labels = whole.get("labels", tokens)
         found, marks = with_labels(
-            [tokens[index] for index in kept], [labels[index] for index in kept], ahead and "labels" in whole
+            [tokens[index] for index in kept], [labels[index] for index in kept], ahead and "labels" in whole, other
         )
     except InputError as error:
         raise Wrong(f"column {error}") from None
     masks = [whole[name] for name in LEARNT if name in whole]
-    marks = [mark and all(mask[index] for mask in masks) for mark, index in zip(marks, [*kept, -1], strict=False)]
+    marks = [mark * all(mask[index] for mask in masks) for mark, index in zip(marks, [*kept, -1], strict=False)]
     return found, marks
 
 

@@ -39,6 +39,7 @@ def from_mindspore(
     padding: int | None = None,
     padding_ends: bool = False,
     labels_ahead: bool = False,
+    other_labels: bool = False,
 ) -> TokenDataset:
     """The samples of a MindSpore Dataset of token ids, read once into memory.
 
@@ -50,7 +51,7 @@ def from_mindspore(
             trainers that cut off the last one themselves, the first seq_len remain: a piece of one token teaches
             nothing.)
         padding, padding_ends: of rows without labels and mask; see `pet.recipe.data.Data`.
-        labels_ahead: of the labels; see there.
+        labels_ahead, other_labels: of the labels; see there.
 
     Raises:
         InputError: no such column, columns of different shapes, or nothing to learn.
@@ -80,7 +81,7 @@ def from_mindspore(
             ids = ids[kept]
             given = parts["labels"][row][kept] if "labels" in parts else ids
             ahead = labels_ahead and "labels" in parts
-            ids, trained = map(np.asarray, with_labels(ids.tolist(), given.tolist(), ahead))
+            ids, trained = map(np.asarray, with_labels(ids.tolist(), given.tolist(), ahead, other_labels))
             if padding is not None and len(parts) == 1:
                 ids, trained = map(np.asarray, without_padding(ids.tolist(), padding, padding_ends))
             piece = max_length or max(len(ids), 1)

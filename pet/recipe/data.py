@@ -120,6 +120,11 @@ class Reading(Section):
         description="Labels of rows of token ids stand where they are predicted, one place before the token that they "
         "are; the last one is a token more.",
     )
+    other_labels: bool = Field(
+        False,
+        description="Labels of rows of token ids may be other tokens than those where they stand: what is to be "
+        "written in place of a wrong token, say. Without it that is an error: most such labels are one place off.",
+    )
     max_prompt: int | None = Field(
         None,
         ge=1,

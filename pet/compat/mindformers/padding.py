@@ -50,13 +50,14 @@ def row_pad(config: Mapping[str, Any], checkpoint: Any = None) -> int | None:
 def put_padding(t: Translation, config: Mapping[str, Any], checkpoint: Any = None) -> None:
     """Lets rows of token ids be learnt as MindFormers' models learn them: without labels, LLaMA's beside those whose
     question is padding, GPT-2's beside those that are its end token themselves; GLM's by labels where they are
-    predicted, and LLaMA's with ``input_sliced_sig``.
+    predicted, and LLaMA's with ``input_sliced_sig``; by labels of any kind.
 
     Args:
         config, checkpoint: see `pad_of`.
     """
     if layout_of(config) in AHEAD or config.get("input_sliced_sig"):
         t.put("data.labels_ahead", True)
+    t.put("data.other_labels", True)
     if (pad := row_pad(config, checkpoint)) is not None:
         t.put("data.padding", pad)
         t.put("data.padding_ends", layout_of(config) != "gpt2")

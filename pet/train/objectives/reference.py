@@ -284,9 +284,8 @@ def digest(model, feed, distributed, compiled: bool) -> str:
             found.update(f"{parameter.name} {parameter.dtype} {parameter.shape}\0".encode())
             found.update(np.ascontiguousarray(read_parameter(parameter)).view(np.uint8).data)
     for index in range(len(feed.dataset)):
-        ids, trained = feed.dataset[index]
-        found.update(np.ascontiguousarray(ids, np.int32).data)
-        found.update(np.ascontiguousarray(trained, np.uint8).data)
+        found.update(np.ascontiguousarray(feed.dataset[index][0], np.int32).data)
+        found.update(feed.dataset.labels(index).data)
         found.update(b"\0")
     return found.hexdigest()
 

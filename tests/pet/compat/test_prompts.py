@@ -10,7 +10,6 @@ import pytest
 
 from model_zoo.errors import InputError
 from model_zoo.tokenizers import AutoTokenizer
-from model_zoo.tokenizers.prompts import ENDED
 from pet.compat import axolotl
 from pet.compat.prompts import AXOLOTL, LLAMA_FACTORY
 from pet.data.encode import Encoder
@@ -100,7 +99,7 @@ def written(encoder, messages, **options):
     ids, learnt = encoder.tokenizer.example(messages, **options)
     text, inside = "", False
     for one, mark in zip(ids, learnt, strict=True):
-        text, mark = text + "]" * (inside and mark != 1) + "|" * (mark == ENDED), mark == 1
+        text, mark = text + "]" * (inside and mark != 1) + "|" * (mark < 0), mark == 1
         text += "[" * (mark and not inside)
         text, inside = text + encoder.tokenizer.decode([one], skip_special_tokens=False), mark
     return text + "]" * inside

@@ -9,7 +9,7 @@ import pytest
 from mindspore.dataset import GeneratorDataset
 
 from model_zoo.errors import InputError
-from pet.data import CollateLoader, DataSettings, from_mindspore, load_dataset
+from pet.data import CollateLoader, DataSettings, Loader, from_mindspore, load_dataset, make_loader
 from pet.data.classified import classified
 from pet.data.formats import read_rows
 from pet.data.token_rows import learnt_beside, without_padding
@@ -106,3 +106,30 @@ def test_labels_one_place_ahead(tmp_path):
     with pytest.raises(InputError, match=r"labels: 9 at place 2, where input_ids has 7; .*labels are one place ahead"):
         wrong = [(np.int32([5, 6, 7]), np.int32([6, 9, -100]))]
         from_mindspore(GeneratorDataset(wrong, ["input_ids", "labels"]), labels_ahead=True)
+
+
+def test_labels_of_any_kind(tmp_path, letters):
+    """With data.other_labels a label may be another id than its token's, as in a batch that a user's collate_fn makes:
+    what each position is to predict reaches the loss, one place ahead or not, from a file and from a MindSpore dataset.
+    """
+    rows = [{"input_ids": [5, 6, 7, 9], "labels": [-100, 3, 7, 0]}, {"input_ids": [4, 8], "labels": [2, 11]}]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(InputError, match=r"labels: 3 at place 1, where input_ids has 6; .*data.other_labels: true"):
+        list(read_rows(path))
+    settings = DataSettings(max_length=8, packing="longest", shuffle=False, other_labels=True, cache_dir=str(tmp_path))
+    found = load_dataset(path, letters, settings=settings)
+    assert [found.labels(index).tolist() for index in range(2)] == [row["labels"] for row in rows]
+    (batch,) = Loader(found, 2, settings).batches()
+    assert batch["input_ids"][:, :4].tolist() == [[5, 6, 7, 9], [4, 8, 0, 0]]
+    assert batch["labels"][:, 1:4].tolist() == [[3, 7, 0], [11, -100, -100]]
+    given = [tuple(map(np.int32, row.values())) for row in rows]
+    given = GeneratorDataset(
+        [tuple(map(np.int32, row.values())) for row in rows], ["input_ids", "labels"], shuffle=False
+    )
+    of_ids = DataSettings(max_length=8, packing="longest", shuffle=False, other_labels=True, labels_ahead=True)
+    (ahead,) = make_loader(given, 2, of_ids).batches()
+    assert ahead["labels"][:, 1:5].tolist() == [[-100, 3, 7, 0], [2, 11, -100, -100]]
+    wrong = GeneratorDataset([(np.int32([5, 6]), np.int32([-1, 6]))], ["input_ids", "labels"])
+    with pytest.raises(InputError, match=r"labels: -1 at place 0, where input_ids has 5; expected a token id, or -100"):
+        from_mindspore(wrong, other_labels=True)
