@@ -70,6 +70,12 @@ def pytest_xdist_auto_num_workers(config) -> int | None:
     return None if asked else len(CORES) or None
 
 
+def pytest_ignore_collect(collection_path, config) -> bool | None:
+    """Of the quick tests alone the other files are not even imported."""
+    alone = config.option.markexpr == "quick" and collection_path.match("test_*.py")
+    return True if alone and not sets.is_quick(collection_path) else None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
     """Every second process collects from the other end: a file that one has compiled, which takes as long as all else

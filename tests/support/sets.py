@@ -44,6 +44,11 @@ QUICK = (
 )
 
 
+def is_quick(path: Path) -> bool:
+    """Whether a file holds quick tests."""
+    return path.relative_to(TESTS).as_posix().startswith(QUICK)
+
+
 def mark(items: list) -> None:
     """Adds `full` to what a matrix need not run each time, and `quick` to what is left in the files of `QUICK`."""
     matrices = defaultdict(list)
@@ -56,9 +61,7 @@ def mark(items: list) -> None:
             if number not in chosen:
                 case.add_marker("full")
     for item in items:
-        if item.path.relative_to(TESTS).as_posix().startswith(QUICK) and not any(
-            item.get_closest_marker(name) for name in ("slow", "full")
-        ):
+        if is_quick(item.path) and not any(item.get_closest_marker(name) for name in ("slow", "full")):
             item.add_marker("quick")
 
 

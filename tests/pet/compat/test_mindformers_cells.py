@@ -217,7 +217,6 @@ def test_what_it_cannot_be_called_with():
     assert float(gpt(input_ids=ids, input_mask=mask)) == float(gpt(ids))  # by the name of release 0.6
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("training", [False, True])
 def test_models_by_names_of_pet_give_logits_in_every_mode(training):
     sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 50}
