@@ -25,17 +25,10 @@ RECIPE = "recipe.yaml"
 # What a run writes. --force deletes these and nothing else: a directory may hold a user's own files beside them.
 ENTRIES = ("recipe.yaml", "adapter", "model", "merged", "checkpoints", "metrics.jsonl", "metrics.csv", "loss.png")
 ENTRIES += ("summary.json", "samples.jsonl", "tensorboard", "profile", "wandb", "swanlog", "mlruns")
-# Sections and keys that a resumed run may change without becoming another run.
-_FREE = {"name", "description", "output", "callbacks", "generation", "parallel"}
-_FREE_KEYS = {
-    ("train", "resume"),
-    ("train", "accept_changes"),
-    ("train", "profile"),
-    ("train", "save_every"),
-    ("train", "keep_last"),
-    ("train", "log_every"),
-}
-_FREE_KEYS |= {("train", "max_seconds"), ("train", "recompute"), ("data", "workers"), ("data", "cache_dir")}
+# Sections and keys that a resumed run may change without becoming another run. What is said of train is in checkpoints
+# (pet.train.state.fixed).
+_FREE = {"name", "description", "train", "output", "callbacks", "generation", "parallel"}
+_FREE_KEYS = {("data", "workers"), ("data", "cache_dir")}
 
 
 _claimed: dict[Path, int] = {}

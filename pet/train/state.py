@@ -20,6 +20,11 @@ from pet.train.restarts import EARLIER, merged_weights, take_merged
 
 log = logging.getLogger("pet")
 
+FREE = {"resume", "accept_changes", "profile", "save_every", "save_prefix", "keep_last", "log_every", "max_seconds"}
+FREE |= {"recompute", "steps", "epochs"}
+"""Settings of training that a resumed run may change without becoming another run; of the last two the number of steps
+is compared."""
+
 
 @dataclasses.dataclass
 class Position:
@@ -92,21 +97,18 @@ def snapshot(trainer) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dic
         "base_samples": [dataclasses.asdict(sample) for sample in trainer.base_samples],
         "unfinished": trainer.unfinished,
         "origins": origins(trainer),
-        **fixed(trainer),
+        "fixed": fixed(trainer),
     }
     return weights, optimizer, numbers
 
 
 def fixed(trainer) -> dict[str, Any]:
     """What a resumed run must have in common with the interrupted one, to give the same numbers."""
-    settings = trainer.settings
     return {
         "mindspore-pet": pet.__version__,
         "mindspore": mindspore.__version__,
-        "seed": settings.seed,
-        "rows_per_step": settings.batch_size * settings.accumulation,
         "total_steps": trainer.total_steps,
-        **{name: getattr(settings, name) for name in ("optimizer", "learning_rate", "schedule", "restart_every")},
+        **trainer.settings.model_dump(mode="json", exclude=FREE),
     }
 
 
@@ -142,9 +144,11 @@ def restore(trainer, found: Checkpoint) -> None:
     """
     state = found.state
     check_origins(trainer, found)
+    # earlier ones had some of these beside the rest
+    written = state.get("fixed") or {key: value for key, value in state.items() if key != "loss_scale"}
     for key, mine in fixed(trainer).items():
-        if state.get(key, mine) != mine:
-            said = f"{found.path} was written with {key} {state[key]}, this run has {mine}"
+        if written.get(key, mine) != mine:
+            said = f"{found.path} was written with {key} {written[key]}, this run has {mine}"
             log.warning("%s: it continues, but not bit for bit as it would have", said)
     restore_weights(trainer, found)
     trainer.optimizer.load_state(trainer.distributed.scatter(found.optimizer))

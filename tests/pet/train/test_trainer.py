@@ -549,6 +549,23 @@ def test_resume_in_one_process_and_other_models_are_refused(toy, batch, tmp_path
         half.resume(last)
 
 
+def test_a_run_that_goes_on_with_another_setting_says_so(toy, batch, tmp_path, caplog):
+    """Whichever changes the numbers that follow, and no other."""
+    trainer = make(toy(), [batch(4)], directory=tmp_path)
+    trainer.save()
+    given, free = trainer.settings, {"keep_last": 9, "save_prefix": "a", "log_every": 7}
+    trainer.settings = given.model_copy(update=free)
+    trainer.resume()
+    assert "written with" not in caplog.text
+    changes = {"warmup": 3.0, "betas": [0.5, 0.5], "weight_decay": 0.1, "clip_norm": None, "objective": "dft"}
+    for name, value in changes.items():
+        caplog.clear()
+        trainer.settings = given.model_copy(update={name: value})
+        trainer.resume()
+        said = f"was written with {name} {getattr(given, name)}, this run has {value}: it continues"
+        assert said in caplog.text and caplog.text.count("written with") == 1
+
+
 def test_a_run_does_not_go_on_over_another_base(toy, batch, tmp_path, caplog):
     def trainer(seed, **settings):
         model = toy(seed)
