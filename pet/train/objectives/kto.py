@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from mindspore import ops
 
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, shown
 from model_zoo.layers import int_range
 from pet.data.dataset import IGNORED
 from pet.data.loader import Loader
@@ -68,11 +68,12 @@ class KTO(Preference):
         return [float(value.sum(dtype=np.float64)) for row in self.reference.score()(mixed) for value in row]
 
     def prepare(self, batch: dict[str, Any], training: bool) -> dict[str, Any]:
-        moved, labels = self.moved(batch, training), batch["said"]
+        liked = [[desirable(one) for one in labels] for labels in batch["said"]]
+        moved = self.moved(batch, training)
         batch = super().prepare(batch, training)
         weight = np.zeros(batch["document"].shape, np.float32)
-        for row, liked in enumerate(labels):
-            weight[row, : len(liked)] = np.where([one is not False for one in liked], self.weights[0], -self.weights[1])
+        for row, own in enumerate(liked):
+            weight[row, : len(own)] = np.where(own, self.weights[0], -self.weights[1])
         learnt, moved = learnt_next(batch["labels"]), np.full(weight.shape, moved, np.float32)
         return {**batch, "learnt": learnt, "weight": weight, "moved": moved}
 
@@ -125,6 +126,13 @@ class KTO(Preference):
         if others:
             found |= {"reward_rejected": rejected / others, "logp_rejected": rejected_logp / others}
         return {**found, "kl": moved / count}
+
+
+def desirable(label: Any) -> bool:
+    """A label as a truth value; also NumPy's, and 0 or 1. Raises InputError: it is something else, or missing."""
+    if not isinstance(label, (bool, int, float, np.generic)) or label not in (True, False):
+        raise InputError(f"kto: an answer's label is {shown(label)}; true or false was expected")
+    return bool(label)
 
 
 def mismatched(batch: dict[str, Any], documents: np.ndarray, layout) -> dict[str, Any]:

@@ -154,6 +154,18 @@ def test_log_probabilities_of_labels_without_logits():
     np.testing.assert_allclose(found.asnumpy(), slope.asnumpy(), atol=1e-5)
 
 
+def test_labels_of_kto_are_truth_values_of_any_kind():
+    objective = make_objective(Train(objective="kto", desirable_weight=0.7, undesirable_weight=1.2))
+    objective.reference.known[True] = per_token(documents := pairs_of(2, 1), dict.fromkeys(range(2), -1.0))
+    objective.moved = lambda *_: 0.0
+    for liked in ([True, False], np.array([True, False]), [1, 0]):
+        batch = objective.prepare(packed(documents, together=1, said=liked), training=True)
+        assert sorted(batch["weight"][batch["weight"] != 0]) == pytest.approx([-1.2, 0.7])
+    for wrong in (None, ["True", "False"], [True, 2]):
+        with pytest.raises(InputError, match=r"kto: an answer's label is .*; true or false was expected"):
+            objective.prepare(packed(documents, together=1, said=wrong), training=True)
+
+
 @pytest.mark.parametrize("moved", [0.0, 1.5])
 def test_ktos_losses_and_gradients_are_the_formulas(moved):
     torch = pytest.importorskip("torch")
