@@ -335,10 +335,23 @@ def checked(feed, batches: Iterable[dict[str, Any]], model) -> Iterator[dict[str
         yield batch
 
 
-def check_counted(objective, feed) -> None:
-    """Refuses a list of batches with nothing in it that the objective learns from: its steps would change nothing."""
-    if isinstance(feed, BatchList) and not any(objective.count(objective.prepare(one, True)) for one in feed.list):
-        raise InputError(f"training data: no batch has {objective.counted}: there is nothing to learn")
+def check_counted(objective, feed, training: bool = True) -> None:
+    """Refuses data of which the objective counts nothing: its steps would change nothing, and a loss of 0 be measured.
+
+    Raises:
+        InputError: a list of batches with nothing in it that is counted, or a loader that does not keep together the
+            documents that are compared.
+    """
+    what, counted = "training data" if training else "evaluation data", objective.counted
+    if isinstance(feed, BatchList) and not any(objective.count(objective.prepare(one, training)) for one in feed.list):
+        raise InputError(f"{what}: no batch has {counted}: there is nothing to {'learn' if training else 'measure'}")
+    wanted = getattr(objective, "documents", 1)
+    found = getattr(getattr(feed, "dataset", None), "documents", wanted)
+    if found % wanted:
+        raise InputError(
+            f"{what}: {counted} are of {wanted} documents, and the loader's dataset has documents = {found}; set it to "
+            f"{wanted} where neighbours belong together"
+        )
 
 
 def check_tokens(batch: dict[str, Any], model, source: str | Callable[[], str]) -> None:

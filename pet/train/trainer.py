@@ -154,6 +154,8 @@ class Trainer(Measuring, Saving):
             self.objective.begin(model, losses.feed, False, self.distributed, self.compiled)
         self.objective.begun(model)
         check_counted(self.objective, self.feed)
+        if losses is not None:
+            check_counted(self.objective, losses.feed, training=False)
 
     # The loop --------------------------------------------------------------------------------------------------------
 

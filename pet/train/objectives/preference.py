@@ -159,5 +159,5 @@ def moved(picked, learnt, reference):
 
 
 def count_pairs(batch: dict[str, Any]) -> int:
-    """Pairs of a prepared batch."""
-    return sum(counts_of(batch, batch["document"])) // 2
+    """Pairs of a prepared batch; they lie in a row."""
+    return sum(count // 2 for count in counts_of(batch, batch["document"]))

@@ -867,6 +867,18 @@ def test_rows_without_a_label_are_said_and_batches_of_nothing_else_refused(toy, 
     ]
 
 
+def test_data_without_a_pair_is_refused(toy, batch):
+    """Two documents are one only in the same row; a loss of nothing would be 0, and the best."""
+    data = TokenDataset.from_samples([([1, 2, 3 + number], [0, 1, 1]) for number in range(4)])
+    loader = Loader(data, 2, DataSettings(packing="none", max_length=4))
+    with pytest.raises(InputError, match=r"training data: pairs are of 2 documents, .* documents = 1; set it to 2"):
+        make(toy(), loader, objective="orpo")
+    data.documents = 2
+    with pytest.raises(InputError, match="evaluation data: no batch has pairs: there is nothing to measure"):
+        make(toy(), loader, [batch(2)], objective="orpo")
+    make(toy(), loader, loader, objective="orpo")
+
+
 @pytest.mark.parametrize("prompt", (False, True))
 def test_what_ended_one_call_does_not_end_the_next(toy, batch, monkeypatch, prompt):
     """Ctrl-C is a program's KeyboardInterrupt, and nothing else at a prompt, which SystemExit would end."""
