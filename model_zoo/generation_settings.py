@@ -139,7 +139,7 @@ def settings_beside(directory: Path) -> dict[str, Any]:
     if (file := directory / "generation_config.json").is_file():
         return read_json(file)
     older = read_json(file) if (file := directory / "config.json").is_file() else {}
-    return {name: older[name] for name in (*FIELDS, *LIMITS, *UNHEEDED, "pad_token_id") if name in older}
+    return {name: older[name] for name in (*FIELDS, *LIMITS, *UNHEEDED, "pad_token_id", "use_cache") if name in older}
 
 
 def is_asked(name: str, value: Any) -> bool:

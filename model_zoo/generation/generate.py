@@ -91,7 +91,8 @@ def generate(
         temperature, top_k, top_p, repetition_penalty, min_length … early_stopping: see `Choosing`.
         seed: of the draw; None takes a fresh one.
         use_cache: keep keys and values in a compiled cache (one compilation per length bucket). False runs the whole
-            sequence again for every token; the ids are the same.
+            sequence again for every token; the ids are the same. Where only a cache heeds a window of the model's
+            (`Config.cached_window`), they are not, and a ``use_cache`` that is false in those files counts, too.
         streamer: gets the prompt and then every token (`put`), and `end`; for a single row without beams.
         max_length: length of prompt and answer together, instead of `max_new_tokens`.
         num_return_sequences: how many answers to each row: draws, or the best of so many beams at least.
@@ -134,8 +135,11 @@ def generate(
     missing = [name for name in ("put", "end") if streamer is not None and not hasattr(streamer, name)]
     if missing:
         raise InputError(f"streamer: {type(streamer).__name__} has no {missing[0]}; put(ids) and end() are called")
+    window = model.config.cached_window
+    if window and config.get("use_cache") is False:
+        use_cache = False
     if use_cache:
-        say_window(source, model.config.cached_window, longest + new_tokens)
+        say_window(source, window, longest + new_tokens)
     if tokenizer is not None and stop_strings is None:
         stop_strings = config.get("stop_strings")
     say_unheeded(source, config, ["stop_strings"] if stop_strings is not None else [])

@@ -285,6 +285,14 @@ def test_a_window_that_only_caches_heed(kind, prompts, tmp_path, caplog, monkeyp
     monkeypatch.setattr(decoders, "available", lambda: False)
     model = AutoModel.from_pretrained(tmp_path)
     assert np.array_equal(model.generate(ids, mask, **settings), expected[True])
+    uncached = {**json.loads((tmp_path / "config.json").read_text()), "use_cache": False}
+    (tmp_path / "config.json").write_text(json.dumps(uncached))
+    for beside in (True, False):  # a generation_config.json counts alone where there is one
+        again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+        there = again.generate(rows[0], attention_mask=rows[1], pad_token_id=0, **settings).numpy()
+        assert np.array_equal(there, expected[beside])
+        assert np.array_equal(AutoModel.from_pretrained(tmp_path).generate(ids, mask, **settings), there)
+        (tmp_path / "generation_config.json").unlink(missing_ok=True)
 
 
 @pytest.fixture
