@@ -32,7 +32,9 @@ ADAPTER_WEIGHTS = (WEIGHTS, "adapter_model.bin")
 """What the tensor file is called now, and what PEFT before 0.7 called it."""
 VALUE_HEADS = ("value_head.safetensors", "value_head.bin")
 """What LLaMA-Factory writes beside the adapter of a model with TRL's value head."""
-PREFIX = "base_model.model."
+BASE = "base_model."
+"""What the names of the base's own tensors begin with beside a prompt or a prefix, which have none."""
+PREFIX = f"{BASE}model."
 TWICE = re.compile(r"^(base_model\.model\.){2,}")
 """Of an adapter within another one's model."""
 SECOND = re.compile(r"\.(modules_to_save|original_module)\.")

@@ -26,6 +26,7 @@ from adapters.method import MethodConfig
 from adapters.methods import BY_PEFT_TYPE
 from adapters.peft_config import (
     ALL_THE_SAME,
+    BASE,
     CONFIG,
     FINGERPRINT,
     LABELS,
@@ -280,6 +281,8 @@ def read_arrays(model, state, directory: Path, values, config, strict: bool, ski
         if strict and getattr(model, "family", None) is not None:
             check_vocabulary(model, file)
             beside = without_effect(file, model.family, model.config.left_out)
+        if not config.prefixed:
+            beside = beside + bases_copies(model, file)
         plain = {key: stored for key, stored in plain.items() if stored not in beside}
         prepare_for(model, config, {key: file.info(stored).shape for key, stored in plain.items()})
         dropped = fit(model, config, plain)
@@ -302,15 +305,39 @@ def unpacked(model, config, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarr
     cells = dict(model.cells_and_names())
 
     def is_the_bases(key: str, array: np.ndarray) -> bool:
-        path, _, last = whole_name(key).rpartition(".")
-        weight = weight_of(cells[path]) if last == "weight" and path in cells else None
-        if weight is None or saved_in_full(config, path) or tuple(weight.shape) != array.shape:
-            return False
-        return same_numbers(read_parameter(weight).astype(np.float32), array)
+        name = whole_name(key)
+        return not saved_in_full(config, name.rpartition(".")[0]) and is_weight(cells, name, array)
 
     with registry(model).disabled():
         kept = {key: array for key, array in arrays.items() if not is_the_bases(key, array)}
         return config.unpack(kept, model)
+
+
+def is_weight(cells: dict[str, nn.Cell], name: str, array: np.ndarray) -> bool:
+    """Whether an array is the weight of this name, also where it was rounded to 16 bits."""
+    path, _, last = name.rpartition(".")
+    weight = weight_of(cells[path]) if last == "weight" and path in cells else None
+    if weight is None or tuple(weight.shape) != array.shape:
+        return False
+    return same_numbers(read_parameter(weight).astype(np.float32), array)
+
+
+def bases_copies(model, file: SafetensorsFile) -> list[str]:
+    """The base's embedding and head beside a prompt or a prefix, where PEFT's ``save_embedding_layers`` was on.
+
+    Raises:
+        InputError: they are not this model's, so that PEFT would change it by them.
+    """
+    cells, found = dict(model.cells_and_names()), [key for key in file.tensors if key.startswith(BASE)]
+    with registry(model).disabled():
+        own = (is_weight(cells, key.removeprefix(BASE), file.read(key, dtype="float32")) for key in found)
+        other = [key for key, same in zip(found, own, strict=True) if not same]
+    if other:
+        raise InputError(
+            f"{file.path}: {other[0]} is not this model's: the base was changed before its prompt was trained; save "
+            "that base and open it, and the adapter by PEFT's save_embedding_layers=False"
+        )
+    return found
 
 
 def note_file(state, adapter: Adapter, config, values, stored, metadata) -> None:

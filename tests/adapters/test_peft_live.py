@@ -288,6 +288,30 @@ def test_what_peft_loads_loads_here(pairs, fixtures, family, name, tmp_path):
     np.testing.assert_allclose(merged(IDS).asnumpy(), expected, rtol=0, atol=LIMIT)
 
 
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
+@pytest.mark.parametrize("changed", [False, True])
+def test_embedding_and_head_that_peft_saves_beside_a_prompt(pairs, kind, changed, tmp_path):
+    """They are the base's: PEFT puts them into it, which changes it where they are others."""
+    pair = pairs("llama_gqa")
+    made = peft.get_peft_model(
+        copy.deepcopy(pair.theirs), getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    )
+    with torch.no_grad():
+        made.base_model.lm_head.weight += 0.1 * changed
+    made.save_pretrained(tmp_path, save_embedding_layers=True)
+    if changed:
+        with pytest.raises(InputError, match=r"base_model\.lm_head\.weight is not this model's.*save_embedding_layers"):
+            pet.load_adapter(pair.ours, tmp_path)
+        return
+    opened = peft.PeftModel.from_pretrained(copy.deepcopy(pair.theirs), tmp_path).eval()
+    pet.load_adapter(pair.ours, tmp_path)
+    try:
+        found = pair.our_logits()
+    finally:
+        pet.delete_adapter(pair.ours, "default")
+    np.testing.assert_allclose(found, their_logits(opened)[:, -found.shape[1] :], rtol=0, atol=LIMIT)
+
+
 @pytest.mark.skipif(bool(no_bf16()), reason="no bf16 products here")
 @pytest.mark.parametrize("dora", [False, True])
 def test_what_is_trained_in_bf16_is_the_same_adapter_in_float32(pairs, dora, tmp_path):
