@@ -49,7 +49,7 @@ class TrainSettings(TypedDict, total=False):
     r_drop_alpha: float
     seed: int
     log_every: int
-    save_every: int | None
+    save_every: float | None
     keep_last: int
     save_prefix: str
     resume: bool

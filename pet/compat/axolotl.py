@@ -3,13 +3,13 @@ release renamed a key, both names are there. What a key does is what it does in 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pet.compat import axolotl_data as data, job_files as jobs
 from pet.compat.contradictions import AXOLOTL as CONTRADICTIONS, refuse_contradictions
+from pet.compat.intervals import per_epoch, saved, saves_with_evaluations
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
 from pet.compat.translation import choice, elsewhere, first_of, flag, number, picked, same, schedule_of_transformers
 from pet.recipe.classes import OPTIONS
@@ -165,19 +165,6 @@ def _restarts(t: Translation, given: Mapping[str, Any]) -> None:
     t.put("output.merged", True)
 
 
-def _saves_with_evaluations(values: Mapping[str, Any]) -> bool:
-    """Whether each checkpoint comes with an evaluation; early stopping then ends with the best of them."""
-    with contextlib.suppress(ArithmeticError, TypeError, ValueError):
-        epochs = values.get("num_epochs") or 1
-        every = [
-            values.get(f"{what}_steps") or 1 / (values[f"{what}s_per_epoch"] * epochs)
-            for what in ("save", "eval")
-            if values.get(f"{what}_steps") or values.get(f"{what}s_per_epoch")
-        ]
-        return len(every) == 2 and every[0] % every[1] == 0
-    return False
-
-
 TABLE = {
     **picked(
         ARGUMENTS,
@@ -288,12 +275,11 @@ TABLE = {
     **same(Refused("see train.groups"), "embedding_lr embedding_lr_scale"),
     "loss_watchdog_*": Ignored("train.max_loss_ratio stops a run whose loss explodes"),
     **same(ARGUMENTS["eval_strategy"], "eval_strategy evaluation_strategy"),
-    "evals_per_epoch": lambda t, n, v: t.put("eval.every_epochs", 1.0 / v if v else None),
+    "evals_per_epoch": per_epoch,
     **same(jobs.GENERATION, "eval_max_new_tokens generate_samples num_generation_samples generation_* gradio_*"),
     **same(jobs.GENERATION, "dpo_generate_during_eval do_bench_eval bench_* do_causal_lm_eval eval_causal_lm_metrics"),
     "early_stopping_patience": "eval.patience",
-    "save_strategy": Ignored("save_steps says it; a checkpoint is written at the end"),
-    "saves_per_epoch": Ignored("give save_steps; a checkpoint is written at the end"),
+    "saves_per_epoch": per_epoch,
     "auto_resume_from_checkpoints": flag("train.resume"),
     # how it is run
     **same(Refused("every token sees all tokens before it"), "s2_attention landmark_attention"),
@@ -382,10 +368,12 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         t.put("train.betas", [0.9, 0.99])  # that package's, unless the file has both
     if t.get("train.lora_plus_ratio") and t.settings.pop("train.weight_decay", None):
         t.ignore("weight_decay", "with loraplus_lr_ratio PEFT decays nothing")
+    if not any(values.get(name) for name in ("save_steps", "saves_per_epoch", "save_strategy", "max_steps")):
+        saved(t, "save_strategy", "epoch")
     refuse_contradictions(t, values, CONTRADICTIONS)
     schedule_of_transformers(t, "lr_scheduler", given)
     _restarts(t, given)
-    if t.get("eval.patience") and _saves_with_evaluations(values):
+    if t.get("eval.patience") and saves_with_evaluations(values):
         t.put("eval.load_best_model_at_end", True)
     if t.get("train.warmup"):
         t.put("train.warmup_like", "axolotl")

@@ -6,7 +6,6 @@ A key that a file leaves out has that system's default, not ours: what it says i
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from adapters.peft_config import CONFIG
 from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
 from pet.compat.deepspeed import put_deepspeed
+from pet.compat.intervals import interval, logged, saved
 from pet.compat.results import of_run
 from pet.compat.translation import EVALUATIONS, elsewhere, number, positive, same, switched_on
 from pet.data.messages import ROLE_NAMES
@@ -182,24 +182,6 @@ BITS = {
 """How both systems pack a base."""
 
 
-def steps(key: str, otherwise: str = "", epochs: str = "") -> Any:
-    """A rule for a number of steps, read after the length of the run. These systems also take a share of all steps; it
-    goes to a key ``epochs`` where a run has these."""
-
-    def rule(t: Translation, name: str, value: Any) -> None:
-        count = t.get("train.steps")
-        if value >= 1 or (value > 0 and count):
-            t.put(key, int(value) if value >= 1 else math.ceil(value * count))
-        elif otherwise:
-            t.ignore(name, f"give a number of steps; {otherwise}")
-        elif value < 0:
-            raise ValueError("a number of steps or a share of them was expected")
-        else:
-            t.put(epochs, value * t.get("train.epochs", 1.0) or None)
-
-    return rule
-
-
 def base_model(t: Translation, name: str, value: Any) -> None:
     """The base: a directory, or a name on a hub."""
     from pet.names import bundled_models, preset_names
@@ -237,10 +219,11 @@ COMMON = {
     "lr_scheduler_kwargs": elsewhere,
     "streaming": "data.streaming",
     "remove_unused_columns": Ignored("columns without a role are not read"),
-    "save_steps": steps("train.save_every", "a checkpoint is written at the end"),
-    "logging_steps": steps("train.log_every", "metrics.jsonl has a line per step"),
+    "save_steps": interval("train.save_every"),
+    "save_strategy": saved,
+    "logging_steps": logged,
     "save_total_limit": positive("train.keep_last"),
-    "eval_steps": steps("eval.every_steps", epochs="eval.every_epochs"),
+    "eval_steps": interval("eval.every_steps"),
     "save_only_model": Ignored("checkpoints can be resumed from in any case"),
     "trust_remote_code": MODEL,
     **same(Ignored("transformers reads it for other optimizers"), "optim_args optim_target_modules"),

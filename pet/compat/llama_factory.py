@@ -16,6 +16,7 @@ from model_zoo.generation_settings import DRAWN, OF_BEAMS
 from pet.compat import job_files as jobs
 from pet.compat.contradictions import LLAMA_FACTORY as CONTRADICTIONS, SFT_ALONE, refuse_contradictions
 from pet.compat.frozen import KEYS as FROZEN
+from pet.compat.intervals import saved
 from pet.compat.mindformers.training_arguments import STEPS_WIN, TABLE as ARGUMENTS
 from pet.compat.prompts import LLAMA_FACTORY
 from pet.compat.tool_formats import TOOL_FORMATS
@@ -236,8 +237,8 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     t.apply(given, TABLE)
     if full:  # what is said of LoRA is not read
         t.drop(*[key for key in t.settings if key.startswith("adapter.") and key != "adapter.method"])
-    if given.get("save_strategy") in (None, "steps") and given.get("save_steps") is None:
-        t.put("train.save_every", 500)
+    if given.get("save_strategy") is None:
+        saved(t, "save_strategy", "steps")
     schedule_of_transformers(t, "lr_scheduler_type", _with_decay(t, given))
     refuse_contradictions(t, values, CONTRADICTIONS)
     if objective == "kto" and t.get("train.batch_size") == 1 and t.get("train.accumulation", 1) % 2 == 0:

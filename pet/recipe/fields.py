@@ -157,9 +157,11 @@ def _steps_or_share(value: float) -> float | int:
 
 # 100 is a hundred steps, 0.03 is three percent of all steps.
 _STEPS, _SHARE = {"type": "integer", "minimum": 1}, {"type": "number", "minimum": 0, "exclusiveMaximum": 1}
+_MORE = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
 StepsOrShare = Annotated[
     float, Field(ge=0), AfterValidator(_steps_or_share), WithJsonSchema({"anyOf": [_SHARE, _STEPS]})
 ]
+Interval = Annotated[float, Field(gt=0), AfterValidator(_steps_or_share), WithJsonSchema({"anyOf": [_MORE, _STEPS]})]
 
 FACTS = ("ge", "gt", "le", "lt", "min_length")
 # What may be written shorter, or only in part, in a recipe.

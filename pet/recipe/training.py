@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field, create_model, field_validator
 
 from model_zoo.generation_settings import FIELDS, HINTS
-from pet.recipe.fields import HerePath, Names, ReferencePath, Section, StepsOrShare, every, setting_field
+from pet.recipe.fields import HerePath, Interval, Names, ReferencePath, Section, StepsOrShare, every, setting_field
 
 
 class LossScale(Section):
@@ -182,8 +182,10 @@ class Train(Section):
     )
     seed: int = Field(42, ge=0, lt=1 << 32, description="Seed of initialisation, dropout and noise.")
     log_every: int = Field(1, ge=1, description="Log to metrics.jsonl every N steps.")
-    save_every: int | None = Field(
-        None, ge=1, description="Save a resumable checkpoint every N steps. Default: only at the end."
+    save_every: Interval | None = Field(
+        None,
+        description="Save a resumable checkpoint every N steps; below 1, after each such fraction of all steps. "
+        "Default: only at the end.",
     )
     keep_last: int = Field(2, ge=1, description="Number of most recent checkpoints kept, besides the best.")
     save_prefix: str = Field(
@@ -220,7 +222,9 @@ SMALLER_IS_BETTER = ("loss", "perplexity")
 class Eval(Section):
     """What is measured on data.eval, and when. It is always measured after training."""
 
-    every_steps: int | None = Field(None, ge=1, description="Evaluate every N steps.")
+    every_steps: Interval | None = Field(
+        None, description="Evaluate every N steps; below 1, after each such fraction of all steps."
+    )
     every_epochs: float | None = Field(None, gt=0, description="Evaluate every N epochs.")
     before: bool = Field(True, description="Evaluate before the first step, for a before/after comparison.")
     batch_size: int | None = Field(None, ge=1, description="Evaluation batch size. Default: train.batch_size.")

@@ -14,6 +14,7 @@ from model_zoo.arguments import misfit
 from model_zoo.errors import InputError, shown
 from model_zoo.graph import evaluating
 from pet.train.evaluate import Answer, Evaluation
+from pet.train.schedules import due
 from pet.train.state import Best
 
 
@@ -114,7 +115,7 @@ class Measuring:
     def due(self, record: dict[str, Any]) -> bool:
         """Whether an evaluation falls on this step."""
         settings, position = self.eval_settings, self.position
-        if settings.every_steps is not None and position.step % settings.every_steps == 0:
+        if due(position.step, settings.every_steps, self.total_steps):
             return True
         if settings.every_epochs is None:
             return False

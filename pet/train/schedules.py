@@ -77,6 +77,11 @@ def steps_of(amount: float, total: int, like: str | None = None, most: int | Non
     return min(steps, most) if share and most is not None else steps
 
 
+def due(step: int, every: float | None, total: int) -> bool:
+    """Whether a step, counted from 1, is one of every so many, or ends one more such share of all."""
+    return every is not None and step % steps_of(every, total, "transformers") == 0
+
+
 SAME = ("final_ratio", "cycles", "power", "decay_shape", "warmup_power", "warmup_like")
 SAME += ("restart_every", "restart_warmup", "restart_decay")
 """Settings of a recipe that a `Schedule` has as they are."""

@@ -31,7 +31,7 @@ from pet.train.objectives.base import Objective
 from pet.train.optimizers import make_optimizer, segments_of
 from pet.train.precision import prepare_model
 from pet.train.saving import Saving
-from pet.train.schedules import Schedule, given
+from pet.train.schedules import Schedule, due, given
 from pet.train.segments import check_unchanged, to_train
 from pet.train.settings import eval_settings, in_rows, total_steps, with_settings
 from pet.train.state import Position
@@ -286,9 +286,10 @@ class Trainer(Measuring, Saving):
         stopping = self.distributed.any(self.stop_reason is not None)
         if stopping:
             self.stop("another process stopped")
-        every = self.settings.save_every
         best = self.best.step == position.step
-        if self.directory and (last or stopping or best or (every and position.step % every == 0)):
+        if self.directory and (
+            last or stopping or best or due(position.step, self.settings.save_every, self.total_steps)
+        ):
             self.save()
         return last or stopping
 

@@ -111,7 +111,7 @@ def test_axolotl(base, tmp_path):
     assert axolotl.translate(talk, tmp_path / "ax.yaml").get("data.template") == jinja
     assert (recipe.adapter.rank, recipe.adapter.targets, recipe.data.format) == (6, ["c_attn"], "alpaca")
     assert (recipe.train.steps, recipe.train.epochs, recipe.data.packing) == (6, None, "pack")
-    assert recipe.eval.every_epochs == 0.5
+    assert (recipe.eval.every_steps, recipe.eval.every_epochs) == (0.25, None)
     for more, message in (
         ({"rl": "grpo"}, "rl: 'grpo': supported are dpo, ipo, simpo, orpo, kto"),
         ({"landmark_attention": True}, "landmark_attention: True: every token sees all tokens before it"),
@@ -805,7 +805,7 @@ def test_what_a_file_says_in_vain_is_noted(tmp_path):
     assert {"eval_on_start", "badam_mode", "split_special_tokens"} <= t.ignored.keys()
     assert not [name for name in t.ignored if name.endswith(("file_sha1", "file_name"))]
     t = axolotl.translate({**JOBS["axolotl"], "evals_per_epoch": 2, "val_set_size": 0.0}, tmp_path / "job.yaml")
-    assert "eval.every_epochs" in t.ignored and "eval.every_epochs" not in t.settings
+    assert "eval.every_steps" in t.ignored and "eval.every_steps" not in t.settings
 
 
 def test_quantised_bases(tmp_path):
@@ -1298,13 +1298,13 @@ TOLD = {"val_size": 0.2, "num_train_epochs": 4}, {"val_set_size": 0.2, "num_epoc
         ("llama_factory", {"eval_strategy": "steps"}, 500, None),
         ("llama_factory", {"eval_strategy": "steps", "eval_steps": 3, "logging_steps": 7}, 3, None),
         ("llama_factory", {"eval_strategy": "epoch", "eval_steps": 3}, None, 1.0),
-        ("llama_factory", {"eval_steps": 0.05}, None, 0.2),
-        ("llama_factory", {"eval_steps": 0.05, "max_steps": 110}, 6, None),
+        ("llama_factory", {"eval_steps": 0.05}, 0.05, None),
         ("axolotl", {"eval_strategy": "epoch"}, None, 1.0),
         ("axolotl", {"eval_strategy": "steps", "logging_steps": 2}, 2, None),
-        ("axolotl", {"eval_strategy": "epoch", "evals_per_epoch": 4}, None, 0.25),
+        ("axolotl", {"eval_strategy": "epoch", "evals_per_epoch": 4}, 1 / 16, None),
+        ("axolotl", {"evals_per_epoch": 4, "num_epochs": 0.1}, None, 0.25),
         ("axolotl", {"evaluation_strategy": "no"}, None, None),
-        ("axolotl", {"eval_steps": 0.25}, None, 1.0),
+        ("axolotl", {"eval_steps": 0.25}, 0.25, None),
     ],
     ids=str,
 )
@@ -1314,9 +1314,30 @@ def test_how_often_is_evaluated(tmp_path, system, given, steps, epochs):
     assert (t.get("eval.every_steps"), t.get("eval.every_epochs")) == (steps, pytest.approx(epochs))
 
 
-def test_a_share_of_the_steps_to_save_after_is_noted(tmp_path):
-    t = llama_factory.translate({"save_steps": 0.1}, tmp_path / "job.yaml")
-    assert t.get("train.save_every") is None and "save_steps" in t.ignored and not t.problems
+@pytest.mark.parametrize(
+    ("system", "given", "every"),
+    [
+        ("llama_factory", {}, 500),
+        ("llama_factory", {"save_steps": 0.1}, 0.1),
+        ("llama_factory", {"save_strategy": "epoch"}, 0.25),
+        ("llama_factory", {"save_strategy": "epoch", "save_steps": 7}, 0.25),
+        ("llama_factory", {"save_strategy": "epoch", "max_steps": 7}, None),
+        ("llama_factory", {"save_strategy": "no", "save_steps": 7}, None),
+        ("axolotl", {}, 0.25),
+        ("axolotl", {"num_epochs": 1}, None),
+        ("axolotl", {"max_steps": 7}, None),
+        ("axolotl", {"saves_per_epoch": 2}, 1 / 8),
+        ("axolotl", {"saves_per_epoch": 2, "max_steps": 7}, 1 / 8),
+        ("axolotl", {"save_steps": 0.2}, 0.2),
+        ("axolotl", {"save_strategy": "steps"}, 500),
+        ("axolotl", {"save_strategy": "no"}, None),
+    ],
+    ids=str,
+)
+def test_how_often_is_saved(tmp_path, system, given, every):
+    module, told = (llama_factory, TOLD[0]) if system == "llama_factory" else (axolotl, TOLD[1])
+    t = module.translate({**told, **given}, tmp_path / "job.yaml")
+    assert t.get("train.save_every") == every and not t.problems
 
 
 @pytest.mark.parametrize(
@@ -1421,7 +1442,6 @@ def test_llama_factorys_stable_decay(tmp_path, given, decay, problem):
         # transformers' trainer saves every 500 steps and keeps all, axolotl keeps four
         ("llama_factory", {}, {"train.save_every": 500, "train.keep_last": 1 << 20}),
         ("llama_factory", {"save_steps": 20, "save_total_limit": 3}, {"train.save_every": 20, "train.keep_last": 3}),
-        ("llama_factory", {"save_strategy": "epoch"}, {"train.save_every": None}),
         ("llama_factory", {"save_strategy": "no", "save_total_limit": 0}, {"train.save_every": None}),
         ("axolotl", {}, {"train.save_every": None, "train.keep_last": 4}),
         # which is about answers

@@ -581,6 +581,7 @@ def test_rules(write, changes, key, words):
     ("key", "taken", "refused"),
     [
         ("eval.every_steps", 1, 0),
+        ("train.save_every", 0.1, 1.5),
         ("train.groups", [{"match": ["*"], "learning_rate": 1e-9}], [{"match": ["*"], "learning_rate": 0}]),
         ("train.betas", [0.0, 0.0], [0.9, 0.99, 0.999]),
         ("train.betas", [0.9, 0.99], [0.9]),

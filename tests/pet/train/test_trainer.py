@@ -140,6 +140,14 @@ def test_the_schedule_and_log_every(toy, batch):
     assert [line["step"] for line in scored.history if "eval_score" in line] == [2, 4, 6, 7]
 
 
+def test_intervals_may_be_shares_of_the_run_and_are_rounded_up_as_in_transformers(toy, batch, tmp_path):
+    how = {"save_every": 0.4, "keep_last": 9, "eval": {"every_steps": 0.15, "before": False}}
+    trainer = make(toy(), [batch(4)], [batch(4)], steps=7, directory=tmp_path, **how)
+    trainer.train()
+    saved = {int(path.name.removeprefix("step-")) for path in (tmp_path / "checkpoints").iterdir()}
+    assert {3, 6, 7} <= saved and [line["step"] for line in trainer.history if "eval_loss" in line] == [2, 4, 6, 7]
+
+
 def test_a_callback_may_ask_for_every_step(toy, batch):
     seen = {True: [], False: []}
 

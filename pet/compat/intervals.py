@@ -1,0 +1,65 @@
+"""How often is saved, measured and logged, in LLaMA-Factory's and axolotl's job files."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
+from pet.recipe.translation import Translation
+
+
+def interval(key: str) -> Any:
+    """A rule for a number of steps, or a share of all of them."""
+
+    def rule(t: Translation, name: str, value: Any) -> None:
+        if value < 0:
+            raise ValueError("a number of steps or a share of them was expected")
+        t.put(key, int(value) if value >= 1 else value or None)
+
+    return rule
+
+
+def saved(t: Translation, name: str, value: Any) -> None:
+    """When checkpoints are written, by a word; read after the length of the run and ``save_steps``."""
+    if value == "epoch" and t.get("train.epochs") and not t.get("train.steps"):
+        t.drop("train.save_every")
+        t.put("train.save_every", 1.0 / t.get("train.epochs") if t.get("train.epochs") > 1 else None)
+    elif value == "steps":
+        t.settings.setdefault("train.save_every", 500)
+    elif value == "best":
+        t.drop("train.save_every")
+        t.ignore(name, "the best one is kept in any case")
+    else:
+        ARGUMENTS["save_strategy"](t, name, value)
+
+
+def logged(t: Translation, name: str, value: Any) -> None:
+    """A line of numbers after so many steps; a share of all has no meaning."""
+    if value >= 1:
+        t.put("train.log_every", int(value))
+    else:
+        t.ignore(name, "give a number of steps; metrics.jsonl has a line per step")
+
+
+def per_epoch(t: Translation, name: str, value: Any) -> None:
+    """So often in an epoch, which is a share of the run there."""
+    share = 1.0 / (value * (t.values.get("num_epochs") or 1)) if value else 1.0
+    if share < 1.0:
+        t.put("train.save_every" if name == "saves_per_epoch" else "eval.every_steps", share)
+    elif value and name == "evals_per_epoch":
+        t.put("eval.every_epochs", 1.0 / value)
+
+
+def saves_with_evaluations(values: Mapping[str, Any]) -> bool:
+    """Whether each checkpoint comes with an evaluation; early stopping then ends with the best of them."""
+    with contextlib.suppress(ArithmeticError, TypeError, ValueError):
+        epochs = values.get("num_epochs") or 1
+        every = [
+            values.get(f"{what}_steps") or 1 / (values[f"{what}s_per_epoch"] * epochs)
+            for what in ("save", "eval")
+            if values.get(f"{what}_steps") or values.get(f"{what}s_per_epoch")
+        ]
+        return len(every) == 2 and every[0] % every[1] == 0
+    return False
