@@ -249,7 +249,7 @@ TABLE = {
     "freeze_mm_modules": Ignored(jobs.MEDIA.why),
     **same(Refused("data.rows takes a part of each file"), "dataset_shard_num dataset_shard_idx"),
     "eval_sequence_len": Refused("held-out rows have the length of sequence_len"),
-    "pretraining_sample_concatenation": Refused("rows are filled with texts", harmless=(True,)),
+    "pretraining_sample_concatenation": flag("data.packing", "pack"),
     **same(Refused("positions go from 0 to the end of a text"), "use_pose pose_*"),
     # preferences
     "rl": Refused(f"supported are {', '.join(RL)}", harmless=RL),

@@ -229,11 +229,11 @@ def _own_prompt(t: Translation, name: str, given: Mapping[str, Any]) -> dict[str
 
 
 def texts(t: Translation, name: str, value: Any) -> None:
-    """Plain text, which is read as it is needed and fills the rows; one data set may stand by itself."""
+    """Plain text, which is read as it is needed; one data set may stand by itself."""
     every = [value] if isinstance(value, (str, Mapping)) else value
     every = [{"path": entry} if isinstance(entry, str) else entry for entry in every]
     datasets(t, name, [{**entry, "type": entry.get("type") or "pretrain"} for entry in every])
-    t.settings.update({"data.streaming": True, "data.packing": "pack"})
+    t.put("data.streaming", True)
 
 
 def special_tokens(t: Translation, name: str, value: Any) -> None:

@@ -489,7 +489,9 @@ def test_axolotls_pretraining_streams_texts(base, tmp_path):
     file |= {"sequence_len": 64, "streaming_multipack_buffer_size": 77, "evals_per_epoch": None}
     file["output_dir"] = str(tmp_path / "out")
     data = load_any(write(tmp_path / "job.yaml", yaml.safe_dump(file)), ["model.path=llama_tiny"]).data
-    assert (data.format, data.columns, data.packing) == ("text", {"text": "output"}, "pack")
+    assert (data.format, data.columns, data.packing) == ("text", {"text": "output"}, "longest")
+    for told in ({"sample_packing": True}, {"pretraining_sample_concatenation": True}):
+        assert axolotl.translate({**file, **told}, tmp_path / "job.yaml").get("data.packing") == "pack"
     assert (data.streaming, data.stream_window) == (True, 77)
     t = axolotl.translate({**file, "pretraining_dataset": entry["path"]}, tmp_path / "job.yaml")  # as in 0.2
     assert (t.problems, t.missing, t.get("data.format")) == ([], [], "text")
