@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from model_zoo.errors import InputError
 from model_zoo.tokenizers.base import Tokenizer
 from model_zoo.tokenizers.chatglm import ChatGLMTokenizer
@@ -19,7 +22,7 @@ class AutoTokenizer:
     """Chooses the tokenizer class of a directory; not to be instantiated."""
 
     @staticmethod
-    def from_pretrained(path, prompt_style: str | None = None) -> Tokenizer:
+    def from_pretrained(path, prompt_style: str | None = None, config: Mapping[str, Any] | None = None) -> Tokenizer:
         """Loads the tokenizer of a directory.
 
         ``config.json`` decides by its ``model_type``; without it ``tokenizer_config.json`` and the files themselves
@@ -30,11 +33,13 @@ class AutoTokenizer:
         Args:
             path: A directory, or a file in it.
             prompt_style: Chat format to use instead of the one that the files suggest; see ``prompts.STYLES``.
+            config: The config.json of the model, which decides where the directory has a vocabulary and nothing else.
 
         Raises:
             InputError: If a file is missing, damaged, or of another family.
         """
         files = TokenizerFiles(path)
+        files.config = files.config or ({} if files.settings else dict(config or {}))
         return _choose(files).from_files(files, prompt_style)
 
 

@@ -39,12 +39,10 @@ def main(arguments: Sequence[str]) -> int:
         raise InputError(f"{recipe.where('data')}: there is neither data.eval nor data.eval_fraction")
     if recipe.model.tokenizer is None:
         raise InputError(f"{recipe.where('model.tokenizer')}: is missing; {recipe.model.path} is a size without files")
-    from model_zoo.tokenizers import AutoTokenizer
     from pet.data import load_dataset, show
-    from pet.names import find_tokenizer
-    from pet.train.prepare import data_settings, held_out_settings, load_data
+    from pet.train.prepare import data_settings, held_out_settings, load_data, load_tokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(find_tokenizer(recipe.model.tokenizer))
+    tokenizer = load_tokenizer(recipe)
     train = options.split == "train"
     settings = data_settings(recipe) if train else held_out_settings(recipe)
     if options.split == "test":

@@ -31,7 +31,6 @@ def evaluate(
     """
     from adapters.saving import load_adapter
     from adapters.stored import check_loadable
-    from pet.auto import AutoTokenizer
     from pet.data.load import load_dataset
     from pet.train import prepare as parts, report
     from pet.train.agreement import check_alike
@@ -42,7 +41,7 @@ def evaluate(
     recipe = parts.with_reference(recipe, adapter)
     distributed = parts.make_distributed_context(recipe)
     check_alike(recipe if model is None else parts.on_checkpoint(recipe, model), distributed, adapter=adapter)
-    tokenizer = AutoTokenizer.from_pretrained(recipe.model.tokenizer or model or recipe.model.path)
+    tokenizer = parts.load_tokenizer(recipe, model)
     if recipe.data.test:
         settings = parts.held_out_settings(recipe, deduplicate=False)
         held_out = load_dataset(recipe.data.test, tokenizer, settings=settings)

@@ -121,11 +121,14 @@ def build(recipe, distributed, attach: Callable[[Any], None], fresh: bool = Fals
     return distributed.prepare(model)
 
 
-def load_tokenizer(recipe):
-    """The recipe's tokenizer; the model's own unless it names another."""
-    from pet.auto import AutoTokenizer
+def load_tokenizer(recipe, model: str | None = None):
+    """The recipe's tokenizer; that of the model, or of the recipe's, unless it names another. One that is nothing but a
+    vocabulary is read as that of a model of this family."""
+    from model_zoo.tokenizers import AutoTokenizer
+    from pet.names import find_tokenizer, model_config
 
-    return AutoTokenizer.from_pretrained(recipe.model.tokenizer or recipe.model.path)
+    place = find_tokenizer(recipe.model.tokenizer or model or recipe.model.path)
+    return AutoTokenizer.from_pretrained(place, config=model_config(recipe.model.path))
 
 
 def attach_adapter(model, recipe, tokenizer=None, data=None) -> None:

@@ -371,6 +371,7 @@ class Trainer(Watched, Request):
     def model_and_tokenizer(self, checkpoint=None) -> tuple:
         """Of a call's checkpoint, or of the trainer's own weights."""
         from pet.auto import AutoModel, AutoTokenizer
+        from pet.train.prepare import load_tokenizer
 
         if not is_path(self.model) and self.model is not None:
             kind, _, values = self.job_file()
@@ -393,7 +394,7 @@ class Trainer(Watched, Request):
                 load_adapter(loaded, adapter)
             tokenizer = self.tokenizer
             if tokenizer is None or is_path(tokenizer):
-                tokenizer = AutoTokenizer.from_pretrained(tokenizer or recipe.model.tokenizer or key[0])
+                tokenizer = load_tokenizer(recipe, key[0])
             give_defaults(loaded, self.generation_settings(), key[0])
             self._loaded = key, loaded, tokenizer
         return self._loaded[1:]

@@ -286,11 +286,16 @@ def _experts(t: Translation, name: str, value: Any) -> None:
 
 def _tokenizer(t: Translation, name: str, value: Any) -> None:
     """The directory of the vocabulary that the file names, where there is one; else the checkpoint's own."""
-    file = (value.get("tokenizer") or {}).get("vocab_file")
-    if file and Path(file).is_file():
-        t.put("model.tokenizer", str(Path(file).parent))
-    else:
+    if not _vocabulary(t, value):
         t.ignore(name, "the tokenizer lies beside the checkpoint")
+
+
+def _vocabulary(t: Translation, section: Mapping[str, Any]) -> bool:
+    """Puts the directory of the vocabulary that a section names, and gives whether there is one."""
+    named = section.get("tokenizer")
+    file = named.get("vocab_file") if isinstance(named, Mapping) else None
+    t.put("model.tokenizer", str(Path(file).parent) if file and Path(file).is_file() else None)
+    return bool(file and Path(file).is_file())
 
 
 def _compare(t: Translation, values: dict[str, Any], config: Mapping[str, Any], from_command: bool) -> None:
@@ -349,6 +354,7 @@ def _data(t: Translation, section: dict[str, Any], key: str, takes_labels: bool 
             t.put("data.eval_columns", unread)
     known = {"data_loader", "dataset_dir", "dataset_files", "type", "shuffle", "seed", "origin_columns", "num_samples"}
     known |= {"data_files", "input_columns"} | ({"path"} if local else set())
+    known |= {"tokenizer"} if key == "data.train" and _vocabulary(t, section) else set()
     if loader.get("type") == KEYWORDS and key == "data.train":
         known |= _keywords(t, section, loader.get("version") or 1)
     if unknown := sorted({*section, *loader} - known):

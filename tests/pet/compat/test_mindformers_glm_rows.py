@@ -12,6 +12,7 @@ from pet.compat.yaml_files import load_any
 from pet.data.encode import Encoder
 from pet.data.formats import read_file
 from pet.data.settings import DataSettings
+from pet.train.prepare import load_tokenizer
 
 LETTERS, NUMBERS = "a b c d e f g h i j k l m n o p", "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15"
 JOB = """
@@ -79,3 +80,17 @@ def test_a_limit_that_reaches_nothing_is_an_error(tmp_path):
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(InputError, match=r"data.max_answer.*does not go with data.train_on: all"):
         load_any(tmp_path / "job.yaml", check_files=False)
+
+
+def test_the_vocabulary_that_the_data_name_is_the_models(tmp_path, fixtures):
+    """ChatGLM2's tokenizer.model alone in a directory, as MindFormers downloads it, says nothing of its family."""
+    (tmp_path / "vocabulary").mkdir()
+    file = tmp_path / "vocabulary/tokenizer.model"
+    file.write_bytes((fixtures / "tok_chatglm2/tokenizer.model").read_bytes())
+    named = f"  tokenizer: {{type: ChatGLM2Tokenizer, vocab_file: {file}}}\n  max_source_length"
+    job = JOB.format(model="glm2_6b", version=2, source=26)
+    (tmp_path / "job.yaml").write_text(job.replace("  max_source_length", named))
+    tokenizer = load_tokenizer(load_any(tmp_path / "job.yaml", check_files=False))
+    expected = mindformers.ChatGLM2Tokenizer(str(file))
+    asked = expected.encode(expected.build_prompt(LETTERS))
+    assert tokenizer.prompt([{"role": "user", "content": LETTERS}]) == asked
