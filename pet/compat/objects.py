@@ -157,9 +157,9 @@ def _labelled(batch: Mapping[str, Any], settings) -> Mapping[str, Any]:
 
 
 def _room(model) -> int | None:
-    """Tokens that a row may have; None for cells of the script's own."""
+    """Tokens that a row may have, of which the last is only predicted; None for cells of the script's own."""
     dims = getattr(getattr(model, "config", None), "dims", None)
-    return dims.context if dims is not None else None
+    return dims.context + 1 if dims is not None else None
 
 
 def put_weights(model, weights: str | None, adapter: str | Path | None) -> None:

@@ -47,9 +47,8 @@ def from_mindspore(
         data: has a column ``input_ids`` of rows (S,) or batches (B, S), as
             ``GeneratorDataset(…, column_names=["input_ids"]).batch(4)``; optional columns ``labels`` (unshifted, -100
             is not learnt) and ``attention_mask`` (0 is padding, and is left out). Without labels every token is one.
-        max_length: longer rows are divided into pieces of this length. (Of a row of seq_len + 1 tokens, made for
-            trainers that cut off the last one themselves, the first seq_len remain: a piece of one token teaches
-            nothing.)
+        max_length: longer rows are divided into pieces of this length; one of a single token, which teaches nothing, is
+            left out.
         padding, padding_ends: of rows without labels and mask; see `pet.recipe.data.Data`.
         labels_ahead, other_labels: of the labels; see there.
 

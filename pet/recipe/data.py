@@ -216,7 +216,7 @@ class Data(Reading):
         ge=2,
         le=1 << 20,
         description="Tokens in a row of a batch, prompt and answer together. Where it is left out: at most the model's "
-        "context.",
+        "context; a row may have one token more, which is only predicted.",
     )
     min_length: int | None = Field(None, ge=1, description="Samples with fewer tokens are left out, and counted.")
     packing: Literal["pack", "buckets", "longest", "none"] = Field(

@@ -341,7 +341,7 @@ def context(recipe: Recipe, base: Config) -> Iterator[Finding]:
     """What a model's own sizes rule out, by its config.json, without loading the model."""
     limit, rest = base.dims.context, room(recipe, base)
     virtual = limit - rest
-    if recipe.data.max_length > rest:
+    if recipe.data.max_length > rest + 1:  # one more is predicted, and read by none
         sum_ = f"{recipe.data.max_length}" + (f" + {virtual} virtual tokens" if virtual else "")
         yield (
             "data.max_length",

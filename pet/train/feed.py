@@ -123,6 +123,8 @@ def layout_of(model) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
             # the first of two rows says the place in the text, and that is what a prefix moves
             place = positions if positions.ndim == 1 else positions[0]
             place += offset
+        if len(ids) + offset == model.config.dims.context + 1:  # the last token is predicted, and read by none
+            positions = np.minimum(positions, model.config.dims.context - 1)
         return positions, end
 
     return layout

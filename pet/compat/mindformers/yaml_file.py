@@ -240,14 +240,15 @@ def _model(t: Translation, values: dict[str, Any], from_command: bool) -> None:
         _compare(t, values, base, from_command)
     _dropout(t, values, t.get("model.config") or base)
     loaders = [_section(t, _section(t, values, f"{one}_dataset"), "data_loader") for one in ("train", "eval")]
-    if any(loader.get("type") in ROWS_OF_IDS for loader in loaders):
+    of_ids = any(loader.get("type") in ROWS_OF_IDS for loader in loaders)
+    if of_ids:
         known = t.get("model.config") or base or (model_config(preset) if preset else None)
         said = ("pad_token_id", "eos_token_id", "input_sliced_sig")
         own = {name: config[name] for name in said if config.get(name) is not None}
         if known is not None:
             put_padding(t, {**known, **own}, None if base is None else path)
     if config.get("seq_length"):
-        t.put("data.max_length", config["seq_length"])
+        t.put("data.max_length", config["seq_length"] + of_ids)  # the last of them is only predicted
     old = _section(t, _section(t, section, "arch"), "pet")  # until 0.6
     pet = _section(t, config, "pet_config")
     pet = pet or _section(t, old, "pet_config") | {name: old[name] for name in ("pet_type",) if name in old}

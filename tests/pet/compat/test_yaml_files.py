@@ -75,7 +75,7 @@ def test_mindformers(base, tmp_path):
     assert (train.optimizer, train.betas, train.eps, train.weight_decay) == ("adamw", [0.9, 0.95], 1e-6, 1e-3)
     assert (train.schedule, train.learning_rate, train.warmup) == ("cosine", 1e-4, 0.1)
     assert train.final_ratio == pytest.approx(0.1)
-    assert (train.log_every, train.save_every, recipe.data.max_length) == (2, 5, 64)
+    assert (train.log_every, train.save_every, recipe.data.max_length) == (2, 5, 65)
     assert (recipe.parallel.data, recipe.parallel.pipeline, recipe.parallel.micro_batches) == (2, 2, 2)
     assert recipe.eval.every_epochs == 1.0
     assert recipe.eval.every_steps is None

@@ -73,7 +73,7 @@ def test_a_row_fits_the_context_of_a_model_within_another(write, tmp_path, fixtu
     (tmp_path / "seeing").mkdir()
     config = {"model_type": "gemma3", "text_config": text_config, "vision_config": {"hidden_size": 8}}
     (tmp_path / "seeing/config.json").write_text(json.dumps(config))
-    (problem,) = problems(write(), [f"model.path={tmp_path / 'seeing'}", "data.max_length=257"])
+    (problem,) = problems(write(), [f"model.path={tmp_path / 'seeing'}", "data.max_length=258"])
     assert "longer than the model's context of 256 tokens" in problem
 
 
@@ -513,7 +513,7 @@ def test_all_problems_in_one_report(write):
         (["train.betas=[0.9, 0.999999999999]"], "train.betas", "1.0] in float32"),
         (["adapter={rank_pattern: {q_proj: 0}}"], "adapter.rank_pattern.q_proj", "expected at least 1; got 0"),
         (["adapter={trainable_tokens: [3, 3]}"], "adapter.trainable_tokens", "named twice"),
-        (["data.max_length=257"], "data.max_length", "context of 256 tokens"),
+        (["data.max_length=258"], "data.max_length", "context of 256 tokens"),
         (["data.max_length=250", "adapter={method: prefix}"], "data.max_length", "250 + 20 virtual tokens"),
         (["data.train=[]"], "data.train", "this command needs it"),
         (["data.train=nowhere.jsonl"], "data.train", "no such file"),
