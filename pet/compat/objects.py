@@ -95,6 +95,8 @@ def make_feed(data, recipe, model, tokenizer, distributed, objects: Objects, tra
     rows = recipe.train.batch_size if train else recipe.eval.batch_size or recipe.train.batch_size
     collate_fn = None
     own = is_mindspore_dataset(data)
+    if own:  # which has left out what it leaves out
+        settings = dataclasses.replace(settings, drop_last=False)
     if (records := as_records(data) if own or tokenizer is None else None) is not None:
         limit = settings.max_length if "max_length" in recipe.data.model_fields_set else _room(model)
         dataset = from_mindspore(records, limit, *settings.of_ids)

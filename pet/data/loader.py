@@ -100,7 +100,8 @@ class Loader(BatchSource):
     Args:
         dataset: the samples.
         batch_size: B, rows in a batch of one rank.
-        settings: ``packing``, ``max_length``, ``buckets``, ``shuffle``, ``seed`` and ``share_question`` are used here.
+        settings: ``packing``, ``max_length``, ``buckets``, ``drop_last``, ``shuffle``, ``seed`` and ``share_question``
+            are used here.
         layout: positions and visibility of one document. Left out: causal, and for training and measuring a model
             (:class:`pet.Trainer`) that model's, which with a prefix or a prompt begins behind it.
         pad_token_id: what stands in padded places.
@@ -176,6 +177,7 @@ class Loader(BatchSource):
             buckets=self.settings.buckets,
             window=window,
             documents=dataset.documents,
+            drop_last=self.settings.drop_last,
         )
 
     def steps_per_epoch(self, epoch: int = 0) -> int | None:
@@ -194,7 +196,7 @@ class Loader(BatchSource):
         """Share of an epoch's tokens that are padding, rows that only fill up the last step included."""
         plan = self.plan(epoch)
         processed = int(plan.lengths.sum()) * plan.rows_per_step
-        return 1.0 - float(self.row_lengths(self.dataset).sum()) / processed
+        return 1.0 - float(self.row_lengths(self.dataset)[plan.rows.members].sum()) / processed
 
     def batches(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
         """The batches of ``epoch`` from number ``start`` on, this rank's rows of each.

@@ -82,6 +82,7 @@ def make_plan(
     buckets: Sequence[int] | None = None,
     window: int = 0,
     documents: int = 1,
+    drop_last: bool = False,
 ) -> Plan:
     """Arrange samples of these ``lengths`` into rows.
 
@@ -92,6 +93,8 @@ def make_plan(
     divided into batches and ranks: 8 x 1, 4 x 2 and 2 x 4 rows per step see the same rows in every step. (With
     ``buckets`` the rows of a step share a length, so the order depends on ``rows_per_step`` too, and still not on how
     it is divided.)
+
+    ``drop_last`` leaves out the rows at the end that fill no step, unless they are all there is.
     """
     random = np.random.default_rng([seed, epoch, window])
     lengths, max_length = lengths.reshape(-1, documents).sum(axis=1), max_length * documents
@@ -111,6 +114,9 @@ def make_plan(
         if packing == "longest" and count:
             longest = np.maximum.reduceat(lengths[order], np.arange(0, count, rows_per_step))
             step_lengths = np.minimum(-(-longest // LENGTH_STEP) * LENGTH_STEP, max_length)
+    if drop_last and len(rows) > rows_per_step:
+        step_lengths = step_lengths[: len(rows) // rows_per_step]
+        rows = rows.reordered(np.arange(len(step_lengths) * rows_per_step))
     missing = len(step_lengths) * rows_per_step - len(rows)
     members = (rows.members[:, None] * documents + np.arange(documents)).reshape(-1)
     sizes = np.concatenate([rows.sizes * documents, np.zeros(missing, np.int64)])

@@ -46,6 +46,7 @@ class DataSettings:
     too_long: str = "cut"
     packing: str = "pack"
     buckets: Sequence[int] | None = None
+    drop_last: bool = False
     max_samples: int | None = None
     rows: Sequence[str] | None = None
     deduplicate: bool = False

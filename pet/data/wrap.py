@@ -107,7 +107,7 @@ class CollateLoader(BatchSource):
         batch_size: rows on each rank.
         collate_fn: from a list of samples to a dict of arrays, lists or tensors with ``input_ids`` (B, S). By default
             samples of one length are stacked, key by key.
-        settings: ``shuffle`` and ``seed`` are used here.
+        settings: ``drop_last``, ``shuffle`` and ``seed`` are used here.
         pieces: micro-batches into which every batch is cut.
         division: ``layout``, ``pad_token_id``, ``accumulation``, ``rank``, ``world_size``, as for the Loader.
     """
@@ -131,7 +131,8 @@ class CollateLoader(BatchSource):
 
     def steps_per_epoch(self, epoch: int = 0) -> int:
         """Optimizer steps in an epoch."""
-        return -(-len(self.dataset) // self.rows_per_step)
+        full, left = divmod(len(self.dataset), self.rows_per_step)
+        return full + bool(left and not (full and self.settings.drop_last))
 
     def batches(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
         """The batches of ``epoch`` from number ``start`` on."""
@@ -140,7 +141,8 @@ class CollateLoader(BatchSource):
         if self.settings.shuffle:
             order = np.random.default_rng([self.settings.seed or 0, epoch]).permutation(count)
         total = self.batches_per_epoch(epoch)
-        order = np.concatenate([order, np.full(total * self.batch_size * self.world_size - count, -1)])
+        places = total * self.batch_size * self.world_size
+        order = np.concatenate([order[:places], np.full(max(0, places - count), -1)])
         shares = order.reshape(total, self.world_size, self.batch_size)
         waiting: dict[int, Batch] = {}
         for index in range(start, total):

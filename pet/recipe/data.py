@@ -230,6 +230,9 @@ class Data(Reading):
         max_length=16,
         description="Row lengths of the buckets, one compilation each. Default: chosen from the data, at most 4.",
     )
+    drop_last: bool = Field(
+        False, description="Leave out the rows at the end of an epoch that fill no step, unless these are all there is."
+    )
     max_samples: int | None = Field(None, ge=1, description="Use only the first N rows to train on.")
     deduplicate: bool = Field(
         False,

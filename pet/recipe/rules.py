@@ -254,6 +254,7 @@ def streaming(recipe: Recipe) -> Iterator[Finding]:
         "eval_fraction": "rows that stream cannot be divided; give data.eval a file of its own",
         "mix": "streaming data cannot be mixed",
         "rows": "files stream as a whole",
+        "drop_last": "each window of what streams has a step of its own at the end",
         "deduplicate": "samples that stream cannot be compared",
     }
     for name, why in whole.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -127,8 +128,10 @@ def load_tokenizer(recipe, model: str | None = None):
     from model_zoo.tokenizers import AutoTokenizer
     from pet.names import find_tokenizer, model_config
 
-    place = find_tokenizer(recipe.model.tokenizer or model or recipe.model.path)
-    return AutoTokenizer.from_pretrained(place, config=model_config(recipe.model.path))
+    place, config = find_tokenizer(recipe.model.tokenizer or model or recipe.model.path), None
+    with contextlib.suppress(InputError):  # a model that is an object has no place
+        config = model_config(recipe.model.path)
+    return AutoTokenizer.from_pretrained(place, config=config)
 
 
 def attach_adapter(model, recipe, tokenizer=None, data=None) -> None:
@@ -261,7 +264,7 @@ def held_out_settings(recipe, **changes):
         own.update(format=data.eval_format, columns={})
     if data.eval_columns is not None:
         own["columns"] = data.eval_columns
-    return data_settings(recipe, shuffle=False, max_samples=None, streaming=False, **own)
+    return data_settings(recipe, shuffle=False, drop_last=False, max_samples=None, streaming=False, **own)
 
 
 def check_vocabulary(dataset, vocabulary: int) -> None:

@@ -100,7 +100,7 @@ TABLE = {
     "shuffle": "data.shuffle",
     "group_by_length": flag("data.packing", "buckets"),
     "dataloader_num_workers": "data.workers",
-    "dataloader_drop_last": Ignored("rows that fill no batch are trained on in a smaller one"),
+    "dataloader_drop_last": flag("data.drop_last"),
     **same("data.max_length", "max_length seq_length"),
     # the step
     "seed": "train.seed",
@@ -171,7 +171,7 @@ LIKE = "mindformers"
 """The value of ``train.warmup_like``."""
 
 
-DEFAULTS = {"learning_rate": 5e-5, "warmup_steps": 0, "lr_end": 1e-6}
+DEFAULTS = {"learning_rate": 5e-5, "warmup_steps": 0, "lr_end": 1e-6, "dataloader_drop_last": True}
 """What MindFormers' class has where nothing is said, as far as a recipe has something else."""
 SHOWN = {"output_dir": "./output", "num_train_epochs": 3.0, "weight_decay": 0.0, "max_grad_norm": 1.0, "seed": 42}
 SHOWN |= {**dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), 8), **DEFAULTS}

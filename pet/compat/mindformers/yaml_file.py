@@ -335,6 +335,7 @@ def _data(t: Translation, section: dict[str, Any], key: str, takes_labels: bool 
         t.put("data.max_samples", loader.get("num_samples") or taken)
         t.put("data.shuffle", False if loader.get("shuffle") is False else None)
         t.put("data.seed", section.get("seed"))
+        t.put("data.drop_last", (loader and section.get("drop_remainder", True)) or None)
         for name, usual, why in NOT_HERE:
             if section.get(name) not in (None, usual):
                 t.refuse(f"train_dataset.{name}", f"{section[name]}: {why}")
@@ -355,9 +356,10 @@ def _data(t: Translation, section: dict[str, Any], key: str, takes_labels: bool 
             t.put("data.eval_columns", unread)
     known = {"data_loader", "dataset_dir", "dataset_files", "type", "shuffle", "seed", "origin_columns", "num_samples"}
     known |= {"data_files", "input_columns"} | ({"path"} if local else set())
-    known |= {"tokenizer"} if key == "data.train" and _vocabulary(t, section) else set()
-    if loader.get("type") == KEYWORDS and key == "data.train":
-        known |= _keywords(t, section, loader.get("version") or 1)
+    if key == "data.train":
+        known |= {"drop_remainder"} | ({"tokenizer"} if _vocabulary(t, section) else set())
+        if loader.get("type") == KEYWORDS:
+            known |= _keywords(t, section, loader.get("version") or 1)
     if unknown := sorted({*section, *loader} - known):
         t.ignore(f"{key.replace('data.', '')}_dataset", f"{', '.join(unknown)}: {LOADERS.why}")
     lengths = [section.get(name) or 0 for name in ("max_source_length", "max_target_length")]

@@ -70,6 +70,7 @@ def test_a_published_file_starts_from_random_weights_as_it_is(job):
     assert recipe.model.from_scratch
     assert (recipe.model.config["hidden_size"], recipe.model.config["max_position_embeddings"]) == (4096, 64)
     assert recipe.data.max_length == 65  # rows of ids have one more, which is predicted alone
+    assert recipe.data.drop_last
     assert recipe.callbacks == []  # the address to upload to is still the placeholder
     # what the file leaves out is MindFormers' default
     assert (recipe.train.eps, recipe.train.warmup, recipe.train.power) == (1e-6, 0, 1.0)

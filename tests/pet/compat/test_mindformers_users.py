@@ -216,6 +216,6 @@ def test_a_prefix_takes_no_place_of_a_ckpt_files_context(tmp_path, monkeypatch):
     prefix = {"pet_type": "prefixtuning", "prefix_token_num": 16, "mid_dim": 8}
     given = {"load_checkpoint": "base.ckpt"}
     recipe = load_any(written(LLAMA, tmp_path, **given, model__model_config__pet_config=prefix))
-    assert (recipe.data.max_length, recipe.adapter.length) == (32, 16)
+    assert (recipe.data.max_length, recipe.adapter.length) == (33, 16)
     assert model_config(recipe.model.path)["max_position_embeddings"] == 48
     assert model_config(load_any(written(LLAMA, tmp_path, **given)).model.path)["max_position_embeddings"] == 32

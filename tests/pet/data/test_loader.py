@@ -24,7 +24,7 @@ def dataset():
 
 
 def loader_for(dataset, packing, batch_size=4, **options):
-    changes = {name: options.pop(name) for name in ("shuffle", "seed", "buckets") if name in options}
+    changes = {name: options.pop(name) for name in ("shuffle", "seed", "buckets", "drop_last") if name in options}
     return Loader(dataset, batch_size, DataSettings(packing=packing, max_length=100, **changes), **options)
 
 
@@ -49,6 +49,18 @@ def test_each_sample_comes_exactly_once_with_all_its_labels(dataset, packing, sh
         for row, samples in enumerate(batch["sample_ids"]):
             tokens = [token for sample in samples for token in dataset[sample][0].tolist()]
             assert batch["input_ids"][row, : len(tokens)].tolist() == tokens
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_drop_last_leaves_out_the_rows_that_fill_no_step(dataset, packing):
+    whole, full = (loader_for(dataset, packing, accumulation=2, drop_last=one) for one in (False, True))
+    batches = list(full.batches(1))
+    assert full.steps_per_epoch(1) == whole.steps_per_epoch(1) - 1
+    assert members(batches) == members(list(whole.batches(1))[: len(batches)])
+    assert all(row for batch in batches for row in batch["sample_ids"])
+    assert 0 <= full.padding(1) < 1
+    alone = Loader(dataset, 500, DataSettings(packing="none", max_length=100, drop_last=True))
+    assert alone.steps_per_epoch() == 1  # which is all there is
 
 
 def test_samples_of_which_nothing_is_learnt_are_refused():

@@ -95,6 +95,8 @@ def test_the_last_batch_has_the_rows_that_are_left():
     assert len(batch["input_ids"]) == 1
     (batch,) = collated(4, rank=3, world_size=4).batches(0)  # one without any goes on with the others
     assert (batch["sample_ids"], batch.label_tokens, len(batch["input_ids"])) == ([[]], 0, 1)
+    full = make_loader(Sentences(), 4, DataSettings(drop_last=True), collate_fn=pad_right)
+    assert [len(batch["input_ids"]) for batch in full.batches(0)] == [4, 4] and len(full) == 2
 
 
 def test_one_process_may_read_all_rows():
