@@ -169,5 +169,5 @@ def positive(values):
 
 
 def perplexity(loss: float) -> float:
-    """``exp(loss)``; infinite where that is beyond a float."""
-    return math.exp(loss) if loss < 700 else math.inf
+    """``exp(loss)``; infinite where that is beyond a float, and NaN of NaN."""
+    return math.inf if loss >= 700 else math.exp(loss)

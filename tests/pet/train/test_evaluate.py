@@ -160,6 +160,11 @@ def test_accuracy_counts_labels_ranked_first(toy, batch):
     assert LossEvaluation(model, BatchList([{**rows, "labels": hits}]), CausalLM())()["accuracy"] == 1.0
 
 
+def test_the_perplexity_of_a_loss_that_is_no_number_is_none():
+    found = [CausalLM().metrics([loss, 0.0], 1)["perplexity"] for loss in (0.0, 701.0, np.inf, np.nan)]
+    np.testing.assert_equal(found, [1.0, np.inf, np.inf, np.nan])
+
+
 def test_what_only_training_does_is_off_while_measuring(toy, batch):
     class Restless(toy):
         def head(self, hidden):
