@@ -738,6 +738,7 @@ def test_settings_of_trls_newest_have_a_hint():
     assert "in Python an argument of pet.data.load_dataset" in trl_names.hint("tokenizer")
     assert "no counterpart" in trl_names.hint("router_aux_loss_coef")
     assert "data.train_on: answers" in trl_names.hint("assistant_only_loss")
+    assert "eval.every_steps or eval.every_epochs" in trl_names.hint("eval_strategy")
 
 
 def test_every_key_that_a_hint_names_is_there():
