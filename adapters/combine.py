@@ -87,7 +87,8 @@ def combine_adapters(
         weights: factor of each ΔW; default 1 each.
         new_name: of the new adapter.
         method: see the module's table.
-        rank: for all methods but ``cat`` and ``linear``: the new rank; default the largest among the adapters.
+        rank: for all methods but ``cat`` and ``linear``: the new rank; default the largest among the adapters, theirs of
+            single cells (``rank_pattern``) among them.
         density: share of the entries that pruning keeps, above 0 and at most 1.
         majority: how ties chooses a sign: ``total`` (of the weighted sum) or ``frequency`` (of most adapters).
         seed: of dare's choice.
@@ -113,7 +114,8 @@ def combine_adapters(
         refuse_uncombinable(adapter, method)
     paths = list(dict.fromkeys(path for adapter in adapters for path in adapter.modules))
     pairs, errors = {}, {}
-    usual = max(adapter.config.rank for adapter in adapters)  # for cells that some of them leave alone, too
+    # of all cells, as in PEFT: a cell's sum has more than the rank of each
+    usual = max(max(adapter.config.rank, *(adapter.config.rank_pattern or {}).values()) for adapter in adapters)
     with state.disabled():
         for path in paths:
             parts = [
@@ -132,8 +134,7 @@ def combine_adapters(
             deltas = [as_matrix(module.delta(base), site) for _, module in parts]
             generator = generator_for(seed, path)
             whole = mixed(deltas, [weight for weight, _ in parts], method, density, majority, generator)
-            largest = rank or max(usual, *(module.factors()[1].shape[0] for _, module in parts))
-            pairs[path], errors[path] = truncated(whole, largest)
+            pairs[path], errors[path] = truncated(whole, rank or usual)
     if any(np.abs(factor).max() > np.finfo(np.float32).max for pair in pairs.values() for factor in pair):
         raise InputError("combine_adapters: weights: the sum is larger than float32 can hold")
     config = new_config(pairs)

@@ -269,8 +269,23 @@ def test_every_cell_gets_the_largest_rank_among_the_adapters(model):
     for name, rank, layer in (("low", 1, "0"), ("high", 4, "1")):
         add(model, name, seed=rank, rank=rank, layers=[layer])
     pet.combine_adapters(model, ["low", "high"], new_name="new", method="magnitude_prune")
-    ranks = [module.factors()[1].shape[0] for module in registry(model).get("new").modules.values()]
-    assert ranks == [4, 4]
+    assert ranks_of(model, "new") == [4, 4]
+
+
+def test_a_rank_of_single_cells_is_one_of_the_adapters(model):
+    """As in PEFT: the sum of two of rank 2 is whole where another cell of them has 4."""
+    for seed, name in enumerate(("a", "b")):
+        add(model, name, seed, layers=["0", "1"], rank_pattern={r"layers\.1\..*q_proj": 4} if name == "b" else None)
+    report = pet.combine_adapters(model, ["a", "b"], new_name="new", method="svd")
+    assert ranks_of(model, "new") == [4, 4]
+    parts, whole = [deltas(model, name) for name in ("a", "b")], deltas(model, "new")
+    first = min(whole)
+    np.testing.assert_allclose(whole[first], parts[0][first] + parts[1][first], rtol=0, atol=1e-5)
+    assert report.worst[0] != first and report.error > 0.01
+
+
+def ranks_of(model, name):
+    return [module.factors()[1].shape[0] for module in registry(model).get(name).modules.values()]
 
 
 @pytest.mark.parametrize("method", ["dare_linear", "dare_ties"])
