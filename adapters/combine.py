@@ -87,8 +87,8 @@ def combine_adapters(
         weights: factor of each ΔW; default 1 each.
         new_name: of the new adapter.
         method: see the module's table.
-        rank: for all methods but ``cat`` and ``linear``: the new rank; default the largest among the adapters, theirs of
-            single cells (``rank_pattern``) among them.
+        rank: for all methods but ``cat`` and ``linear``: the new rank; default the largest among the adapters,
+            ``rank_pattern`` included.
         density: share of the entries that pruning keeps, above 0 and at most 1.
         majority: how ties chooses a sign: ``total`` (of the weighted sum) or ``frequency`` (of most adapters).
         seed: of dare's choice.
@@ -115,7 +115,8 @@ def combine_adapters(
     paths = list(dict.fromkeys(path for adapter in adapters for path in adapter.modules))
     pairs, errors = {}, {}
     # of all cells, as in PEFT: a cell's sum has more than the rank of each
-    usual = max(max(adapter.config.rank, *(adapter.config.rank_pattern or {}).values()) for adapter in adapters)
+    configs = [adapter.config for adapter in adapters]
+    usual = max(max([config.rank, *(config.rank_pattern or {}).values()]) for config in configs)
     with state.disabled():
         for path in paths:
             parts = [
