@@ -9,7 +9,7 @@ from typing import Any
 
 from pet.compat import axolotl_data as data, job_files as jobs
 from pet.compat.contradictions import AXOLOTL as CONTRADICTIONS, refuse_contradictions
-from pet.compat.intervals import per_epoch, saved, saves_with_evaluations
+from pet.compat.measured import per_epoch, saved, saves_with_evaluations
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
 from pet.compat.translation import choice, elsewhere, first_of, flag, number, picked, same, schedule_of_transformers
 from pet.recipe.classes import OPTIONS

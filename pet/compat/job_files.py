@@ -16,7 +16,7 @@ from adapters.peft_config import CONFIG
 from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
 from pet.compat.deepspeed import put_deepspeed
-from pet.compat.intervals import interval, logged, saved
+from pet.compat.measured import interval, logged, saved
 from pet.compat.results import of_run
 from pet.compat.translation import EVALUATIONS, elsewhere, number, positive, same, switched_on
 from pet.data.messages import ROLE_NAMES

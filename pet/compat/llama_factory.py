@@ -16,7 +16,7 @@ from model_zoo.generation_settings import DRAWN, OF_BEAMS
 from pet.compat import job_files as jobs
 from pet.compat.contradictions import LLAMA_FACTORY as CONTRADICTIONS, SFT_ALONE, refuse_contradictions
 from pet.compat.frozen import KEYS as FROZEN
-from pet.compat.intervals import saved
+from pet.compat.measured import best, measured, saved
 from pet.compat.mindformers.training_arguments import STEPS_WIN, TABLE as ARGUMENTS
 from pet.compat.prompts import LLAMA_FACTORY
 from pet.compat.tool_formats import TOOL_FORMATS
@@ -153,8 +153,8 @@ TABLE = {
     **same(Ignored("pet finetune trains, and pet evaluate measures"), "do_train do_predict"),
     "early_stopping_steps": "eval.patience",
     **same(Refused("no benchmark is run; pet evaluate measures what is held out"), "task split lang n_shot save_dir"),
-    "compute_accuracy": Ignored("eval.metrics says what is measured"),
-    "predict_with_generate": flag("eval.metrics", ["loss", "perplexity", "rouge_l", "bleu"]),
+    **same(measured, "compute_accuracy predict_with_generate"),
+    "metric_for_best_model": best,
     "pure_bf16": flag("train.precision", "bf16"),
     "mixed_precision": Ignored("train.precision says it"),
     "fp8*": Refused("products have fp32, bf16 or fp16; see train.precision"),
@@ -205,7 +205,9 @@ COLUMNS = {
     "sharegpt": {"messages": "messages"},
 }
 COLUMNS = {form: {**columns, "system": "system", "tools": "tools"} for form, columns in COLUMNS.items()}
-"""Roles of a data set's columns by LLaMA-Factory's names, for each formatting; stage pt takes one text of a row."""
+"""Roles of a data set's columns by LLaMA-Factory's names, for each formatting."""
+OF_TEXTS = {"prompt": "text", "query": "input"}
+"""The same in stage pt, which takes the question of a row as its text."""
 NAMED = {
     "alpaca": {"prompt": "instruction", "query": "input", "response": "output"},
     "sharegpt": {"messages": "conversations"},
@@ -362,18 +364,20 @@ def _dataset(t: Translation, key: str, said: str, home: Path, name: str, prompts
         return {"path": name if Path(name).exists() else str(home / name), **prompts.get(False, {})}
     if jobs.part(t, key, name, entry) != ":":
         t.lack(key, f"{name}.split", f"{entry['split']!r} takes a part of the rows; a file with these alone is needed")
+    path = str(home / entry["file_name"]) if "file_name" in entry else name
     form = str(entry.get("formatting", "alpaca"))
     kind = form.replace("openai", "sharegpt")
-    if kind not in COLUMNS:
-        t.lack(key, said, f"{name}: its formatting {kind!r} is not supported")
-        return {"path": name}
+    if kind not in (COLUMNS if not texts else ("alpaca",)):
+        t.lack(key, said, f"{name}: its formatting {kind!r} is not supported" + " in stage: pt" * texts)
+        return {"path": path}
     for key in entry.keys() - ENTRY:
         t.ignore(f"{name}.{key}", "LLaMA-Factory reads no such key of a data set")
     columns = {role: column for role, column in (entry.get("columns") or NAMED[kind]).items() if column}
-    columns = columns if not texts or entry.get("columns") else {"prompt": "instruction"}
+    if texts:
+        columns = {role: column for role, column in columns.items() if role not in ("response", "system", "tools")}
     if kind == "alpaca" and "query" in columns and "prompt" not in columns:  # which is then the whole question
         columns["prompt"] = columns.pop("query")
-    roles = {"prompt": "text"} if texts else {**COLUMNS[kind], **(RANKING if t.get("train.objective") else {})}
+    roles = OF_TEXTS if texts else {**COLUMNS[kind], **(RANKING if t.get("train.objective") else {})}
     tags = {tag: word for tag, word in (entry.get("tags") or {}).items() if word}
     if beyond := [role for role in columns if role not in roles] + [tag for tag in tags if tag not in TAGS]:
         t.lack(key, said, f"{name}: {', '.join(beyond)}: such data cannot be read")
@@ -382,5 +386,4 @@ def _dataset(t: Translation, key: str, said: str, home: Path, name: str, prompts
         given |= {role: "" for role in BESIDE if role not in given}
     given |= {names[0]: word for names in SAID_BY if (word := tags.get(f"{names[0]}_tag")) and word not in names}
     words = {word: TAGS[tag] for tag, word in tags.items() if tag in TAGS and TAGS[tag] not in ("role", "content")}
-    path = str(home / entry["file_name"]) if "file_name" in entry else name
     return {"path": path, "columns": given, "roles": words, **prompts.get(form == "openai", {})}

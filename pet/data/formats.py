@@ -178,7 +178,8 @@ class Rows:
                 self.decide(columns)
             found = Columns(columns, self.roles, self.reader)
             if "text" in found.roles:
-                row.text = found.text("text", required=True)
+                # an input is read where data.columns names it
+                row.text = "\n".join(filter(None, (found.text("text", required=True), found.text("input"))))
             elif "input_ids" in found.roles:
                 tokens = {role: found.value(role, role == "input_ids") for role in found.roles}
                 row.tokens, row.bare = tokens_of(tokens, self.labels_ahead, self.other_labels), is_bare(tokens)

@@ -713,7 +713,14 @@ TALK = {"formatting": "sharegpt", "columns": {"messages": "talk"}}
 @pytest.mark.parametrize(
     ("stage", "entry", "row", "expected"),
     [
-        ("pt", {"columns": {"prompt": "body"}}, {"body": "A text."}, "A text."),
+        (
+            "pt",
+            {"columns": {"prompt": "body", "response": "a"}},
+            {"body": "A text.", "a": "A", "input": "i"},
+            "A text.",
+        ),
+        ("pt", {}, {"instruction": "A text", "input": "of two.", "output": "A"}, "A text\nof two."),
+        ("pt", {}, {"instruction": "", "input": "One.", "output": "A"}, "One."),
         ("sft", {"columns": {"prompt": "input", "response": "output"}}, {"input": "Q", "output": "A"}, ["Q", "A"]),
         ("sft", {"columns": {"query": "q", "response": "a"}}, {"q": "Q", "a": "A", "instruction": "not"}, ["Q", "A"]),
         (
@@ -742,9 +749,9 @@ TALK = {"formatting": "sharegpt", "columns": {"messages": "talk"}}
         ),
         (
             "pt",
-            TALK | {"columns": {"messages": "talk", "images": "i"}},
+            TALK,
             {},
-            "mine: messages, images: such data cannot be read; give",
+            "mine: its formatting 'sharegpt' is not supported in stage: pt; give",
         ),
     ],
 )
@@ -1314,6 +1321,25 @@ def test_how_often_is_evaluated(tmp_path, system, given, steps, epochs):
     module, told = (llama_factory, TOLD[0]) if system == "llama_factory" else (axolotl, TOLD[1])
     t = module.translate({"adapter": "lora", **told, **given}, tmp_path / "job.yaml")
     assert (t.get("eval.every_steps"), t.get("eval.every_epochs")) == (steps, pytest.approx(epochs))
+
+
+@pytest.mark.parametrize(
+    ("given", "metrics", "best"),
+    [
+        ({"compute_accuracy": True, "metric_for_best_model": "eval_accuracy"}, ["accuracy"], "accuracy"),
+        ({"compute_accuracy": True, "stage": "dpo"}, None, None),
+        (
+            {"predict_with_generate": True, "metric_for_best_model": "eval_rouge-l"},
+            ["rouge_1", "rouge_2", "rouge_l", "bleu"],
+            "rouge_l",
+        ),
+        ({"metric_for_best_model": "eval_loss"}, None, "loss"),
+    ],
+)
+def test_what_llama_factory_measures(tmp_path, given, metrics, best):
+    t = llama_factory.translate({**JOBS["llama_factory"], "val_size": 0.1, **given}, tmp_path / "job.yaml")
+    assert t.get("eval.metrics") == (metrics and ["loss", "perplexity", *metrics])
+    assert t.get("eval.best_metric") == best and not t.problems
 
 
 @pytest.mark.parametrize(

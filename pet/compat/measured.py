@@ -1,4 +1,4 @@
-"""How often is saved, measured and logged, in LLaMA-Factory's and axolotl's job files."""
+"""How often is saved, measured and logged, and what is measured, in LLaMA-Factory's and axolotl's job files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
+from pet.compat.contradictions import SFT_ALONE
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
+from pet.compat.translation import flag
 from pet.recipe.translation import Translation
 
 
@@ -63,3 +65,23 @@ def saves_with_evaluations(values: Mapping[str, Any]) -> bool:
         ]
         return len(every) == 2 and every[0] % every[1] == 0
     return False
+
+
+WRITTEN = {"rouge-1": "rouge_1", "rouge-2": "rouge_2", "rouge-l": "rouge_l", "bleu-4": "bleu"}
+"""What LLaMA-Factory measures of written answers."""
+METRICS = {"compute_accuracy": ["accuracy"], "predict_with_generate": list(WRITTEN.values())}
+"""Its switches, and what they measure beside the loss."""
+
+
+def measured(t: Translation, name: str, value: Any) -> None:
+    """One of `METRICS`."""
+    if t.get("train.objective"):
+        t.ignore(name, SFT_ALONE)
+    else:
+        flag("eval.metrics", ["loss", "perplexity", *METRICS[name]])(t, name, value)
+
+
+def best(t: Translation, name: str, value: Any) -> None:
+    """What the best evaluation is chosen by."""
+    word = str(value).removeprefix("eval_")
+    t.put("eval.best_metric", WRITTEN.get(word, word))
