@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 # name → (module, what `pet --help` says of it)
 COMMANDS: dict[str, tuple[str, str]] = {
     "finetune": ("pet.cli.finetune", "fine-tune a model with a recipe; evaluates before and after"),
@@ -23,3 +25,18 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "launch": ("pet.cli.launch", "start a command in several processes, on one or more machines"),
     "doctor": ("pet.cli.doctor", "check device, versions, memory and known incompatibilities"),
 }
+
+PROGRAMS = {
+    "axolotl": {"train": "finetune", "merge-lora": "merge", "inference": "chat", "preprocess": "data"}
+    | {"evaluate": "evaluate"},
+    "llamafactory-cli": {"train": "finetune", "export": "merge", "chat": "chat", "eval": "evaluate"},
+}
+"""Other systems' programs, and what does here what their commands do with a job file."""
+
+
+def called_elsewhere(words: Sequence[str]) -> str | None:
+    """The command here for another system's: with its program's name in front, or without where we have none of it."""
+    theirs = PROGRAMS.get("llamafactory-cli" if words[0] == "lmf" else words[0])
+    if theirs is None:
+        return next((commands[words[0]] for commands in PROGRAMS.values() if words[0] in commands), None)
+    return theirs.get(words[1] if len(words) > 1 else "train")

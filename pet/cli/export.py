@@ -191,9 +191,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "source", metavar="RUN", help="a run directory; or an adapter's; or, for --format gguf, a checkpoint"
     )
-    parser.add_argument(
-        "--output", required=True, metavar="PATH", help="output directory, or GGUF file; must be empty or absent"
-    )
+    parser.add_argument("--output", metavar="PATH", help="output directory, or GGUF file; must be empty or absent")
     parser.add_argument(
         "--format",
         metavar="NAME",
@@ -215,6 +213,11 @@ def main(arguments: Sequence[str]) -> int:
         help="merge into the numbers that the adapter was trained on in 8 or 4 bits, not into the unquantised base",
     )
     options = parser.read(arguments)
+    if Path(options.source).suffix in (".yaml", ".yml") and Path(options.source).is_file():
+        expected = "a run or adapter directory was expected; pet merge FILE does what a job file says"
+        raise InputError(f"{options.source}: is a file; {expected}")
+    if options.output is None:
+        parser.error("give the output: --output PATH")
     if options.merged and options.format not in (None, "merged"):
         raise InputError(f"--merged and --format {options.format}: give one of them")
     options.format = options.format or ("merged" if options.merged else "adapter")

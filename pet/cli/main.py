@@ -18,7 +18,7 @@ from model_zoo.errors import InputError, explain, similar
 from model_zoo.limits import shortage
 from model_zoo.unwritable import REASONS, UNFINISHED, CannotWrite, what_is_in_the_way
 from pet import interrupts
-from pet.cli.commands import COMMANDS
+from pet.cli.commands import COMMANDS, called_elsewhere
 from pet.cli.imports import import_quickly
 from pet.installation import (
     check_directory,
@@ -97,6 +97,8 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     if name not in COMMANDS:
         kind = "option" if name.startswith("-") else "command"
+        if ours := called_elsewhere(arguments):
+            raise InputError(f"there is no {kind} {name!r}; that is pet {ours} FILE here")
         raise InputError(
             f"there is no {kind} {name!r}{similar(name, (*COMMANDS, '--version', '--help'))}; see pet --help"
         )

@@ -17,6 +17,9 @@ PATHS |= {"ADAPTER", "MODEL", "RECIPE", "RUN", "SOURCE"}
 """Names and placeholders of arguments that are, or may be, a file or a directory."""
 
 
+ELSEWHERE = {"--lora-model-dir": ("--adapter", "ADAPTER"), "--base-model": ("--model", "--base")}
+ELSEWHERE |= {"--adapter-name-or-path": ("--adapter", "ADAPTER"), "--model-name-or-path": ("--model", "--base")}
+"""Options of axolotl and LLaMA-Factory, and what they are here, in one command or in another."""
 OPTION = re.compile(r"--?[A-Za-z][^\s]*")
 """What argparse takes for an option."""
 LITERAL = "\ue000"
@@ -135,8 +138,13 @@ class Parser(argparse.ArgumentParser):
             hint = f"; it has {option}" if option in options else ""
             raise InputError(f"{setting}: this command takes no settings of a recipe{hint}")
         if setting := self.setting_like(word):
-            raise InputError(f"there is no option {word!r}; write a setting without dashes: {setting}=…")
+            whose = "a setting" if "." in setting else "a job file's setting"
+            raise InputError(f"there is no option {word!r}; write {whose} without dashes: {setting}=…")
         kind = "option" if word.startswith("-") else "argument"
+        places = [action.metavar for action in self._actions if not action.option_strings]
+        for ours in ELSEWHERE.get(word.replace("_", "-"), ()):
+            if ours in (*options, *places):
+                raise InputError(f"there is no {kind} {word!r}; here it is {ours}")
         raise InputError(f"there is no {kind} {word!r}{nearest(word, options)}")
 
     def idle(self, options: argparse.Namespace, why: str, *names: str) -> None:
@@ -152,16 +160,19 @@ class Parser(argparse.ArgumentParser):
         return any(action.dest in ("overrides", "words") for action in self._actions)
 
     def setting_like(self, word: str) -> str | None:
-        """``train.steps`` for ``--steps``, in commands that take a recipe's settings."""
+        """``train.steps`` for ``--steps``, in commands that take a recipe's settings; a job file's own name stays."""
         if not word.startswith("--") or not self.takes_settings:
             return None
         from pet.recipe.keys import known_keys
         from pet.recipe.source import dotted
 
         wanted = word.lstrip("-").replace("-", "_")
-        wanted = SYNONYMS.get(wanted, wanted)
-        found = [path for path in known_keys() if path[-1] == wanted]
-        return dotted(min(found, key=lambda path: (len(path), path[0] != "train", path))) if found else None
+        found = [path for path in known_keys() if path[-1] == SYNONYMS.get(wanted, wanted)]
+        if found:
+            return dotted(min(found, key=lambda path: (len(path), path[0] != "train", path)))
+        from pet.compat import axolotl, llama_factory
+
+        return wanted if wanted in {**axolotl.TABLE, **llama_factory.TABLE} else None
 
 
 def add_recipe(parser: Parser, several: bool = False) -> None:

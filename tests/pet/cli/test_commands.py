@@ -184,6 +184,18 @@ def test_a_full_disk_under_standard_error_does_not_change_the_exit_code(monkeypa
     [
         (["validat", "x"], "no command 'validat' (did you mean 'validate'"),
         (["--hlep"], "no option '--hlep' (did you mean '--help'?)"),
+        (["merge-lora", "JOB"], "no command 'merge-lora'; that is pet merge FILE here"),
+        (["axolotl", "train", "JOB"], "no command 'axolotl'; that is pet finetune FILE here"),
+        (["lmf", "export", "JOB"], "no command 'lmf'; that is pet merge FILE here"),
+        (["axolotl", "fetch", "examples"], "no command 'axolotl'; see pet --help"),
+        (["chat", "JOB", "--lora-model-dir=out"], "no option '--lora-model-dir'; here it is --adapter"),
+        (["merge", "JOB", "--lora-model-dir", "out"], "no option '--lora-model-dir'; here it is ADAPTER"),
+        (
+            ["finetune", "JOB", "--micro-batch-size", "2"],
+            "write a job file's setting without dashes: micro_batch_size=",
+        ),
+        (["export", "JOB"], "was expected; pet merge FILE does what a job file says"),
+        (["export", "nowhere"], "give the output: --output PATH"),
         (["predict", "--run", "nowhere", "--input", "a"], "--run nowhere: no such directory"),
         (["export", "nowhere", "--output", "out"], "nowhere: no such directory"),
         (["predict", "--run", "JOB", "JOB", "--input", "a"], "give one of them"),
