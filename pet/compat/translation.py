@@ -43,7 +43,7 @@ SCHEDULES = _words(
         "cosine": "cosinewithwarmuplr cosinedecaylr cosine_with_min_lr",
         "cosine_restarts": "cosine_with_restarts cosinewithrestartsandwarmuplr",
         "polynomial": "polynomialwithwarmuplr",
-        "wsd": "warmup_stable_decay",
+        "wsd": "warmup_stable_decay warmupstabledecaylr",
         "inverse_sqrt": "",
     }
 )

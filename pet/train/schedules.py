@@ -145,12 +145,15 @@ class Schedule:
         if warmup > total and not train.warmup_like:
             log.warning("train.warmup: %d steps are more than the run has: shortened to %d", warmup, total)
             warmup = total
+        decay = steps_of(train.decay, total)
+        if train.warmup_like == "mindformers" and train.decay < 1:  # there it is the start that is rounded
+            decay = total - steps_of(1.0 - train.decay, total, train.warmup_like)
         return cls(
             name=train.schedule,
             peak=train.learning_rate,
             total=total,
             warmup=warmup,
-            decay=steps_of(train.decay, total),
+            decay=decay,
             **{name: getattr(train, name) for name in SAME},
         )
 

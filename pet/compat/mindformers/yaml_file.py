@@ -103,6 +103,8 @@ SCHEDULE = {
     "warmup_lr_init": Refused("the warm-up begins at zero", harmless=(None, 0, 0.0)),
     "power": lambda t, n, v: t.put("train.power", float(v)) if t.get("train.schedule") == "polynomial" else None,
     "num_cycles": lambda t, n, v: _cycles(t, n, v),
+    "decay_start_ratio": lambda t, n, v: t.put("train.decay", 1.0 - float(v)),
+    "decay_start_steps": Refused("give decay_start_ratio: how many steps a run has shows when its data are read"),
 }
 SECTIONS = {
     "trainer": TRAINER,
@@ -117,7 +119,8 @@ DEFAULTS = {
     "runner_wrapper": {"use_clip_grad": False},
     "lr_schedule": {"type": "constant", "warmup_steps": 0},
 }
-POLYNOMIAL = {"lr_end": 1e-7}
+ENDS = {"lr_end": 1e-7}
+"""Of the schedules that fall to something else than 0 where nothing is said."""
 OF_1E8 = ("AdamW", "PmaAdamW", "Adam")
 """Optimizers whose ``eps`` is 1e-8; that of the others is 1e-6."""
 
@@ -138,8 +141,8 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
             section = {"eps": 1e-8 if kind in OF_1E8 else 1e-6, **section, "type": kind}
         if name == "lr_schedule":
             section = {key: value for key, value in section.items() if value != -1}
-            polynomial = SCHEDULES.get(str(section.get("type")).lower()) == "polynomial"
-            section = {**(POLYNOMIAL if polynomial else {}), **section}
+            ends = SCHEDULES.get(str(section.get("type")).lower()) in ("polynomial", "wsd")
+            section = {**(ENDS if ends else {}), **section}
         trains = section or values.get("optimizer")
         t.apply({**(DEFAULTS.get(name, {}) if trains else {}), **section}, table, f"{name}.")
     put_of_schedule(t)

@@ -16,6 +16,7 @@ from pet.cli.main import main
 from pet.compat.mindformers import MindFormerConfig, Trainer, TrainingArguments
 from pet.compat.mindformers.sizes import config_of, contradictions
 from pet.compat.yaml_files import load_any
+from pet.train.schedules import Schedule
 
 ROOT = Path(__file__).parents[3]
 JOB = {
@@ -374,3 +375,13 @@ def test_so_many_rows_are_measured(job, rows):
     loader = {"type": "MindDataset", "dataset_dir": rows, "num_samples": 3}
     assert load_any(job(eval_dataset={"data_loader": loader}), check_files=False).data.eval_rows == [":3"]
     assert load_any(job(eval_dataset={"data_loader": loader}, do_eval=False), check_files=False).data.eval_rows is None
+
+
+def test_warm_up_stable_decay_has_mindformers_rates(job):
+    """Those that WarmUpStableDecayLR of 1.6 gives for 33 steps; it rounds where the descent begins."""
+    given = {"learning_rate": 0.01, "lr_end": 1e-4, "warmup_ratio": 0.2, "decay_start_ratio": 0.7}
+    train = load_any(job(lr_schedule={"type": "WarmUpStableDecayLR", **given}), check_files=False).train
+    expected = [1667, 3333, 5000, 6667, 8333, *[10000] * 18, 9010, 8020, 7030, 6040, 5050, 4060, 3070, 2080, 1090]
+    assert [round(Schedule.from_settings(train, 33)(step) * 1e6) for step in range(1, 33)] == expected
+    with pytest.raises(InputError, match=r"lr_schedule.decay_start_steps: .*give decay_start_ratio"):
+        load_any(job(lr_schedule={"type": "WarmUpStableDecayLR", **given, "decay_start_steps": 9}), check_files=False)
