@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,6 +18,8 @@ from .loader import Batch, BatchSource
 from .packing import placed
 from .settings import DataSettings
 from .token_rows import learnt_beside, without_padding
+
+log = logging.getLogger("pet")
 
 
 def is_mindspore_dataset(data: Any) -> bool:
@@ -46,7 +49,8 @@ def from_mindspore(
     Args:
         data: has a column ``input_ids`` of rows (S,) or batches (B, S), as
             ``GeneratorDataset(…, column_names=["input_ids"]).batch(4)``; optional columns ``labels`` (unshifted, -100
-            is not learnt) and ``attention_mask`` (0 is padding, and is left out). Without labels every token is one.
+            is not learnt) and ``attention_mask`` (0 is padding, and is left out; one of (S, S) a row is not read).
+            Without labels every token is one.
         max_length: longer rows are divided into pieces of this length; one of a single token, which teaches nothing, is
             left out.
         padding, padding_ends: of rows without labels and mask; see `pet.recipe.data.Data`.
@@ -69,6 +73,9 @@ def from_mindspore(
             columns = next(rows, None)
         if columns is None:
             break
+        square = "attention_mask" in read and columns[read["attention_mask"]].ndim > columns[read["input_ids"]].ndim
+        if square:  # (S, S) of each row, as MindFormers' GLM rows have it: which tokens are real is not told
+            log.warning("dataset: %s says who sees whom, which the model's family does", read.pop("attention_mask"))
         parts = {role: np.atleast_2d(columns[name]) for role, name in read.items()}
         shapes = {name: part.shape for name, part in parts.items()}
         if len(set(shapes.values())) != 1:

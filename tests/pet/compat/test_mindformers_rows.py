@@ -194,3 +194,20 @@ def test_glms_labels_stand_where_they_are_predicted(tmp_path):
         how = {"args": {"output_dir": str(tmp_path / "run"), "batch_size": 1, "use_parallel": False}}
         found = Trainer(model=one, eval_dataset=str(tmp_path / "rows.mindrecord"), **how).evaluate()
         assert found["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_square_mask_of_chatglm_6b_s_rows_is_the_familys_own(caplog):
+    """MindFormers' rows of ChatGLM-6B, padded, with the mask of each: its cell's loss, which makes that itself."""
+    from mindspore.dataset import GeneratorDataset
+
+    model, tokenizer = AutoModel.from_pretrained("glm_tiny").set_train(), pet.AutoTokenizer.from_pretrained("glm_tiny")
+    messages = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "a grey shirt"}]
+    ids, learnt = tokenizer.example(messages)
+    labels = [one if mark else -100 for one, mark in zip(ids, learnt, strict=True)][1:] + [-100]
+    row = [np.int32([*ids, *[tokenizer.pad_token_id] * 3]), np.int32([*labels, *[-100] * 3])]
+    masked = np.triu(np.ones((len(row[0]),) * 2, np.int32), 1)
+    masked[:, : ids.index(tokenizer.bos_token_id)] = 0
+    data = GeneratorDataset([(*row, masked)], ["input_ids", "labels", "attention_mask"]).batch(1)
+    found = Trainer(model=model, eval_dataset=data, args={"batch_size": 1}).evaluate()["loss"]
+    assert "attention_mask says who sees whom, which the model's family does" in caplog.text
+    assert found == pytest.approx(float(model(*(one[None] for one in row))), rel=1e-5)
