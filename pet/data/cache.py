@@ -54,7 +54,9 @@ PROBE = [
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """A digest of the files a tokenizer saves, and of what it makes of a few texts."""
+    """A digest of the files a tokenizer saves, and of what it makes of a few texts; empty without one."""
+    if tokenizer is None:
+        return ""
     digest = hashlib.blake2b(type(tokenizer).__name__.encode(), digest_size=16)
     with tempfile.TemporaryDirectory() as directory:
         tokenizer.save_pretrained(directory)

@@ -62,7 +62,8 @@ def load_dataset(
     Args:
         paths: a file, a directory of files, or several; one that is read in a way of its own is a mapping, as in a
             recipe: ``{"path": "rows.jsonl", "format": "chat"}``.
-        tokenizer: has ``example``, ``prompt``, ``encode``, ``save_pretrained`` and the ids of its special tokens.
+        tokenizer: has ``example``, ``prompt``, ``encode``, ``save_pretrained`` and the ids of its special tokens. None
+            for rows of token ids alone.
         settings: a :class:`DataSettings`, a recipe's ``data`` section, or a mapping of their names.
         progress: show how far it is: by a line that changes on a terminal, elsewhere by one now and then.
         unlike: with ``settings.deduplicate``, samples that this dataset has are left out, too.

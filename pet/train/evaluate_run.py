@@ -41,7 +41,7 @@ def evaluate(
     recipe = parts.with_reference(recipe, adapter)
     distributed = parts.make_distributed_context(recipe)
     check_alike(recipe if model is None else parts.on_checkpoint(recipe, model), distributed, adapter=adapter)
-    tokenizer = parts.load_tokenizer(recipe, model)
+    tokenizer = parts.tokenizer_for_data(recipe, model)
     if recipe.data.test:
         settings = parts.held_out_settings(recipe, deduplicate=False)
         held_out = load_dataset(recipe.data.test, tokenizer, settings=settings)

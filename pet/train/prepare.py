@@ -134,6 +134,21 @@ def load_tokenizer(recipe, model: str | None = None):
     return AutoTokenizer.from_pretrained(place, config=config)
 
 
+def tokenizer_for_data(recipe, model: str | None = None):
+    """See `load_tokenizer`; None where there is none, and none is needed: MindRecord files hold token ids."""
+    from pet.data.finding import find_files, kind_of
+
+    try:
+        return load_tokenizer(recipe, model)
+    except InputError as error:
+        data = recipe.data
+        files = find_files([*(data.train or ()), *(data.eval or ()), *(data.test or ())])
+        if recipe.eval.written or data.template or any(kind_of(file) != "mindrecord" for file in files):
+            raise
+        log.warning("%s; the rows are token ids, so it goes without", error)
+        return None
+
+
 def attach_adapter(model, recipe, tokenizer=None, data=None) -> None:
     """Puts the recipe's adapter on the model, new or loaded; without one, its weights are trained. What the objective
     trains for itself, which may go by the data, is added.
@@ -310,7 +325,7 @@ def load_asked(recipe, prepared: Prepared, required: bool = True) -> list:
     from pet.train.evaluate import context_of
 
     written, limit = recipe.eval.written, recipe.eval.asked
-    if prepared.evaluation is None or recipe.train.objective in JUDGING or limit == 0:
+    if prepared.evaluation is None or prepared.tokenizer is None or recipe.train.objective in JUDGING or limit == 0:
         return []
     found = load_questions(prepared.evaluation, prepared.tokenizer, settings=held_out_settings(recipe), limit=limit)
     context = context_of(prepared.model)
@@ -338,7 +353,7 @@ def prepare(recipe, distributed) -> Prepared:
 
     if recipe.data.eval or recipe.data.eval_fraction:
         check_available(recipe.eval.metrics)
-    tokenizer = load_tokenizer(recipe)
+    tokenizer = tokenizer_for_data(recipe)
     train, evaluation = load_data(recipe, tokenizer)
     if train is None:
         raise InputError("data.train: missing; a training run needs a file or a directory of files")

@@ -13,6 +13,8 @@ import pet
 from model_zoo.errors import InputError
 from pet.compat.mindformers import AutoConfig, AutoModel, ChatGLM4Tokenizer, GPT2Config, LlamaConfig, Trainer
 from pet.compat.mindformers.padding import pad_of
+from pet.compat.yaml_files import load_any
+from pet.train.prepare import tokenizer_for_data
 
 LENGTHS = (5, 9, 12, 7)
 
@@ -211,3 +213,27 @@ def test_the_square_mask_of_chatglm_6b_s_rows_is_the_familys_own(caplog):
     found = Trainer(model=model, eval_dataset=data, args={"batch_size": 1}).evaluate()["loss"]
     assert "attention_mask says who sees whom, which the model's family does" in caplog.text
     assert found == pytest.approx(float(model(*(one[None] for one in row))), rel=1e-5)
+
+
+def test_pretraining_on_ids_needs_no_tokenizer(tmp_path, rows, caplog):
+    """A published file of pre-training names a size, whose vocabulary MindFormers does not read for MindRecord."""
+    section = {"type": "LlamaConfig", "hidden_size": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 256}
+    loader = {"type": "MindDataset", "dataset_dir": in_a_file(rows(0))}
+    data = {"data_loader": loader, "input_columns": ["input_ids"]}
+    job = {
+        "run_mode": "train",
+        "output_dir": str(tmp_path / "run"),
+        "trainer": {"type": "CausalLanguageModelingTrainer", "model_name": "llama2_7b"},
+        "runner_config": {"epochs": 1, "batch_size": 2},
+        "optimizer": {"type": "AdamW", "learning_rate": 1e-3},
+        "model": {"model_config": {**section, "seq_length": 11}, "arch": {"type": "LlamaForCausalLM"}},
+        **dict.fromkeys(("train_dataset", "eval_dataset"), data),
+    }
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    assert Trainer(recipe=tmp_path / "job.yaml").train()["steps"] == 2
+    assert "tokenizer 'llama2_7b'" in caplog.text and "the rows are token ids" in caplog.text
+    assert (tmp_path / "run/model/model.safetensors").is_file()
+    assert Trainer(recipe=tmp_path / "job.yaml").evaluate(str(tmp_path / "run"))["loss"] > 0
+    (tmp_path / "rows.txt").write_text("a text")
+    with pytest.raises(InputError, match="tokenizer 'llama2_7b'"):
+        tokenizer_for_data(load_any(tmp_path / "job.yaml", {"data.train": [str(tmp_path / "rows.txt")]}))
