@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -142,7 +143,7 @@ class Measuring:
         if math.isfinite(value) and (best is None or sign * (value - best) > settings.min_delta):
             self.best = Best(self.position.step, value, 0, settings.choice())
             return
-        self.best.since += 1
+        self.best = dataclasses.replace(self.best, since=self.best.since + 1)
         if (reason := self.out_of_patience()) is not None:
             self.stop(reason)
 

@@ -264,14 +264,14 @@ class Trainer(Measuring, Saving):
             EvaluationLeft: a signal came during the evaluation. The checkpoint holds the step's record, so that the
                 resumed run begins with that evaluation.
         """
-        position = self.position
+        position, best = self.position, self.best
         last = position.step >= self.total_steps
         try:
             self.phase = stop.MEASURING
             self.evaluate_if_due(record, last)
             self.phase = stop.STEPS
         except Exception as error:
-            self.unfinished = record
+            self.unfinished, self.best = record, best  # the evaluation comes again, and counts once
             if self.directory and isinstance(error, stop.EvaluationLeft):
                 self.save()
             raise

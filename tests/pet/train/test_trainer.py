@@ -212,6 +212,27 @@ def test_a_run_that_ended_for_want_of_patience_is_not_gone_on_with(toy, batch, t
     assert (outcome["steps"], outcome["best"]["step"]) == (14, 8)
 
 
+@pytest.mark.parametrize("losses", [[5.0, 4.0, 3.0], [5.0, 6.0, 3.0]])
+def test_an_evaluation_that_is_made_again_counts_once(losses, toy, batch, tmp_path):
+    """A callback that failed there left it, better or not, to the resumed run."""
+
+    class Fails(Callback):
+        def evaluation(self, trainer, record):
+            if record["step"] == 2:
+                raise KeyError("mine")
+
+    def trainer(losses, callbacks=()):
+        wanted = Eval(every_steps=1, patience=2 if losses[1] > 5 else 1, before=False)
+        how = {"directory": tmp_path, "steps": 3, "callbacks": callbacks, "evaluation": of(losses)}
+        return make(toy(), [batch(4)], eval=wanted, **how)
+
+    with pytest.raises(KeyError, match="mine"):
+        trainer(losses, [Fails()]).train()
+    resumed = trainer([*losses])
+    resumed.evaluation = of(losses[1:])
+    assert resumed.train(resume=True)["best"] == {"step": 3, "loss": 3.0}
+
+
 def test_a_training_goes_on_from_its_last_step_and_not_from_the_best(toy, batch, tmp_path, weights):
     class Once(Callback):
         def step(self, trainer, record):
