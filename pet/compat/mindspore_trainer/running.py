@@ -333,7 +333,11 @@ class Main(Callback):
     """Lets the task's main metric decide which checkpoint is the best."""
 
     def __init__(self, function: Callable | None, smallest: bool = False):
-        self.function, self.sign, self.best, self.best_step = function, -1 if smallest else 1, None, None
+        self.function, self.sign = function, -1 if smallest else 1
+
+    def start(self, trainer) -> None:
+        """A run that is gone on with has a best."""
+        self.best, self.best_step = trainer.best.value, trainer.best.step
 
     def evaluation(self, trainer, record: dict[str, Any]) -> None:
         """The main metric of this evaluation, and whether it is the best so far."""

@@ -10,6 +10,7 @@ import pytest
 import pet
 from model_zoo.errors import InputError
 from pet.compat.mindspore_trainer import Task, build_transformer_model, launch, make_parser, make_recipe, register_task
+from pet.compat.mindspore_trainer.running import Main
 
 ROWS = np.random.default_rng(0).integers(1, 40, (12, 9))
 SIZES = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 40, "n_positions": 16}
@@ -134,6 +135,23 @@ def test_a_task_file(tmp_path):
 
 
 NAME = "transformer.h.0.mlp.c_fc.weight"
+
+
+@pytest.mark.parametrize(("smallest", "best"), [(False, 1), (True, 2)])
+def test_the_best_by_the_main_metric_is_that_of_the_whole_run(smallest, best, tmp_path):
+    """Also where it came before the part that was gone on with, whose checkpoint is deleted otherwise."""
+    metric = [0.0, 0.9, 0.1, 0.4, 0.5]
+
+    def trainer(steps):
+        decide = Main(lambda model, numbers: metric[numbers["step"]], smallest)
+        model = pet.apply(pet.AutoModel.from_pretrained("llama_tiny"), pet.LoRAConfig(rank=1, targets=["q_proj"]))
+        how = {"eval": {"every_steps": 1, "before": False}, "evaluation": lambda: {"loss": 1.0}, "compiled": False}
+        batches = [{"input_ids": [[5, 6, 7]]}]
+        return pet.Trainer(model, batches, directory=tmp_path, callbacks=[decide], steps=steps, keep_last=1, **how)
+
+    trainer(2).train()
+    assert trainer(4).train(resume=True)["best"]["step"] == best
+    assert (tmp_path / "checkpoints" / f"step-{best:06d}").is_dir()
 
 
 def test_build_transformer_model(base, tmp_path, caplog):
