@@ -38,10 +38,16 @@ class Told(Callback):
     def start(self, trainer) -> None:
         place, model = trainer.position, trainer.model
         steps = trainer.feed.steps_per_epoch(0) or trainer.total_steps  # unknown of data that streams
-        self.values.update(network=model, train_network=model, cur_step_num=place.step, batch_num=steps)
+        self.values.update(network=model, train_network=model, cur_step_num=trainer.recorded, batch_num=steps)
         self.values.epoch_num = -(-trainer.total_steps // steps)
         self.own.on_train_begin(self.context)
-        self._begin(place.epoch, place.step_in_epoch == 0)
+        over = trainer.unfinished is None and self.over(trainer)  # it goes on behind an epoch's last step
+        self._begin(place.epoch + over, over or place.step_in_epoch == 0)
+
+    def over(self, trainer) -> bool:
+        """Whether the epoch is at its end."""
+        place = trainer.position
+        return place.step_in_epoch == trainer.feed.steps_per_epoch(place.epoch)
 
     def _begin(self, epoch: int, anew: bool) -> None:
         self.values.cur_epoch_num = epoch + 1
@@ -55,7 +61,7 @@ class Told(Callback):
         numbers = record["loss"], record.get("skipped", False), record.get("loss_scale", 1.0), record["learning_rate"]
         self.values.net_outputs = tuple(map(ms.Tensor, (*numbers, record["gradient_norm"])))
         self.own.on_train_step_end(self.context)
-        over = place.step_in_epoch == trainer.feed.steps_per_epoch(place.epoch)
+        over = self.over(trainer)
         stops = self.context.get_stop_requested()
         if over or last or stops:
             self.own.on_train_epoch_end(self.context)

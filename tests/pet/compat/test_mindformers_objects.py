@@ -10,6 +10,7 @@ import pytest
 from pet.compat.mindformers.core import lr, optim
 from pet.compat.mindformers.trainer.optimizer_grouped_parameters import get_optimizer_grouped_parameters
 
+import pet
 from model_zoo.errors import InputError
 from pet.compat.mindformers import (
     AutoModel,
@@ -22,6 +23,7 @@ from pet.compat.mindformers import (
     TransformerOpParallelConfig,
     get_pet_model,
 )
+from pet.compat.mindformers.callbacks import told
 
 STEPS = {"learning_rate": 0.005, "warmup_steps": 10}
 ENDS = {**STEPS, "total_steps": 20}
@@ -326,6 +328,21 @@ def test_callbacks_of_mindspores_kind_are_told_what_its_own_loop_tells(tmp_path,
         assert ours.seen == theirs.seen
         assert ours.losses == pytest.approx(logged(tmp_path, "loss")) and len(ours.losses) == steps
     assert "epoch: 2 step: 4, loss is" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stop_at", [1, 2])
+def test_a_run_that_is_gone_on_with_tells_the_epochs_that_are_left(stop_at, tmp_path):
+    """Also behind an epoch's last step, where the next one begins."""
+
+    def told_of(place, stop_at=None, **how):
+        noted, model = Noted(stop_at), pet.apply(pet.AutoModel.from_pretrained("llama_tiny"), pet.LoRAConfig(rank=1))
+        batches = [{"input_ids": [[5, 6, 7]]}] * 2
+        trainer = pet.Trainer(model, batches, directory=place, callbacks=told([noted]), epochs=2, compiled=False)
+        trainer.train(**how)
+        return [line for line in noted.seen if line[0] in ("epoch_begin", "step_end")]
+
+    first = told_of(tmp_path / "run", stop_at)
+    assert first + told_of(tmp_path / "run", resume=True) == told_of(tmp_path / "whole")
 
 
 def test_a_model_whose_configuration_has_named_the_adapter_gets_it_once():
