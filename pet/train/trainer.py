@@ -154,7 +154,7 @@ class Trainer(Measuring, Saving):
             self.objective.begin(model, losses.feed, False, self.distributed, self.compiled)
         self.objective.begun(model)
         check_counted(self.objective, self.feed)
-        if losses is not None:
+        if losses is not None and self.distributed.data_size == 1:  # a replica's share may hold nothing
             check_counted(self.objective, losses.feed, training=False)
 
     # The loop --------------------------------------------------------------------------------------------------------
