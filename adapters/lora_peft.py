@@ -94,15 +94,27 @@ def growth_of(config, ranks: int):
 
 def saved_whole(config, model) -> list[str] | None:
     """modules_to_save for PEFT, which takes an entry for any cell whose path ends with it, dot or no dot: what would
-    mean more there than here is written as whole paths."""
+    mean more there than here is written as whole paths. It does not find the tensors of a cell within
+    another entry's, which is left out, since the outer one says all."""
     if not config.modules_to_save:
         return config.modules_to_save
     paths = [path for path, cell in plain_cells(model) if own_parameters(cell)]
+
+    def depth(path: str, entry: str) -> int:
+        """How far into a path the cell goes that an entry names."""
+        return f".{path}.".index(f".{entry}.") + len(entry)
+
     written = []
     for entry in config.modules_to_save:
         meant = [path for path in paths if within(path, entry)]
+        others = [other for other in config.modules_to_save if other != entry]
+        left = [
+            path
+            for path in meant
+            if not any(within(path, other) and depth(path, other) < depth(path, entry) for other in others)
+        ]
         more = any(path.endswith(entry) and path not in meant for path in paths)
-        written += meant if more else [entry]
+        written += left if more or left != meant else [entry]
     return written
 
 

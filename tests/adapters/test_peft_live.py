@@ -288,6 +288,28 @@ def test_what_peft_loads_loads_here(pairs, fixtures, family, name, tmp_path):
     np.testing.assert_allclose(merged(IDS).asnumpy(), expected, rtol=0, atol=LIMIT)
 
 
+@pytest.mark.parametrize(
+    ("entries", "written"),
+    [
+        (["down_proj", "mlp"], ["mlp"]),
+        (["layers.0.mlp", "down_proj"], ["layers.0.mlp", *(f"model.layers.{i}.mlp.down_proj" for i in (1, 2))]),
+    ],
+)
+def test_cells_trained_whole_within_one_another(pairs, entries, written, tmp_path):
+    """PEFT finds no tensor of the inner one, in its own file either."""
+    pair = pairs("llama_gqa")
+    pet.apply_lora(pair.ours, rank=2, targets=["q_proj"], modules_to_save=entries)
+    try:
+        randomise(registry(pair.ours).get("default").parameters(), 1)
+        pet.save_adapter(pair.ours, tmp_path)
+        expected = pair.our_logits()
+    finally:
+        pet.delete_adapter(pair.ours, "default")
+    opened = peft.PeftModel.from_pretrained(copy.deepcopy(pair.theirs), tmp_path).eval()
+    assert opened.peft_config["default"].modules_to_save == written
+    np.testing.assert_allclose(their_logits(opened), expected, rtol=0, atol=LIMIT)
+
+
 @pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
 @pytest.mark.parametrize("changed", [False, True])
 def test_embedding_and_head_that_peft_saves_beside_a_prompt(pairs, kind, changed, tmp_path):
