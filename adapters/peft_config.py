@@ -100,8 +100,8 @@ LORA_KEYS = (
     "modules_to_save",
     "target_modules",
 )
-# Starting points that change the base weight in a way that the file does not record.
-LOST_START = ("corda", "loftq", "lora_ga")
+# Starting points that change the base weight in a way that the file does not record; pissa_niter_… by what is drawn.
+LOST_START = ("corda", "loftq", "lora_ga", "pissa_niter_")
 
 
 def read_adapter_config(directory: str | Path, supported: Collection[str]) -> dict[str, Any]:
@@ -385,14 +385,11 @@ def init_name(value) -> str:
     product. Other starting points left the base alone, so that the factors in the file say everything.
     """
     value = value.lower() if isinstance(value, str) else value  # PEFT takes OLoRA, too
-    if value in LOST_START:
+    if isinstance(value, str) and value.startswith(LOST_START):
         raise InputError(
             f"init_lora_weights is {value!r}: the adapter belongs to a changed base, which the file does not describe; "
             "save it in PEFT with path_initial_model_for_weight_conversion"
         )
-    if isinstance(value, str) and value.startswith("pissa_niter_"):
-        warnings.warn(f"init_lora_weights {value!r}: the exact singular vectors are used", stacklevel=2)
-        return "pissa"
     if not isinstance(value, (str, bool, type(None))):
         raise InputError(f"init_lora_weights is {value!r}; true, false or a name was expected")
     if value == "mica":

@@ -658,7 +658,7 @@ def test_unknown_settings_of_a_later_version_warn(llama, directory):
 def test_merging_on_disk_refuses_a_start_that_the_base_decides(fixtures, directory):
     from adapters.stored import StoredAdapter
 
-    edit(directory, init_lora_weights="pissa_niter_4")
+    edit(directory, init_lora_weights="pissa")
     with pytest.raises(pet.InputError, match="in memory"):
         StoredAdapter(directory)
 

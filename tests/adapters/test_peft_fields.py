@@ -67,6 +67,7 @@ LORA = {
     "init_lora_weights": [
         *(Made(init_lora_weights=name) for name in (False, "gaussian", "orthogonal", "mica", "pissa", "OLoRA")),
         Written("corda", "init_lora_weights is 'corda'.*path_initial_model_for_weight_conversion"),
+        Written("pissa_niter_4", "init_lora_weights is 'pissa_niter_4'.*path_initial_model_for_weight_conversion"),
         Written("LoRA_GA", "init_lora_weights is 'lora_ga'.*path_initial_model_for_weight_conversion"),
         Written("loftq", "init_lora_weights is 'loftq'.*path_initial_model_for_weight_conversion"),
         Written("olora", "is 'olora' on a matrix stored .* merge_and_unload.. makes a checkpoint", fan_in_fan_out=True),
