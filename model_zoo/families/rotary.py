@@ -101,10 +101,18 @@ class RotaryConfig(Config):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]):
-        values = {**values, **({"hidden_act": "silu"} if values.get("hidden_act") == "swish" else {})}
-        if values.get("num_key_value_heads", 0) is None:  # not what the published model has
-            values["num_key_value_heads"] = values.get("num_attention_heads")
-        return super().from_dict(values)
+        act = {"hidden_act": "silu"} if values.get("hidden_act") == "swish" else {}
+        return super().from_dict({**cls.with_heads(values), **act})
+
+    @classmethod
+    def with_heads(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """A null that means as many key heads as others is said: left out, it were what the published model has."""
+        heads = values.get("num_attention_heads") or cls.num_attention_heads
+        return {**values, **({"num_key_value_heads": heads} if values.get("num_key_value_heads", 0) is None else {})}
+
+    @classmethod
+    def for_file(cls, values: Mapping[str, Any], dtype: str | None = None) -> dict[str, Any]:
+        return super().for_file(cls.with_heads(values), dtype)
 
     @property
     def dims(self) -> Dims:

@@ -202,6 +202,16 @@ def test_biases_that_are_llamas_alone(kind):
     assert config_class(said).from_dict(said).shapes() == config_class(plain).from_dict(plain).shapes()
 
 
+@pytest.mark.parametrize("kind", ("llama", "qwen2", "glm"))
+def test_as_many_key_heads_as_others(kind):
+    """A null says so. Files made of this one say it too: left out, transformers would take the published model's."""
+    values = {"model_type": kind, "num_attention_heads": 4, "num_key_value_heads": None}
+    read, written = config_class(values).from_dict(values), config_class(values).for_file(values)
+    assert written["num_key_value_heads"] == 4 == read.dims.kv_heads
+    silent = {"model_type": kind, "num_attention_heads": 4}
+    assert "num_key_value_heads" not in config_class(silent).for_file(silent)
+
+
 def test_sizes_of_gpt2_under_the_names_of_other_families():
     """transformers takes them, and before GPT-2's own: 12 heads would compute something else from the same tensors."""
     values = {"model_type": "gpt2", "n_embd": 24, "n_layer": 3, "num_attention_heads": 2, "num_hidden_layers": 2}
