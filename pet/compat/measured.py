@@ -10,6 +10,7 @@ from pet.compat.contradictions import SFT_ALONE
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
 from pet.compat.translation import flag
 from pet.recipe.translation import Translation
+from pet.train.schedules import steps_of
 
 
 def interval(key: str) -> Any:
@@ -38,9 +39,9 @@ def saved(t: Translation, name: str, value: Any) -> None:
 
 
 def logged(t: Translation, name: str, value: Any) -> None:
-    """A line of numbers after so many steps; a share of all has no meaning."""
-    if value >= 1:
-        t.put("train.log_every", int(value))
+    """After how many steps a line is written; read after the length of the run."""
+    if value >= 1 or (value > 0 and t.get("train.steps")):
+        t.put("train.log_every", steps_of(value, t.get("train.steps", 0), "transformers"))
     else:
         t.ignore(name, "give a number of steps; metrics.jsonl has a line per step")
 

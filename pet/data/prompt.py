@@ -49,7 +49,7 @@ _RANKED = """\
 _NAMES = {
     "said": "{{ said }}",
     "system": "{{ own.system }}",
-    "opening": "{{ opening }}",
+    "opening": "{{ opening }}{{ cut }}",
     "bos": "{{ bos_token }}{{ cut }}",
     "eos": "{{ eos_token }}{{ cut }}",
     "cut": "{{ cut }}",
@@ -153,7 +153,6 @@ class Prompt:
             else "said or own.system",
             "ANSWER": thoughts["INSIDE"] + "{{ cut }}" + answer,
             "BEHIND": behind,
-            "OPENING": _as_jinja(f"{{{ranked}}}" if ranked else self.opening),
             "DEFAULT": f"{json.dumps(self.default)} if tools else {json.dumps(OPENAI)}"
             if openai
             else json.dumps(self.default),
@@ -162,7 +161,8 @@ class Prompt:
             "NEEDS": f"{{#- needs {self.needs} -#}}" if self.needs else "",
         }
         text = re.sub("|".join(parts), lambda found: parts[found[0]], _CONVERSATION)
-        return (text.replace("{{ cut }}", "") if self.whole else text).lstrip()
+        text = text.replace("{{ cut }}", "") if self.whole else text
+        return text.replace("OPENING", _as_jinja(f"{{{ranked}}}" if ranked else self.opening), 1).lstrip()
 
     def _thoughts(self, thinking: bool | None, last_thought: bool, as_said: bool) -> dict[str, str]:
         first, last = map(json.dumps, self.thought)

@@ -205,7 +205,7 @@ def test_axolotls_settings_of_the_models_config(tmp_path):
         ("axolotl", {"hub_strategy": "every_save", "hub_private_repo": True}, {}, ("hub_strategy", "hub_model_id")),
         ("axolotl", {"logging_steps": 0.2}, {"train.log_every": None}, ("logging_steps", "a line per step")),
         ("axolotl", {"logging_steps": 0.2, "max_steps": 9}, {"train.log_every": 2}, None),
-        ("llama_factory", {"save_steps": 0.25, "max_steps": 8}, {"train.save_every": 2}, None),
+        ("llama_factory", {"save_steps": 0.25, "max_steps": 8}, {"train.save_every": 0.25}, None),
         (
             "llama_factory",
             {"logging_steps": 10, "optim_args": "eps=1"},

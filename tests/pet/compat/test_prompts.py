@@ -360,6 +360,31 @@ def test_answers_that_axolotl_compares(fixtures, tmp_path, given, entry, row, ex
     assert (first[0] == own.bos_token_id) == (entry != "passthrough") and first[1] != own.bos_token_id
 
 
+def test_what_axolotl_compares_begins_with_the_space_that_a_tokenizer_puts_before_a_text_alone(tmp_path):
+    """Metaspace with the scheme ``first``, as LLaMA's and Mistral's tokenizers of today have it."""
+    pieces = ["<unk>", "<s>", "</s>", "▁", "a", "b", "▁a", "▁b"]
+    words = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True}
+    merges = [["▁", "a"], ["▁", "b"]]
+    model = {"type": "BPE", "vocab": {piece: number for number, piece in enumerate(pieces)}, "merges": merges}
+    flags = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    control = [{"id": number, "content": pieces[number], **flags} for number in range(3)]
+    opening = {"SpecialToken": {"id": "<s>", "type_id": 0}}
+    single = [opening, {"Sequence": {"id": "A", "type_id": 0}}]
+    before = {"type": "TemplateProcessing", "single": single, "pair": single}
+    before["special_tokens"] = {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}
+    whole = {"version": "1.0", "added_tokens": control, "normalizer": None, "pre_tokenizer": words, "model": model}
+    whole |= {"post_processor": before, "decoder": words, "truncation": None, "padding": None}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+    own = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(own))
+    for rl in ("dpo", "simpo"):
+        file = {"adapter": "lora", "rl": rl, "datasets": [{"path": str(tmp_path / "tokenizer.json"), "type": None}]}
+        template = axolotl.translate(file, tmp_path / "job.yaml").get("data.template")
+        tokenizer = Encoder(AutoTokenizer.from_pretrained(tmp_path), DataSettings(template=template)).tokenizer
+        ids, _ = tokenizer.example([{"role": "user", "content": "a"}, {"role": "assistant", "content": " b"}])
+        assert [pieces[number] for number in ids] == ["<s>", "▁a", "▁b", "</s>"]
+
+
 def test_a_token_that_the_base_lacks_is_an_error(fixtures):
     """LLaMA-Factory would add it to the tokenizer; as text it would be several tokens, and end no answer."""
     tokenizer = AutoTokenizer.from_pretrained(fixtures / "tok_gpt2")
