@@ -168,13 +168,16 @@ def _restarts(t: Translation, given: Mapping[str, Any]) -> None:
 TABLE = {
     **picked(
         ARGUMENTS,
-        "learning_rate lr_scheduler optimizer adam_beta1 adam_beta2 weight_decay warmup_steps warmup_ratio seed "
+        "learning_rate lr_scheduler optimizer adam_beta1 adam_beta2 weight_decay warmup_steps seed "
         "max_grad_norm neftune_noise_alpha gradient_accumulation_steps eval_batch_size "
         "fp16 group_by_length output_dir max_steps logging_steps resume_from_checkpoint metric_for_best_model "
         "greater_is_better load_best_model_at_end noisy_embedding_alpha=neftune_noise_alpha "
         "micro_batch_size=batch_size num_epochs=num_train_epochs adam_epsilon adam_eps=adam_epsilon",
     ),
     **jobs.COMMON,
+    "warmup_ratio": lambda t, n, v: (  # from 1 on the recipe has a number of steps
+        t.put("train.warmup", float(v)) if float(v) < 1 else t.refuse(n, f"{v!r}: a share of the steps below 1")
+    ),
     **same(Ignored("it is about optimizer: came_pytorch"), "adam_beta3 adam_epsilon2"),
     **same(Ignored("it is about another optimizer"), "dion_* qgalore_*"),
     # the base

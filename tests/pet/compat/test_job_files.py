@@ -1295,6 +1295,8 @@ def test_axolotls_warm_up_order_and_system_text(tmp_path):
     ):
         t = axolotl.translate({**JOBS["axolotl"], **given}, tmp_path / "job.yaml")
         assert {name: t.get(name) for name in expected} == expected and not t.problems
+    t = axolotl.translate({**JOBS["axolotl"], "warmup_ratio": 1.0}, tmp_path / "job.yaml")
+    assert t.problems == ["job.yaml: warmup_ratio: 1.0: a share of the steps below 1"]
 
 
 TOLD = {"val_size": 0.2, "num_train_epochs": 4}, {"val_set_size": 0.2, "num_epochs": 4}
