@@ -98,9 +98,11 @@ TABLES = {"gpt2": GPT2, "llama": LLAMA, "chatglm": GLM, "chatglm2": GLM2}
 
 # What a checkpoint of a training run or of incremental inference holds beside the weights.
 NO_WEIGHTS = (
-    r"(adam_[mv]|moments?[12]?|accu_grads|accum|momentum)\..*",
-    r"(global_step|learning_rate|beta[12]_power|loss_scale|scale_sense|epoch_num|step_num)",
-    r"(current_iterator_step|last_overflow_iterator_step|state|lr|network_version|cur_.*_num)",
+    r"(adam_[mv]|moments?[12]?|(max_)?exp_avg(_sq)?|accu_grads|accum|momentum)\..*",
+    r"exp_avg_(sq|insta)_.*",
+    r"(global_step|learning_rate|beta[12]_power|loss_scale|scale_sense|epoch_num|step_num|global_batch_size)",
+    r"(current_iterator_step|last_overflow_iterator_step|scale_window.*|list_index|afactor_step|__exception_save__)",
+    r"(state|lr|network_version|cur_.*_num)",
     r".*\.(key_past|value_past|key_cache|value_cache)",
     r"backbone\.blocks\.\d+\.attention\.(beta|masked_beta)",
     r"transformer\.rotary_pos_emb\.inv_freq",

@@ -266,17 +266,17 @@ def test_mindspores_own_files(fixtures, tmp_path, monkeypatch):
     """What `save_checkpoint` writes of a training run: cut tensors, a checksum, an optimizer's state, remarks."""
     to_file(fixtures / "gpt2", tmp_path / "plain.ckpt")
     tensors = ms.load_checkpoint(str(tmp_path / "plain.ckpt"))
-    state = {f"adam_m.{name}": value for name, value in tensors.items()}
+    kinds = ("adam_m.", "exp_avg.", "exp_avg_sq_row_")  # of AdamW, of FusedAdamW and of Came
+    state = {f"{kind}{name}": value for kind in kinds for name, value in tensors.items()}
     saved = [{"name": name, "data": value} for name, value in {**tensors, **state}.items()]
     saved.append({"name": "global_step", "data": ms.Tensor([7], ms.int32)})
     saved.append({"name": "backbone.blocks.0.key_past", "data": ms.Tensor(np.zeros((1, 2)), ms.float16)})
     serialization = __import__("mindspore.train.serialization", fromlist=["SLICE_SIZE"])
     monkeypatch.setattr(serialization, "SLICE_SIZE", 1)  # in KB: every matrix is cut
-    ms.save_checkpoint(
-        saved, str(tmp_path / "run.ckpt"), append_dict={"epoch_num": 3, "loss_scale": 2.0, "note": "x"}, crc_check=True
-    )
+    remarks = {"epoch_num": 3, "loss_scale": 2.0, "global_batch_size": 8, "note": "x"}
+    ms.save_checkpoint(saved, str(tmp_path / "run.ckpt"), append_dict=remarks, crc_check=True)
     report = to_directory(tmp_path / "run.ckpt", tmp_path / "back", fixtures / "gpt2")
-    assert len(report.left_out) == len(tensors) + 4
+    assert len(report.left_out) == 3 * len(tensors) + 5
     assert "adam_m" in str(report)
     to_directory(tmp_path / "plain.ckpt", tmp_path / "same", fixtures / "gpt2")
     first, second = (tmp_path / place / "model.safetensors" for place in ("back", "same"))
