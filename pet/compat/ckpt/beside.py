@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.atomic import locked, read_json, write_json
-from model_zoo.checkpoint.ckpt_io import CkptFile
 from model_zoo.errors import InputError
 from pet.compat.ckpt.doors import config_for, find_ckpt, to_directory
 from pet.compat.ckpt.lora import to_adapter
 from pet.compat.ckpt.names import Form
-from pet.compat.ckpt.view import is_lora, is_weight
+from pet.compat.ckpt.view import is_lora, is_weight, opened
 
 MARK = "converted.json"  # in a directory made from a .ckpt file: of which one
 READ = {"joined": "by heads"}  # what was made before files were read so is made again
@@ -22,7 +21,7 @@ READ = {"joined": "by heads"}  # what was made before files were read so is made
 
 def kinds_in(path: Path) -> tuple[bool, bool]:
     """(whether a ``.ckpt`` file holds weights of a base, whether it holds LoRA matrices)."""
-    with CkptFile(path) as file:
+    with opened(path) as file:
         return any(map(is_weight, file.tensors)), any(map(is_lora, file.tensors))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from model_zoo.atomic import read_json, staged, write_json
 from model_zoo.checkpoint.ckpt_io import write_ckpt
 from model_zoo.checkpoint.dtypes import STORAGE, convert, float_name
 from model_zoo.checkpoint.reading import Checkpoint, assignment, check_tied, read_config
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.checkpoint.saving import (
     COMPANIONS,
     MAX_SHARD_SIZE,
@@ -54,9 +56,24 @@ class Report:
 
 
 def is_ckpt(path: str | os.PathLike) -> bool:
-    """Whether a path is a ``.ckpt`` file, or a directory of ranks with such files."""
+    """Whether a path is a ``.ckpt`` file, one of safetensors that MindSpore wrote, or a directory of ranks with such
+    files."""
     path = Path(path).expanduser()
-    return (path.suffix == ".ckpt" and path.is_file()) or (path.is_dir() and bool(list(path.glob("rank_*/*.ckpt"))))
+    return (path.is_file() and _is_mindspores(path)) or any(map(_written, path.glob("rank_*")))
+
+
+def _written(place: Path) -> list[Path]:
+    """The files of a directory that MindSpore wrote, from the oldest on."""
+    return sorted(filter(_is_mindspores, place.iterdir()), key=lambda file: file.stat().st_mtime)
+
+
+def _is_mindspores(path: Path) -> bool:
+    """Whether MindSpore wrote a file: those of safetensors say so, which others have, too."""
+    if path.suffix != ".safetensors" or not path.is_file():
+        return path.suffix == ".ckpt"
+    with contextlib.suppress(InputError), SafetensorsFile(path) as file:
+        return file.metadata.get("format") == "ms"
+    return False
 
 
 def holds_weights(place: str | os.PathLike) -> bool:
@@ -75,7 +92,7 @@ def find_ckpt(path: str | os.PathLike) -> Path:
     if path.is_file():
         return path
     ranks = sorted(path.glob("rank_*")) if path.is_dir() else []
-    files = sorted(ranks[0].glob("*.ckpt"), key=lambda file: file.stat().st_mtime) if len(ranks) == 1 else []
+    files = _written(ranks[0]) if len(ranks) == 1 else []
     if len(ranks) > 1:
         raise InputError(
             f"{path}: holds {len(ranks)} ranks, of which each may have a part of the weights; name the strategy by "

@@ -20,12 +20,12 @@ import numpy as np
 
 from model_zoo.atomic import staged
 from model_zoo.checkpoint.ckpt_io import CkptFile, write_ckpt
-from model_zoo.checkpoint.safetensors_io import write_file
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.counting import config_of, layout_of, parameter_shapes
 from model_zoo.errors import InputError, nearest
 from pet.compat.ckpt.doors import Report, config_for, find_ckpt
 from pet.compat.ckpt.names import LORA, Form, Group, form_of, groups
-from pet.compat.ckpt.view import further_layers, is_lora, is_weight, to_ours, to_theirs
+from pet.compat.ckpt.view import further_layers, is_lora, is_weight, opened, to_ours, to_theirs
 
 Pair = tuple[np.ndarray, np.ndarray]  # A (rank, in) and B (out, rank)
 
@@ -49,7 +49,7 @@ def to_adapter(
         InputError: no LoRA matrices, one without its other, or names and shapes that do not fit the base.
     """
     path = find_ckpt(source)
-    with CkptFile(path) as file:
+    with opened(path) as file:
         pairs = _pairs(file)
         values = config_for(path, config)
         names = [f"{stem}.weight" for stem in pairs]
@@ -158,7 +158,7 @@ def to_lora_file(
     return Report(Path(output), len(tensors), note=f"pet_config: lora_rank: {rank}, lora_alpha: {alpha:g}")
 
 
-def _pairs(file: CkptFile) -> dict[str, Pair]:
+def _pairs(file: CkptFile | SafetensorsFile) -> dict[str, Pair]:
     """{name of the matrix: (A, B)} of a file."""
     found: dict[str, dict[str, np.ndarray]] = {}
     for name in file.tensors:

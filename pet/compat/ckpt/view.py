@@ -17,7 +17,7 @@ import numpy as np
 from model_zoo.checkpoint.ckpt_io import CkptFile
 from model_zoo.checkpoint.made import MadeTensor, Slices
 from model_zoo.checkpoint.reading import Checkpoint, assignment, check_tied
-from model_zoo.checkpoint.safetensors_io import TensorInfo, nbytes
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile, TensorInfo, nbytes
 from model_zoo.counting import parameter_shapes, tied_head
 from model_zoo.errors import InputError, nearest
 from model_zoo.families import config_class
@@ -26,6 +26,11 @@ from pet.compat.ckpt.names import LORA, NO_WEIGHTS, Form, Group, form_of, groups
 log = logging.getLogger("pet")
 _LAYER = re.compile(r"\.(\d+)\.")
 _LEFT_OUT = re.compile("|".join(f"(?:{pattern})" for pattern in NO_WEIGHTS))
+
+
+def opened(path: str | Path) -> CkptFile | SafetensorsFile:
+    """A file of MindSpore's in either of its formats."""
+    return (SafetensorsFile if Path(path).suffix == ".safetensors" else CkptFile)(path)
 
 
 def is_weight(name: str) -> bool:
@@ -98,7 +103,7 @@ class MindFormersCheckpoint(Checkpoint):
         self.path = Path(path)
         self.directory = self.path.parent  # where tokenizer files may be
         self.config, self.files = config, {}
-        self.file = CkptFile(path)
+        self.file = opened(path)
         weights = [name for name in self.file.tensors if is_weight(name)]
         self.left_out = [name for name in self.file.tensors if not is_weight(name)]
         self.form, self._shapes = form_of(weights, form), shapes_of(config)

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import json
 
+import mindspore as ms
 import numpy as np
 import pytest
 
 import pet
 from model_zoo.checkpoint.ckpt_io import CkptFile, write_ckpt
 from model_zoo.errors import InputError
-from pet.compat.ckpt.beside import converted
-from pet.compat.ckpt.doors import to_file
+from pet.compat.ckpt.beside import converted, kinds_in
+from pet.compat.ckpt.doors import is_ckpt, to_directory, to_file
 from pet.compat.yaml_files import load_any
 from pet.parallel.transform import transform
+
+
+def test_safetensors_that_mindspore_wrote_are_read_as_ckpt_files_are(base, tmp_path):
+    """``checkpoint_format: safetensors`` of MindFormers 1.5 and later, by its names, with counters and states."""
+    to_file(base, tmp_path / "plain.ckpt")
+    tensors = ms.load_checkpoint(str(tmp_path / "plain.ckpt"))
+    saved = [{"name": kind + name, "data": one} for kind in ("", "adam_m.") for name, one in tensors.items()]
+    (tmp_path / "checkpoint/rank_0").mkdir(parents=True)
+    file = tmp_path / "checkpoint/rank_0/run-1_2.safetensors"
+    ms.save_checkpoint(saved, str(file), append_dict={"epoch_num": 1}, format="safetensors")
+    assert is_ckpt(file) and is_ckpt(tmp_path / "checkpoint") and not is_ckpt(base / "model.safetensors")
+    expected = to_directory(tmp_path / "plain.ckpt", tmp_path / "plain", base).output / "model.safetensors"
+    found = converted(tmp_path / "checkpoint", base)
+    assert found == file.with_suffix(".hf")
+    assert (found / "model.safetensors").read_bytes() == expected.read_bytes()
+    assert kinds_in(file) == (True, False)
 
 
 def test_front_doors_take_ckpt_files(base, tmp_path):
