@@ -230,8 +230,8 @@ def prompts(settings: Reading) -> Iterator[tuple[str, str, str]]:
     if written and settings.system is not None and "{system}" not in settings.template:
         yield "system", "template", "the text has no {system}, where the system message goes"
     for name in ("padding", "labels_ahead", "other_labels"):
-        told = getattr(settings, name) is not type(settings).model_fields[name].default
-        if told and settings.format not in ("auto", "mindrecord", "tokens"):
+        given = getattr(settings, name)
+        if given is not None and given is not False and settings.format not in ("auto", "mindrecord", "tokens"):
             yield name, "format", f"is of rows of token ids, which {settings.format} rows are not"
     if settings.format not in WITHOUT_QUESTIONS:
         return
