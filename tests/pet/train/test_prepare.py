@@ -50,7 +50,7 @@ def test_packages_of_metrics_are_needed_only_where_something_is_measured(tmp_pat
     def refuse(metrics):
         raise InputError(f"{metrics[-1]} needs a package")
 
-    def load(recipe):
+    def load(recipe, model):
         raise Loading
 
     monkeypatch.setattr("pet.train.metrics.check_available", refuse)
