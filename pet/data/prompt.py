@@ -118,7 +118,8 @@ class Prompt:
             openai: system texts are those of `OPENAI`.
             ends: a condition in Jinja, where ``end`` is learnt; by default everywhere.
             ranked: of answers that are compared, which TRL reads as texts: what stands first (``opening``, what the
-                tokenizer puts before a text, or ``bos``). The last answer ends with the end token, and nothing follows.
+                tokenizer puts before a text, or ``bos``); what follows that is a text of its own. The last answer ends
+                with the end token, and nothing follows.
         """
         between = "{%- if own.system -%}" + _as_jinja(self.system + "{cut}" * (not self.fused)) + "{%- endif -%}"
         question = _as_jinja(self.question)
@@ -153,6 +154,7 @@ class Prompt:
             else "said or own.system",
             "ANSWER": thoughts["INSIDE"] + "{{ cut }}" + answer,
             "BEHIND": behind,
+            "OPENING": "OPENING" if ranked else _as_jinja(self.opening),
             "DEFAULT": f"{json.dumps(self.default)} if tools else {json.dumps(OPENAI)}"
             if openai
             else json.dumps(self.default),
@@ -162,7 +164,7 @@ class Prompt:
         }
         text = re.sub("|".join(parts), lambda found: parts[found[0]], _CONVERSATION)
         text = text.replace("{{ cut }}", "") if self.whole else text
-        return text.replace("OPENING", _as_jinja(f"{{{ranked}}}" if ranked else self.opening), 1).lstrip()
+        return (text.replace("OPENING", _as_jinja(f"{{{ranked}}}"), 1) if ranked else text).lstrip()
 
     def _thoughts(self, thinking: bool | None, last_thought: bool, as_said: bool) -> dict[str, str]:
         first, last = map(json.dumps, self.thought)
