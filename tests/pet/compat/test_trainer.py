@@ -211,7 +211,7 @@ def test_what_cannot_be_had_says_what_to_do(base):
         ({"fp16": "maybe"}, "fp16: 'maybe' is not a value that it takes .true or false"),
         ({"max_steps": 1.5}, "max_steps: 1.5 is not a value that it takes .a whole number"),
         ({"max_steps": float("nan")}, "max_steps: nan"),
-        ({"save_steps": 0.5}, "TrainingArguments: save_steps=0.5: train.save_every: expected a whole number"),
+        ({"save_steps": 1.5}, "TrainingArguments: save_steps=1.5: train.save_every: 1.5 is neither a whole number of"),
         ({"num_train_epochs": -1}, "TrainingArguments: num_train_epochs=-1: train.epochs: expected more than 0"),
     ],
 )
