@@ -182,6 +182,14 @@ BITS = {
 """How both systems pack a base."""
 
 
+def _dropped(t: Translation, name: str, value: Any) -> None:
+    """Rows that fill no batch; ``data.drop_last`` leaves out those that fill no step."""
+    if switched_on(value) and t.get("train.accumulation", 1) > 1:
+        t.refuse(name, f"{value}: with gradient_accumulation_steps an epoch would end with a step of fewer batches")
+    elif switched_on(value):
+        t.put("data.drop_last", True)
+
+
 def base_model(t: Translation, name: str, value: Any) -> None:
     """The base: a directory, or a name on a hub."""
     from pet.names import bundled_models, preset_names
@@ -227,7 +235,7 @@ COMMON = {
     "save_only_model": Ignored("checkpoints can be resumed from in any case"),
     "trust_remote_code": MODEL,
     **same(Ignored("transformers reads it for other optimizers"), "optim_args optim_target_modules"),
-    "dataloader_drop_last": Refused("each row is trained on in each epoch, the last ones in a smaller batch"),
+    "dataloader_drop_last": _dropped,
     **same(SPEED, "dataloader_* torch_compile* tf32 device_map low_cpu_mem_usage gradient_checkpointing_kwargs"),
     **same(LAYOUT, "deepspeed fsdp fsdp_* ray_* resources_per_worker context_parallel_size"),
     **same(LOGS, "*swanlab* wandb_*"),

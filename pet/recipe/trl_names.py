@@ -43,6 +43,7 @@ NAMES = {
     "lr_scheduler_kwargs": "train.cycles, power, final_ratio and decay",
     "max_seq_length": "data.max_length",
     "group_by_length": "data.packing: buckets",
+    "dataloader_drop_last": "data.drop_last",
     "output_dir": "output.dir, in Python directory",
     "report_to": "callbacks",
     "disable_dropout": "adapter.dropout: 0",

@@ -100,13 +100,13 @@ TABLE = {
     "shuffle": "data.shuffle",
     "group_by_length": flag("data.packing", "buckets"),
     "dataloader_num_workers": "data.workers",
-    "dataloader_drop_last": flag("data.drop_last"),
     **same("data.max_length", "max_length seq_length"),
     # the step
     "seed": "train.seed",
     "num_train_epochs": number("train.epochs"),
     "max_steps": positive("train.steps"),
     "gradient_accumulation_steps": "train.accumulation",
+    "dataloader_drop_last": flag("data.drop_last"),  # which the rules of other systems read with the line above
     "label_smoothing_factor": number("train.label_smoothing"),
     "neftune_noise_alpha": number("train.neftune_alpha"),
     "fp16": flag("train.precision", "fp16"),

@@ -71,12 +71,14 @@ def test_llama_factory(base, tmp_path):
         ({"stage": "ppo"}, "stage: 'ppo': supported are sft, pt, dpo, orpo, kto, rm"),
         ({"stage": "dpo", "pref_loss": "slic"}, "pref_loss: 'slic': supported are sigmoid, hinge, ipo, orpo, simpo"),
         ({"use_galore": True}, "use_galore: True: an optimizer that is not here"),
-        ({"dataloader_drop_last": True}, "dataloader_drop_last: True: each row is trained on in each epoch"),
+        ({"dataloader_drop_last": True}, "dataloader_drop_last: True: with gradient_accumulation_steps an epoch"),
         ({"template": "phi"}, "template: 'phi': the prompt is that of the model's own tokenizer"),
         ({"rope_scaling": "linear"}, "rope_scaling: 'linear': positions are those"),
     ):
         with pytest.raises(InputError, match=message):
             load_any(write(tmp_path / "lf.yaml", yaml.safe_dump({**file, **more})))
+    alone = {**file, "dataloader_drop_last": True, "gradient_accumulation_steps": 1}
+    assert load_any(write(tmp_path / "lf.yaml", yaml.safe_dump(alone))).data.drop_last
 
 
 def test_axolotl(base, tmp_path):
