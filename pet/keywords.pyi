@@ -112,13 +112,13 @@ class TrainingArgumentSettings(TypedDict, total=False):
     shuffle: Any
     group_by_length: Any
     dataloader_num_workers: Any
-    dataloader_drop_last: Any
     max_length: Any
     seq_length: Any
     seed: Any
     num_train_epochs: Any
     max_steps: Any
     gradient_accumulation_steps: Any
+    dataloader_drop_last: Any
     label_smoothing_factor: Any
     neftune_noise_alpha: Any
     fp16: Any

@@ -25,13 +25,14 @@ def place_name(path: Path | str, line: int, row: int) -> str:
 
 
 def with_labels(
-    ids: Sequence[int], labels: Sequence[int], ahead: bool, other: bool = False
+    ids: Sequence[int], labels: Sequence[int], ahead: bool, other: bool = False, padding: int | None = None
 ) -> tuple[list[int], list[int]]:
     """Token ids, and the mark of each (`model_zoo.tokenizers.prompts`).
 
     Args:
         ahead: whether each label stands one place before its token, so that the last one is a token more.
         other: whether a label may be another id than its token's.
+        padding: an id behind which nothing is learnt; None: there is none.
 
     Raises:
         InputError: a label is none.
@@ -47,9 +48,12 @@ def with_labels(
                 f"labels: {label} at place {place}, where input_ids has {token}; expected {expected}, or {IGNORED} "
                 "where nothing is learnt"
             )
-    return list(ids), [
+    marks = [
         int(label == token) if label in (token, IGNORED) else ~label for token, label in zip(ids, labels, strict=True)
     ]
+    if padding is not None:
+        marks = [mark * (before != padding) for before, mark in zip([None, *ids], marks, strict=False)]
+    return list(ids), marks
 
 
 @dataclass

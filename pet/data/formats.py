@@ -88,7 +88,8 @@ def read_file(
         columns: role → name of the file's column.
         roles: the file's words for who says a message → the usual ones.
         system: a system message for conversations that bring none.
-        how: format, answers, any_order, conversations, documents, train_on, labels_ahead, other_labels; see `Rows`.
+        how: format, answers, any_order, conversations, documents, train_on, labels_ahead, other_labels, padding; see
+            `Rows`.
     """
     named = {role: name for role, name in (columns or {}).items() if role in ROLE_COLUMNS}
     columns = {role: name for role, name in (columns or {}).items() if role not in ROLE_COLUMNS}
@@ -153,7 +154,7 @@ class Rows:
         any_order: whether the order of roles is a chat template's matter.
         conversations, documents: of an objective that reads rows itself; ``format`` is not used then.
         train_on: with ``all`` the answers within a prompt of messages are learnt as well.
-        labels_ahead, other_labels: see `pet.recipe.data.Data`.
+        labels_ahead, other_labels, padding: see `pet.recipe.data.Data`.
         roles, reader: which columns are read, and what needs them; the first row decides.
     """
 
@@ -166,8 +167,14 @@ class Rows:
     train_on: str = "answers"
     labels_ahead: bool = False
     other_labels: bool = False
+    padding: int | None = None
     roles: Mapping[str, Role] = field(default_factory=dict)
     reader: str = "data.columns"
+
+    @property
+    def of_ids(self) -> tuple[Any, ...]:
+        """What `tokens_of` takes of these."""
+        return self.labels_ahead, self.other_labels, self.padding
 
     def fill(self, row: Row, columns: Columns) -> None:
         """A row's contents out of its columns. Raises `Wrong`."""
@@ -182,7 +189,7 @@ class Rows:
                 row.text = "\n".join(filter(None, (found.text("text", required=True), found.text("input"))))
             elif "input_ids" in found.roles:
                 tokens = {role: found.value(role, role == "input_ids") for role in found.roles}
-                row.tokens, row.bare = tokens_of(tokens, self.labels_ahead, self.other_labels), is_bare(tokens)
+                row.tokens, row.bare = tokens_of(tokens, *self.of_ids), is_bare(tokens)
             elif "segments" in found.roles:
                 row.segments = segments_of(listed(found.value("segments", required=True), "segments"))
             else:

@@ -83,7 +83,7 @@ class DataSettings:
     @property
     def reading(self) -> dict[str, Any]:
         """What :func:`pet.data.formats.read_file` takes of these."""
-        of_ids = ("labels_ahead", "other_labels")
+        of_ids = ("labels_ahead", "other_labels", "padding")
         names = ("format", "columns", "roles", "system", "train_on", *of_ids, "conversations", "documents")
         return {name: getattr(self, name) for name in names}
 

@@ -46,13 +46,16 @@ def without_padding(tokens: Sequence[int], pad: int, ends: bool) -> tuple[list[i
     return ids[span].tolist(), marks[span].tolist()
 
 
-def tokens_of(columns: Mapping[str, Any], ahead: bool = False, other: bool = False) -> tuple[list[int], list[int]]:
+def tokens_of(
+    columns: Mapping[str, Any], ahead: bool = False, other: bool = False, padding: int | None = None
+) -> tuple[list[int], list[int]]:
     """Token ids with their marks; labels of -100 and marks of 0 are not learnt, and padding (attention_mask 0) is left
     out.
 
     Args:
         columns: by the names in `TOKEN_COLUMNS`; None where a row has none.
         ahead, other: of the labels, see `with_labels`.
+        padding: where labels stand without a mask, nothing is learnt behind this id.
 
     Raises:
         Wrong: the row cannot be used.
@@ -74,7 +77,11 @@ def tokens_of(columns: Mapping[str, Any], ahead: bool = False, other: bool = Fal
     try:
         labels = whole.get("labels", tokens)
         found, marks = with_labels(
-            [tokens[index] for index in kept], [labels[index] for index in kept], ahead and "labels" in whole, other
+            [tokens[index] for index in kept],
+            [labels[index] for index in kept],
+            ahead and "labels" in whole,
+            other,
+            padding if "labels" in whole and "attention_mask" not in whole else None,
         )
     except InputError as error:
         raise Wrong(f"column {error}") from None

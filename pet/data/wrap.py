@@ -53,7 +53,7 @@ def from_mindspore(
             Without labels every token is one.
         max_length: longer rows are divided into pieces of this length; one of a single token, which teaches nothing, is
             left out.
-        padding, padding_ends: of rows without labels and mask; see `pet.recipe.data.Data`.
+        padding, padding_ends: of rows without a mask; see `pet.recipe.data.Data`.
         labels_ahead, other_labels: of the labels; see there.
 
     Raises:
@@ -87,7 +87,9 @@ def from_mindspore(
             ids = ids[kept]
             given = parts["labels"][row][kept] if "labels" in parts else ids
             ahead = labels_ahead and "labels" in parts
-            ids, trained = map(np.asarray, with_labels(ids.tolist(), given.tolist(), ahead, other_labels))
+            unmasked = padding if "labels" in parts and "attention_mask" not in parts else None
+            found = with_labels(ids.tolist(), given.tolist(), ahead, other_labels, unmasked)
+            ids, trained = map(np.asarray, found)
             if padding is not None and len(parts) == 1:
                 ids, trained = map(np.asarray, without_padding(ids.tolist(), padding, padding_ends))
             piece = max_length or max(len(ids), 1)

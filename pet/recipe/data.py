@@ -108,8 +108,8 @@ class Reading(Section):
     padding: int | None = Field(
         None,
         ge=0,
-        description="Id that fills up rows of token ids which have neither labels nor a mask. It is left out around "
-        "the tokens and not learnt. Default: such rows are learnt as a whole.",
+        description="Id that fills up rows of token ids without a mask. Where these have no labels it is left out "
+        "around the tokens and not learnt; with labels nothing behind it is learnt. Default: there is none.",
     )
     padding_ends: bool = Field(
         False,

@@ -99,6 +99,11 @@ def trained_file(source: str) -> Path | None:
     return path if path.name == TRAINED and path.is_file() else None
 
 
+def is_mindspores(source: str) -> bool:
+    """Whether a file is of parameters that MindSpore wrote, and not what a run here has trained."""
+    return trained_file(source) is None and is_ckpt(source)
+
+
 def put_trained(model, file: Path) -> None:
     """Gives a cell what such a run has trained.
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from model_zoo.errors import InputError
 from model_zoo.turns import turn
-from pet.compat.ckpt.doors import is_ckpt
+from pet.compat.ckpt.doors import find_ckpt
 from pet.compat.command_line import add_switch, boolean, read, start_again
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
-from pet.compat.mindspore_trainer.model import Measured, put_trained, trained_file, with_loss
+from pet.compat.mindspore_trainer.model import Measured, is_mindspores, put_trained, trained_file, with_loss
 from pet.compat.mindspore_trainer.tasks import EvalData, Task, ask, find_task, width, with_arguments
 from pet.compat.optimizers import put_optimizer
 from pet.compat.outputs import call, tensors
@@ -243,10 +243,11 @@ class Job:
 
         args, result = self.args, None
         source = args.load_checkpoint_path
-        if source and is_ckpt(source):
+        if source and is_mindspores(source):
             import mindspore as ms
 
-            given = ms.load_checkpoint(source)
+            file = find_ckpt(source)
+            given = ms.load_checkpoint(str(file), format=file.suffix[1:])
             if len(ms.load_param_into_net(self.model, given)[1]) == len(given):
                 raise InputError(f"--load_checkpoint_path {source}: has no parameter of the model")
         elif source and not args.do_train and (file := trained_file(source)):
@@ -396,4 +397,4 @@ def make_recipe(args: argparse.Namespace, task: Task, model=None) -> tuple[Recip
         t.ignored.clear()  # it has been said before the model was made
     t.finish()
     source = args.load_checkpoint_path if args.do_train else None
-    return recipe_beside_objects(t, "task", None if source and is_ckpt(source) else source), rates
+    return recipe_beside_objects(t, "task", None if source and is_mindspores(source) else source), rates
