@@ -171,11 +171,6 @@ class Rows:
     roles: Mapping[str, Role] = field(default_factory=dict)
     reader: str = "data.columns"
 
-    @property
-    def of_ids(self) -> tuple[Any, ...]:
-        """What `tokens_of` takes of these."""
-        return self.labels_ahead, self.other_labels, self.padding
-
     def fill(self, row: Row, columns: Columns) -> None:
         """A row's contents out of its columns. Raises `Wrong`."""
         if self.conversations is not None:
@@ -189,7 +184,8 @@ class Rows:
                 row.text = "\n".join(filter(None, (found.text("text", required=True), found.text("input"))))
             elif "input_ids" in found.roles:
                 tokens = {role: found.value(role, role == "input_ids") for role in found.roles}
-                row.tokens, row.bare = tokens_of(tokens, *self.of_ids), is_bare(tokens)
+                row.tokens = tokens_of(tokens, self.labels_ahead, self.other_labels, self.padding)
+                row.bare = is_bare(tokens)
             elif "segments" in found.roles:
                 row.segments = segments_of(listed(found.value("segments", required=True), "segments"))
             else:

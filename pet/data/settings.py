@@ -83,8 +83,8 @@ class DataSettings:
     @property
     def reading(self) -> dict[str, Any]:
         """What :func:`pet.data.formats.read_file` takes of these."""
-        of_ids = ("labels_ahead", "other_labels", "padding")
-        names = ("format", "columns", "roles", "system", "train_on", *of_ids, "conversations", "documents")
+        names = ("format", "columns", "roles", "system", "train_on", "conversations", "documents")
+        names += ("labels_ahead", "other_labels", "padding")
         return {name: getattr(self, name) for name in names}
 
     @classmethod

@@ -63,8 +63,8 @@ def is_ckpt(path: str | os.PathLike) -> bool:
 
 
 def _written(place: Path) -> list[Path]:
-    """The files of a directory that MindSpore wrote, from the oldest on."""
-    return sorted(filter(_is_mindspores, place.iterdir()), key=lambda file: file.stat().st_mtime)
+    """The files of a directory that MindSpore wrote, from the oldest on; none of a file, as a rank table is."""
+    return sorted(filter(_is_mindspores, place.glob("*")), key=lambda file: file.stat().st_mtime)
 
 
 def _is_mindspores(path: Path) -> bool:
@@ -91,7 +91,7 @@ def find_ckpt(path: str | os.PathLike) -> Path:
     path = Path(path).expanduser()
     if path.is_file():
         return path
-    ranks = sorted(path.glob("rank_*")) if path.is_dir() else []
+    ranks = sorted(filter(Path.is_dir, path.glob("rank_*"))) if path.is_dir() else []
     files = _written(ranks[0]) if len(ranks) == 1 else []
     if len(ranks) > 1:
         raise InputError(

@@ -25,7 +25,13 @@ def test_safetensors_that_mindspore_wrote_are_read_as_ckpt_files_are(base, tmp_p
     (tmp_path / "checkpoint/rank_0").mkdir(parents=True)
     file = tmp_path / "checkpoint/rank_0/run-1_2.safetensors"
     ms.save_checkpoint(saved, str(file), append_dict={"epoch_num": 1}, format="safetensors")
-    assert is_ckpt(file) and is_ckpt(tmp_path / "checkpoint") and not is_ckpt(base / "model.safetensors")
+    (tmp_path / "checkpoint/rank_table.json").write_text("{}")
+    assert (
+        not is_ckpt(tmp_path / "nowhere")
+        and is_ckpt(file)
+        and is_ckpt(tmp_path / "checkpoint")
+        and not is_ckpt(base / "model.safetensors")
+    )
     expected = to_directory(tmp_path / "plain.ckpt", tmp_path / "plain", base).output / "model.safetensors"
     found = converted(tmp_path / "checkpoint", base)
     assert found == file.with_suffix(".hf")

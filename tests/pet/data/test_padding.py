@@ -123,7 +123,6 @@ def test_labels_of_any_kind(tmp_path, letters):
     (batch,) = Loader(found, 2, settings).batches()
     assert batch["input_ids"][:, :4].tolist() == [[5, 6, 7, 9], [4, 8, 0, 0]]
     assert batch["labels"][:, 1:4].tolist() == [[3, 7, 0], [11, -100, -100]]
-    given = [tuple(map(np.int32, row.values())) for row in rows]
     given = GeneratorDataset(
         [tuple(map(np.int32, row.values())) for row in rows], ["input_ids", "labels"], shuffle=False
     )
