@@ -141,12 +141,15 @@ class Trainer:
             raise InputError("Trainer.train: metric_methods: are measured on one process; leave them out here")
         if train_dataset is None:
             raise InputError("Trainer.train: train_dataset is missing")
-        train_dataset, joined, shuffle = self._unloaded("train_dataset", train_dataset, collate_fn)
+        train_dataset, joined, order = self._unloaded("train_dataset", train_dataset, collate_fn)
         valid_dataset, other, _ = self._unloaded("valid_dataset", valid_dataset, collate_fn)
         if valid_dataset is not None and joined != other:
             raise InputError("Trainer.train: train_dataset and valid_dataset have two collate_fn; one was expected")
         t = self._translation()
-        t.put("data.shuffle", shuffle)
+        for key, value in order.items():
+            t.put(key, value)
+        if order.get("data.drop_last") and t.get("train.accumulation", 1) > 1:
+            t.refuse("train_dataset", "its drop_last leaves out a batch, data.drop_last a whole step of several")
         t.ignored.clear()  # it has been said
         every = t.settings.pop("eval.every_steps", None)
         rates = put_optimizer(t, optimizer) if optimizer is not None else None
@@ -177,22 +180,26 @@ class Trainer:
         self.directory = Path(recipe.output.dir)
         return summary
 
-    def _unloaded(self, name: str, data: Any, collate_fn: Callable | None) -> tuple[Any, Callable | None, bool | None]:
-        """A torch DataLoader's dataset, its ``collate_fn``, and whether it shuffles; other data as they are."""
+    def _unloaded(
+        self, name: str, data: Any, collate_fn: Callable | None
+    ) -> tuple[Any, Callable | None, dict[str, bool]]:
+        """A torch DataLoader's dataset, its ``collate_fn``, and the settings of its order; other data as they are."""
         if not all(hasattr(data, own) for own in ("dataset", "sampler", "drop_last", "collate_fn")):
-            return data, collate_fn, None
+            return data, collate_fn, {}
         order, own = type(data.sampler).__name__, data.collate_fn
+        left_out = bool(data.drop_last and len(data.dataset) % (data.batch_size or 1))
         wrong = {
             f"its sampler is a {order}": order not in ("SequentialSampler", "RandomSampler", "DistributedSampler"),
             "it has no batch_size": not data.batch_size,
-            "its drop_last leaves rows out": data.drop_last and len(data.dataset) % (data.batch_size or 1),
+            "its drop_last leaves rows out": left_out and name != "train_dataset",
         }
         if why := next((reason for reason, holds in wrong.items() if holds), None):
             raise InputError(f"Trainer.train: {name}: {why}; give the dataset itself and collate_fn=")
         if name == "train_dataset":
             self.settings = {**self.settings, "batch_size": data.batch_size}
         rows = _Rows(data.dataset) if isinstance(data.dataset, (list, tuple)) else data.dataset
-        return rows, own, bool(getattr(data.sampler, "shuffle", order != "SequentialSampler"))
+        shuffled = bool(getattr(data.sampler, "shuffle", order != "SequentialSampler"))
+        return rows, own, {"data.shuffle": shuffled, "data.drop_last": left_out}
 
     def _rates(self, objects, train) -> Callable[[int], float] | None:
         """The learning rate by the step where no scheduler is given; None where the settings say all of it."""

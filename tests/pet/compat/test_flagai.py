@@ -346,10 +346,17 @@ def test_a_loader_of_torch_in_the_place_of_a_dataset(recipes):
         assert [*objects.train] == [*objects.evaluation] == data and objects.collate_fn is join
     Trainer(batch_size=8).train(object(), train_dataset=DataLoader(data, collate_fn=join), collate_fn=dict)
     assert recipes.pop()[1].collate_fn is join
+    Trainer().train(object(), train_dataset=DataLoader(data, 4, drop_last=True))
+    assert recipes.pop()[0].data.drop_last
+    with pytest.raises(InputError, match="its drop_last leaves out a batch, "):
+        Trainer(gradient_accumulation_steps=2).train(object(), train_dataset=DataLoader(data, 4, drop_last=True))
+    Trainer(gradient_accumulation_steps=2).train(object(), train_dataset=DataLoader(data, 2, drop_last=True))
+    assert not recipes.pop()[0].data.drop_last
+    with pytest.raises(InputError, match="valid_dataset: its drop_last leaves rows out; "):
+        Trainer().train(object(), train_dataset=data, valid_dataset=DataLoader(data, 4, drop_last=True))
     refused = {
         "a WeightedRandomSampler": DataLoader(data, 2, sampler=WeightedRandomSampler([1.0] * 6, 6)),
         "_InfiniteConstantSampler": DataLoader(Stream(), 2),
-        "its drop_last leaves rows out": DataLoader(data, 4, drop_last=True),
         "it has no batch_size": DataLoader(data, batch_size=None),
     }
     for why, loader in refused.items():
