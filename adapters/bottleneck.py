@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
 from adapters.cells import Site
 from adapters.dropout import Dropout
 from adapters.factors import generator_for, kaiming_uniform
 from adapters.method import AdapterModule, MethodConfig
 from adapters.settings import Bottleneck as Settings
-from model_zoo.activations import GeluTanh, tanh
+from model_zoo.activations import ACTIVATIONS
 from model_zoo.layers import Linear
 from model_zoo.norms import LayerNorm
 
@@ -45,25 +45,9 @@ class BottleneckConfig(Settings, MethodConfig):
         return Bottleneck(self, site)
 
 
-class Activation(nn.Cell):
-    """A function by its name."""
-
-    def __init__(self, name: str):
-        super().__init__()
-        self.name = name
-        self.gelu = GeluTanh()
-
-    def construct(self, x):
-        if self.name == "gelu":
-            return self.gelu(x)
-        if self.name == "relu":
-            return ops.relu(x)
-        if self.name == "silu":
-            return x * ops.sigmoid(x)
-        return tanh(x)
-
-    def trace(self, tracer, x):
-        return tracer.emit({"gelu": "gelu_tanh", "tanh": "hyperbolic_tangent"}.get(self.name, self.name), x)
+def activation(name: str) -> nn.Cell:
+    """A function by its name, of which gelu is the one by tanh, as MindSpore's."""
+    return ACTIVATIONS["gelu_new" if name == "gelu" else name]()
 
 
 def projection(weight: np.ndarray) -> Linear:
@@ -85,7 +69,7 @@ class Bottleneck(AdapterModule):
         self.norm = LayerNorm(into, 1e-5) if config.layer_norm else None
         self.dropout = Dropout(config.dropout, site.path) if config.dropout else None
         self.down = projection(kaiming_uniform(generator_for(config.seed, site.path), config.size, into))
-        self.activation = Activation(config.non_linearity)
+        self.activation = activation(config.non_linearity)
         self.up = projection(np.zeros((site.out_features, config.size)))
         cells = ("down", "up", "norm") if config.layer_norm else ("down", "up")
         self.saved = tuple(f"bottleneck_{name}={name}" for cell in cells for name in (f"{cell}.weight", f"{cell}.bias"))

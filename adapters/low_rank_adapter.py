@@ -12,7 +12,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, ops
 
-from adapters.bottleneck import Activation
+from adapters.bottleneck import activation
 from adapters.factors import Factor, generator_for, kaiming_uniform
 from adapters.method import AdapterModule, MethodConfig
 from adapters.settings import LowRankAdapter as Settings
@@ -48,7 +48,7 @@ class LowRankAdapter(AdapterModule):
         self.up_b = Factor(np.zeros((hidden, rank), np.float32))
         self.down_bias = Parameter(Tensor(np.zeros(width, np.float32)), name="down_bias")
         self.up_bias = Parameter(Tensor(np.zeros(hidden, np.float32)), name="up_bias")
-        self.activation = Activation(config.non_linearity)
+        self.activation = activation(config.non_linearity)
         self.product = ops.MatMul(transpose_b=True)
 
     def construct(self, x, y):

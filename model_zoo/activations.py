@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import mindspore as ms
 from mindspore import nn, ops
 
@@ -30,6 +32,21 @@ class SoftCap(nn.Cell):
     def trace(self, tracer, x):
         bent = tracer.emit("hyperbolic_tangent", tracer.emit("scale", x, factor=self.inner))
         return tracer.emit("scale", bent, factor=self.cap)
+
+
+class Activation(nn.Cell):
+    """A function of one tensor, by its name in the engine's table."""
+
+    def __init__(self, operation: str):
+        super().__init__()
+        uses_kernel(self, operation)
+        self.plain = self.kernel  # which takes every type
+
+    def construct(self, x):
+        return self.kernel(x) if self.fast and x.dtype == ms.float32 else self.plain(x)
+
+    def trace(self, tracer, x):
+        return tracer.emit(self.operation[0], x)
 
 
 class GeluTanh(nn.Cell):
@@ -62,8 +79,15 @@ class QuickGelu(nn.Cell):
         return tracer.emit("scale", wide, factor=1 / 1.702)
 
 
-GELUS = {"gelu_new": GeluTanh, "gelu_pytorch_tanh": GeluTanh, "quick_gelu": QuickGelu}
-"""By their names in a config.json."""
+ACTIVATIONS = {
+    **dict.fromkeys(("gelu", "gelu_python"), partial(Activation, "gelu")),
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), GeluTanh),
+    "quick_gelu": QuickGelu,
+    "relu": partial(Activation, "relu"),
+    **dict.fromkeys(("silu", "swish"), partial(Activation, "silu")),
+    "tanh": partial(Activation, "hyperbolic_tangent"),
+}
+"""Of one input, by their names in a config.json; several are the same function."""
 
 
 class SwiGLU(nn.Cell):

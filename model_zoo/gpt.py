@@ -5,9 +5,8 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import nn
 
-from model_zoo.activations import GELUS
+from model_zoo.activations import ACTIVATIONS
 from model_zoo.causal_lm import CausalLM
-from model_zoo.configs import Dims
 from model_zoo.factory import CellFactory
 from model_zoo.families.gpt2 import GPT2Config
 from model_zoo.layers import AttentionCore, Parts, SplitHeads
@@ -16,13 +15,14 @@ from model_zoo.layers import AttentionCore, Parts, SplitHeads
 class GPT2Attention(nn.Cell):
     """Self-attention with one projection whose output is q | k | v."""
 
-    def __init__(self, dims: Dims, make: CellFactory):
+    def __init__(self, config: GPT2Config, make: CellFactory, layer: int):
         super().__init__()
+        dims = config.dims
         self.heads = dims.heads
         self.c_attn = make.layer("attn.c_attn")
         self.c_proj = make.layer("attn.c_proj")
         self.parts, self.split = Parts(3), SplitHeads(dims.head_dim)
-        self.core = AttentionCore(dims.heads, dims.heads, dims.head_dim)
+        self.core = AttentionCore(dims.heads, dims.heads, dims.head_dim, scale=config.score_scale(layer))
         self.drop = None  # `pet.train.base_dropout`
 
     def construct(self, x, start, end, keep):
@@ -33,12 +33,12 @@ class GPT2Attention(nn.Cell):
 
 
 class GPT2MLP(nn.Cell):
-    """Two projections around a GELU."""
+    """Two projections around an activation, a GELU as a rule."""
 
-    def __init__(self, make: CellFactory, activation: str):
+    def __init__(self, config: GPT2Config, make: CellFactory):
         super().__init__()
         self.c_fc = make.layer("mlp.c_fc")
-        self.act = GELUS[activation]()
+        self.act = ACTIVATIONS[config.activation_function]()
         self.c_proj = make.layer("mlp.c_proj")
         self.drop = None
 
@@ -50,12 +50,12 @@ class GPT2MLP(nn.Cell):
 class GPT2Block(nn.Cell):
     """Attention and feed-forward, each after its norm and added to the stream."""
 
-    def __init__(self, dims: Dims, make: CellFactory, activation: str):
+    def __init__(self, config: GPT2Config, make: CellFactory, layer: int):
         super().__init__()
         self.ln_1 = make.layer("ln_1")
-        self.attn = GPT2Attention(dims, make)
+        self.attn = GPT2Attention(config, make, layer)
         self.ln_2 = make.layer("ln_2")
-        self.mlp = GPT2MLP(make, activation)
+        self.mlp = GPT2MLP(config, make)
 
     def construct(self, x, start, end, keep):
         x = x + self.attn(self.ln_1(x), start, end, keep)
@@ -65,11 +65,11 @@ class GPT2Block(nn.Cell):
 class GPT2Model(nn.Cell):
     """Token and position embeddings, layers and the last norm."""
 
-    def __init__(self, dims: Dims, make: CellFactory, activation: str):
+    def __init__(self, config: GPT2Config, make: CellFactory):
         super().__init__()
         self.wte = make("transformer.wte")
         self.wpe = make("transformer.wpe")
-        self.h = nn.CellList([GPT2Block(dims, make, activation) for _ in range(dims.layers)])
+        self.h = nn.CellList([GPT2Block(config, make, layer) for layer in range(config.n_layer)])
         self.ln_f = make("transformer.ln_f")
         self.drop = None
 
@@ -89,6 +89,6 @@ class GPT2LMHeadModel(CausalLM):
     def __init__(self, config: GPT2Config, dtype=ms.float32):
         super().__init__(config)
         make = CellFactory(config, dtype)
-        self.transformer = GPT2Model(config.dims, make, config.activation_function)
+        self.transformer = GPT2Model(config, make)
         self.add_head(make, self.transformer.wte)
         self.finish()

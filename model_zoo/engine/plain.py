@@ -327,6 +327,10 @@ def add_bias():
     return ops.BiasAdd()
 
 
+def gelu():
+    return lambda x: 0.5 * x * (1.0 + ops.erf(x * 0.7071067811865476))
+
+
 def relu():
     return ops.ReLU()
 

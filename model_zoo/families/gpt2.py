@@ -26,7 +26,7 @@ FAMILY = Family(
     ignored_tensors=(r"\.attn\.bias$", r"\.attn\.masked_bias$"),
 )
 
-
+GELUS = "gelu", "gelu_python", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu"
 COMMON = {"hidden_size": "n_embd", "max_position_embeddings": "n_positions"}
 COMMON |= {"num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
 """The names that other families have for a field; transformers takes them too, and before GPT-2's own."""
@@ -39,6 +39,7 @@ class GPT2Config(Config):
     family = FAMILY
     model = "model_zoo.gpt:GPT2LMHeadModel"
     architectures: ClassVar[dict[str, str]] = {"gpt2": "GPT2LMHeadModel"}
+    acts = *GELUS, "relu", "silu", "swish", "tanh"
     reads_window = False
     dropouts: ClassVar[dict[str, str]] = {"embd_pdrop": "embedding", "resid_pdrop": "hidden", "attn_pdrop": "attention"}
     assumed_dropout = 0.1
@@ -70,6 +71,11 @@ class GPT2Config(Config):
         ffn = self.n_inner or 4 * width
         return Dims(self.n_layer, width, heads, heads, width // heads, ffn, self.vocab_size, self.n_positions)
 
+    def score_scale(self, layer: int) -> float:
+        """What attention's scores are multiplied by in this layer, the first of which is 0."""
+        scale = self.dims.head_dim**-0.5 if self.scale_attn_weights else 1.0
+        return scale / (layer + 1) if self.scale_attn_by_inverse_layer_idx else scale
+
     def tensors(self) -> dict[str, CellSpec]:
         n = self.dims
         norm = layer_norm(n.hidden, self.layer_norm_epsilon)
@@ -87,9 +93,7 @@ class GPT2Config(Config):
         }
 
     def check(self) -> None:
-        self.require("activation_function", "gelu_new", "gelu_pytorch_tanh", "quick_gelu")
-        self.require("scale_attn_weights", True)
-        self.require("scale_attn_by_inverse_layer_idx", False)
+        self.require("activation_function", *self.acts)
         self.require("add_cross_attention", False)
         if self.n_embd % self.n_head:
             raise InputError(f"config.json: n_embd {self.n_embd} is no multiple of n_head {self.n_head}")

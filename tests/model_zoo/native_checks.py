@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import itertools
+import math
 import sys
 
 import numpy as np
@@ -31,7 +32,7 @@ TYPES = {"float32": np.float32, "int32": np.int32, "float16": np.float16, "bfloa
 UNTOUCHED = 12345.0
 """What is there where an array is written."""
 
-ALONE = "gelu_tanh", "relu", "silu", "hyperbolic_tangent"
+ALONE = "gelu_tanh", "gelu", "relu", "silu", "hyperbolic_tangent"
 LOW = {
     **dict.fromkeys(["rms_norm", "layer_norm"], ((), (0,))),
     "rms_norm_gradient": ((4,), ()),
@@ -632,6 +633,10 @@ def activations(kernels):
         d_gate, d_up = kernels("geglu_gradient", (gate, up, dout), shape, shape)
         close(d_gate, d * u * slope)
         close(d_up, d * bent)
+        share = np.vectorize(lambda value: 0.5 * math.erfc(-value / math.sqrt(2)))(g)
+        close(kernels("gelu", (gate,), shape), g * share)
+        bell = np.exp(-(g**2) / 2) / np.sqrt(2 * np.pi)
+        close(kernels("gelu_gradient", (gate, dout), shape), d * (share + g * bell))
         assert np.array_equal(kernels("relu", (gate,), shape), np.maximum(gate, 0))
         assert np.array_equal(kernels("relu_gradient", (gate, dout), shape), np.where(gate > 0, dout, 0))
         close(kernels("silu", (gate,), shape), g * s)
@@ -640,7 +645,8 @@ def activations(kernels):
         close(kernels("hyperbolic_tangent_gradient", (gate, dout), shape), d * (1 - np.tanh(g) ** 2))
     far = np.array([[-1e30, -1000, -100, -88, 0, 88, 100, 1000]], np.float32)
     close(kernels("swiglu", (far, np.ones_like(far)), far.shape), np.maximum(far, 0))
-    close(kernels("gelu_tanh", (far,), far.shape), np.maximum(far, 0))
+    for name in ("gelu_tanh", "gelu"):
+        close(kernels(name, (far,), far.shape), np.maximum(far, 0))
 
 
 def heads(kernels):

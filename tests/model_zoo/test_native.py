@@ -214,7 +214,13 @@ def test_what_is_not_a_number_stays_so(path, bad):
     assert np.isnan(out[2]).all() and np.isnan(scale[2]) and not np.isnan(out[[0, 1, 3, 4]]).any()
     out, _, _ = kernels("layer_norm", (x, weight, weight, eps), x.shape, (5, 1), (5, 1))
     assert np.isnan(out[2]).all()
-    for name, inputs in (("swiglu", (x, other)), ("swiglu", (other, x)), ("geglu", (x, other)), ("gelu_tanh", (x,))):
+    for name, inputs in (
+        ("swiglu", (x, other)),
+        ("swiglu", (other, x)),
+        ("geglu", (x, other)),
+        ("gelu_tanh", (x,)),
+        ("gelu", (x,)),
+    ):
         assert np.isnan(kernels(name, inputs, x.shape)[2, 18])
     assert np.isnan(kernels("swiglu_gradient", (x, other, other), x.shape, x.shape)[0][2, 18])
     assert np.isnan(kernels("gelu_tanh_gradient", (x, other), x.shape)[2, 18])

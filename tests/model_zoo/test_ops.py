@@ -204,6 +204,7 @@ def test_activations(shape, compiled):
     check(kernels.swiglu(), swiglu, (numbers(*shape), numbers(*shape, seed=1)), compiled=compiled)
     check(kernels.gelu_tanh(), gelu, (numbers(*shape) * 2,), compiled=compiled)
     check(kernels.geglu(), geglu, (numbers(*shape) * 2, numbers(*shape, seed=1)), compiled=compiled)
+    check(cells.native("gelu"), activations.Activation("gelu"), (numbers(*shape) * 2,), compiled=compiled)
 
 
 @needs_kernels

@@ -55,7 +55,7 @@ static inline void store_some(float *to, floats value, int64_t count) {
     memcpy(to, &value, (size_t)count * sizeof(float));
 }
 
-static inline floats fill(float value) { return (floats){0} + value; }
+static inline floats fill(float value) { return value - (floats){0}; } /* a sum would make a 0 of -0 */
 
 /* Numbers of two vectors, by their places in both together. */
 #if !defined(__has_builtin)

@@ -20,7 +20,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import HeUniform, Initializer, initializer
 
-from adapters.bottleneck import Activation
+from adapters.bottleneck import activation
 from adapters.settings import NON_LINEARITIES
 from model_zoo.errors import InputError, warn_once
 from pet.compat.mindpet.errors import WrongType, check_types, dropout, keep_whole
@@ -52,7 +52,7 @@ class _Layer(nn.Cell):
     def non_linear(self, name: str) -> nn.Cell:
         """An activation by MindSpore's name."""
         if name in NON_LINEARITIES:
-            return Activation(name)
+            return activation(name)
         try:
             return nn.get_activation(str(name).lower())
         except KeyError:

@@ -6,7 +6,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from adapters.bottleneck import Activation
+from adapters.bottleneck import activation
 from model_zoo.errors import InputError
 from pet.compat.mindpet.errors import dropout, keep_whole
 
@@ -49,7 +49,7 @@ class PrefixEncoder(nn.Cell):
             self.mindpet_delta_ptuning2_dense_in = nn.Dense(width, projection_dim)
             self.mindpet_delta_ptuning2_dense_out = nn.Dense(projection_dim, width)
             self.mindpet_delta_ptuning2_trans = nn.SequentialCell(
-                self.mindpet_delta_ptuning2_dense_in, Activation("tanh"), self.mindpet_delta_ptuning2_dense_out
+                self.mindpet_delta_ptuning2_dense_in, activation("tanh"), self.mindpet_delta_ptuning2_dense_out
             )
 
     def construct(self, batch_size, dtype=ms.float32):
@@ -93,7 +93,7 @@ class PrefixLayer(nn.Cell):
         self.input_tokens = Parameter(tokens, name="mindpet_delta_prefixtuning_input_tokens", requires_grad=False)
         self.mindpet_delta_prefixtuning_wte = nn.Embedding(prefix_token_num, embed_dim)
         self.mindpet_delta_prefixtuning_control_trans = nn.SequentialCell(
-            nn.Dense(embed_dim, mid_dim), Activation("tanh"), nn.Dense(mid_dim, hidden_dim)
+            nn.Dense(embed_dim, mid_dim), activation("tanh"), nn.Dense(mid_dim, hidden_dim)
         )
         self.mindpet_delta_prefixtuning_value = nn.Dense(mid_dim, hidden_dim, "zeros", "zeros")
 
