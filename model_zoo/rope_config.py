@@ -29,10 +29,12 @@ MAY_BE_0 = ("mscale", "mscale_all_dim")
 NEEDED = {
     "default": (),
     "linear": ("factor",),
+    "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
 }
-"""What each supported type cannot do without, beside what all have."""
+"""What each supported type cannot do without, beside what all have. Within the context, and no model goes beyond it here,
+``dynamic`` is ``default``."""
 
 
 def rope_settings(config, local: bool = False) -> dict:

@@ -19,7 +19,8 @@ def rotary_frequencies(width: int, theta: float = 10000.0, scaling: dict | None 
     Args:
         width: how many dimensions of a head are rotated.
         theta: the base of the geometric series.
-        scaling: ``None`` or a Hugging Face rotary description; ``rope_type`` default, linear, llama3 or yarn.
+        scaling: ``None`` or a Hugging Face rotary description; ``rope_type`` default, linear, dynamic, llama3 or
+            yarn.
     """
     inverse = 1.0 / (theta ** (np.arange(0, width, 2, dtype=np.float32) / width))
     kind = (scaling or {}).get("rope_type", "default")

@@ -18,6 +18,7 @@ from pet.compat.contradictions import LLAMA_FACTORY as CONTRADICTIONS, SFT_ALONE
 from pet.compat.frozen import KEYS as FROZEN
 from pet.compat.measured import best, measured, saved
 from pet.compat.mindformers.training_arguments import STEPS_WIN, TABLE as ARGUMENTS
+from pet.compat.positions import scale_positions
 from pet.compat.prompts import LLAMA_FACTORY
 from pet.compat.tool_formats import TOOL_FORMATS
 from pet.compat.translation import elsewhere, first_of, flag, number, same, schedule_of_transformers, switched_on
@@ -97,7 +98,7 @@ TABLE = {
     "double_quantization": lambda t, n, v: t.put(
         "model.quantization.double", t.get("model.quantization.double") and bool(v)
     ),
-    "rope_scaling": Refused("positions are those of the checkpoint's config.json; see model.config"),
+    "rope_scaling": scale_positions,
     "model_revision": jobs.revision,
     "use_fast_tokenizer": jobs.MODEL,
     **same(jobs.TOKENS, "resize_vocab add_tokens add_special_tokens new_special_tokens*"),

@@ -165,6 +165,7 @@ LLAMA_TINY = {
 }
 VARIANTS = {
     "linear": {"rope_scaling": {"type": "linear", "factor": 4.0}},
+    "dynamic": {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
     "llama3": {
         "rope_theta": 500000.0,
         "rope_scaling": {
@@ -273,7 +274,7 @@ def check_against_transformers(values, tmp_path):
         ({"model_type": "qwen2_5_vl", "vision_config": {}}, "a multimodal model; of these only gemma3 opens"),
         ({"model_type": "gemma2", "hidden_act": "silu"}, "hidden_act is 'silu'; supported: 'gelu_pytorch_tanh'"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: 'silu'"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope'; supported: default, linear, llama3, yarn"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope'; supported: default, linear, dynamic, llama3, yarn"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "'yarn' needs factor"),
         ({"rope_scaling": {"rope_type": "linear"}}, "'linear' needs factor"),
         ({"num_key_value_heads": 3}, "no multiple of num_key_value_heads"),

@@ -73,7 +73,6 @@ def test_llama_factory(base, tmp_path):
         ({"use_galore": True}, "use_galore: True: an optimizer that is not here"),
         ({"dataloader_drop_last": True}, "dataloader_drop_last: True: with gradient_accumulation_steps an epoch"),
         ({"template": "phi"}, "template: 'phi': the prompt is that of the model's own tokenizer"),
-        ({"rope_scaling": "linear"}, "rope_scaling: 'linear': positions are those"),
     ):
         with pytest.raises(InputError, match=message):
             load_any(write(tmp_path / "lf.yaml", yaml.safe_dump({**file, **more})))

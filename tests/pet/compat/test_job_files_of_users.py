@@ -8,6 +8,7 @@ import logging
 import pytest
 import yaml
 
+from model_zoo.counting import config_of
 from model_zoo.errors import InputError
 from model_zoo.tokenizers import AutoTokenizer
 from pet.compat import axolotl, llama_factory
@@ -302,3 +303,49 @@ def test_the_base_of_the_command_line_is_the_reference_that_the_file_names(tmp_p
     }
     recipe = load_any(job(tmp_path, **file, output_dir="someone"), ["model.path=llama_tiny", f"data.train={rows}"])
     assert (recipe.model.path, recipe.train.objective, recipe.train.reference) == ("llama_tiny", "dpo", None)
+
+
+def scaled(kind, factor, **more):
+    return {"rope_type": kind, "factor": factor, **more}
+
+
+@pytest.mark.parametrize(
+    ("base", "kind", "length", "expected"),
+    [
+        ({}, "linear", 200, {"rope_scaling": scaled("linear", 4.0)}),
+        ({}, "dynamic", 128, {"rope_scaling": scaled("dynamic", 2.0, original_max_position_embeddings=64)}),
+        (
+            {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+            "llama3",
+            65,
+            {
+                "rope_parameters": {
+                    **scaled("llama3", 2.0, original_max_position_embeddings=64),
+                    **{"rope_theta": 5e5, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+                }
+            },
+        ),
+        (
+            {"rope_scaling": scaled("yarn", 4.0, original_max_position_embeddings=16)},
+            "yarn",
+            60,
+            {"rope_scaling": scaled("yarn", 4.0, original_max_position_embeddings=16)},
+        ),
+        ({}, "yarn", 64, None),
+        ({"model_type": "chatglm", "max_position_embeddings": None, "seq_length": 64}, "yarn", 200, None),
+    ],
+)
+def test_llama_factory_scales_positions_to_its_length(base, kind, length, expected, tmp_path):
+    """What `configure_rope` of 0.9.4 makes of the same config.json; only a factor that is needed counts."""
+    config = json.loads((bundled_models()["llama_tiny"] / "config.json").read_text())
+    config = {key: value for key, value in {**config, "max_position_embeddings": 64, **base}.items() if value}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    values = {"model_name_or_path": str(tmp_path), "rope_scaling": kind, "cutoff_len": length}
+    t = llama_factory.translate({"stage": "sft", "do_train": True, **values}, tmp_path / "job.yaml")
+    if expected is None:
+        assert not t.get("model.config") and "LLaMA-Factory" in t.ignored["rope_scaling"]
+        return
+    given = expected.get("rope_scaling") or expected["rope_parameters"]
+    context = given.get("original_max_position_embeddings", 64) * given["factor"]
+    assert t.get("model.config") == {"max_position_embeddings": context, **expected}
+    assert config_of({**config, **t.get("model.config")}).max_position_embeddings == context
