@@ -33,8 +33,8 @@ NEEDED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
 }
-"""What each supported type cannot do without, beside what all have. Within the context, and no model goes beyond it here,
-``dynamic`` is ``default``."""
+"""What each supported type cannot do without, beside what all have. ``dynamic`` is ``default`` within the context, and
+no model goes beyond that here."""
 
 
 def rope_settings(config, local: bool = False) -> dict:
