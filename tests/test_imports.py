@@ -30,6 +30,7 @@ ROOMS = {
         "pet/gguf",
         "pet/serving.py",
         "pet/quantize.py",
+        "pet/added_tokens.py",
     ),
     "train": ("pet/train",),
     "parallel": ("pet/parallel",),

@@ -153,5 +153,5 @@ def check_needed(template: str, source: str, known: Callable[[str], bool]) -> No
     if missing:
         raise InputError(
             f"{source}: the chat template needs the tokens {', '.join(missing)}, which the tokenizer does not have; "
-            "name a prompt that the base knows, or give a base whose tokenizer has them"
+            "name a prompt that the base knows, or give a base whose tokenizer has them: pet add-tokens writes one"
         )

@@ -12,6 +12,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "predict": ("pet.cli.predict", "answer questions from the command line or a file"),
     "chat": ("pet.cli.chat", "chat with a model on the terminal"),
     "merge": ("pet.cli.merge", "write a plain checkpoint with adapters merged in"),
+    "add-tokens": ("pet.cli.add_tokens", "write a checkpoint whose tokenizer has further tokens"),
     "quantize": ("pet.cli.quantize", "write a checkpoint in 8 or 4 bits"),
     "export": ("pet.cli.export", "export a run's adapter or merged model for sharing"),
     "download": ("pet.cli.download", "download a model from Hugging Face or ModelScope"),

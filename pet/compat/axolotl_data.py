@@ -14,6 +14,7 @@ from typing import Any
 from model_zoo.errors import InputError
 from pet.compat import job_files as jobs
 from pet.compat.contradictions import OF_A_DATA_SET, refuse_contradictions
+from pet.compat.lacking_tokens import lacking, new_tokens, refuse_lacking
 from pet.compat.prompts import ALPACA, AXOLOTL, of_turns
 from pet.compat.translation import same
 from pet.data.finding import find_files
@@ -247,31 +248,27 @@ def special_tokens(t: Translation, name: str, value: Any) -> None:
             return role == "pad_token" or word in (None, *jobs.OWN_TOKENS)
         if role in ("bos_token", "eos_token"):
             return getattr(own, role) in (None, word) or (role == "eos_token" and chats)
-        return not _new(t, jobs.listed(word))
+        return not lacking(t, jobs.listed(word))
 
-    if changed := sorted(role for role, word in value.items() if not kept(role, word)):
-        t.refuse(name, f"{', '.join(changed)}: the tokenizer keeps its own; model.tokenizer=DIR names another")
+    changed = {role: word for role, word in value.items() if not kept(role, word)}
+    roles = {role[:3]: word for role, word in changed.items() if role in ("bos_token", "eos_token")}
+    others = [word for role, words in changed.items() if role[:3] not in roles for word in jobs.listed(words)]
+    if changed:
+        refuse_lacking(t, name, others, roles)
     else:
         t.ignore(name, "the tokenizer keeps its own; padding is masked, whatever token it is")
-
-
-def _new(t: Translation, words: Any) -> list[str]:
-    own = jobs.tokenizer_of(t)  # none where the base does not lie here
-    return [word for word in words if own is None or word not in {**own.special_tokens, **own.plain}]
 
 
 def tokens(t: Translation, name: str, value: Any) -> None:
     """New tokens; before 0.2 what is now ``special_tokens``."""
     if isinstance(value, Mapping):
         special_tokens(t, name, value)
-    elif new := _new(t, value):
-        t.refuse(name, f"{new!r}: {jobs.TOKENS.why}")
     else:
-        t.ignore(name, "the tokenizer has them")
+        new_tokens(plain=True)(t, name, value)
 
 
 def ends_of_turns(t: Translation, name: str, value: Any) -> None:
-    if others := _new(t, [word for word in value if word not in jobs.OWN_TOKENS]):
+    if others := lacking(t, [word for word in value if word not in jobs.OWN_TOKENS]):
         t.refuse(name, f"{', '.join(others)}: turns end as in the model's own prompt")
     elif not t.get("data.template"):
         t.ignore(name, "an answer is learnt with the token that ends it")

@@ -148,7 +148,7 @@ def tokenizer_of(t: Translation) -> Any:
     from model_zoo.tokenizers import AutoTokenizer
     from pet.names import bundled_models, find_model
 
-    base = t.get("model.tokenizer") or t.get("model.path")
+    base = t.get("model.tokenizer") or t.get("model.path") or t.get("base")
     with contextlib.suppress(InputError, TypeError):  # reported where it is read
         here = Path(base).exists() or base in bundled_models()
         return AutoTokenizer.from_pretrained(find_model(base)) if here else None

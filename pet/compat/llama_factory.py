@@ -16,6 +16,7 @@ from model_zoo.generation_settings import DRAWN, OF_BEAMS
 from pet.compat import job_files as jobs
 from pet.compat.contradictions import LLAMA_FACTORY as CONTRADICTIONS, SFT_ALONE, refuse_contradictions
 from pet.compat.frozen import KEYS as FROZEN
+from pet.compat.lacking_tokens import new_tokens
 from pet.compat.measured import best, measured, saved
 from pet.compat.mindformers.training_arguments import STEPS_WIN, TABLE as ARGUMENTS
 from pet.compat.positions import scale_positions
@@ -101,7 +102,10 @@ TABLE = {
     "rope_scaling": scale_positions,
     "model_revision": jobs.revision,
     "use_fast_tokenizer": jobs.MODEL,
-    **same(jobs.TOKENS, "resize_vocab add_tokens add_special_tokens new_special_tokens*"),
+    "resize_vocab": Ignored("the embedding has a row for every token"),
+    "add_tokens": new_tokens(plain=True),
+    "add_special_tokens": new_tokens(plain=False),
+    "new_special_tokens*": jobs.TOKENS,
     "init_special_tokens": Ignored("no tokens are added"),
     # the adapter
     "finetuning_type": Refused("lora, full and freeze are supported", harmless=("lora", "full", "freeze")),

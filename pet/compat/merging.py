@@ -7,9 +7,10 @@ from pathlib import Path
 
 from model_zoo.errors import InputError
 from pet.compat import axolotl, llama_factory
-from pet.compat.job_files import TOKENS, listed
+from pet.compat.job_files import listed
+from pet.compat.lacking_tokens import new_tokens
 from pet.compat.results import find_weights, of_job, of_run
-from pet.compat.translation import elsewhere, same
+from pet.compat.translation import elsewhere
 from pet.compat.yaml_files import load_any, values_of
 from pet.recipe.translation import Ignored, Refused, Translation
 
@@ -41,7 +42,9 @@ LLAMA_FACTORY = {
     "export_quantization_bit": Refused("merge first; pet quantize writes 8 and 4 bits"),
     "export_hub_model_id": Refused("nothing is uploaded"),
     "quantization_bit": Refused("a base that is packed cannot take it in; leave this out"),
-    **same(TOKENS, "resize_vocab add_tokens add_special_tokens"),
+    "resize_vocab": Ignored("the embedding has a row for every token"),
+    "add_tokens": new_tokens(plain=True),
+    "add_special_tokens": new_tokens(plain=False),
 }
 AXOLOTL = {
     **dict.fromkeys((*axolotl.TABLE, *axolotl.KEYS), elsewhere),

@@ -131,7 +131,7 @@ class Controls(Tokenizer if TYPE_CHECKING else object):
         if lacking:
             raise InputError(
                 f"add_tokens: {', '.join(map(repr, lacking))}: the tokenizer and the model's embedding stay as they "
-                "are; add them to the checkpoint's files"
+                "are; pet add-tokens writes a checkpoint that has them"
             )
         return 0
 

@@ -117,7 +117,10 @@ def test_axolotl(base, tmp_path):
         ({"rl": "grpo"}, "rl: 'grpo': supported are dpo, ipo, simpo, orpo, kto"),
         ({"landmark_attention": True}, "landmark_attention: True: every token sees all tokens before it"),
         ({"adapter": "oft"}, "adapter: 'oft': lora and qlora are supported"),
-        ({"special_tokens": {"eos_token": "<end>"}}, "special_tokens: eos_token: the tokenizer keeps its own"),
+        (
+            {"special_tokens": {"eos_token": "<end>"}},
+            "special_tokens: '<end>': not so in the base's tokenizer; pet add-tokens",
+        ),
         ({"plugins": ["my.Plugin"]}, "plugins: my.Plugin: see callbacks"),
         ({"datasets": [{"path": "x", "type": "alpaca", "field_chosen": "c"}]}, "datasets.field_chosen: 'c'"),
     ):
@@ -504,8 +507,8 @@ def test_axolotls_pretraining_streams_texts(base, tmp_path):
         ({"chat_template": "gemma3", "eot_tokens": ["<end_of_turn>"]}, None),
         ({"eot_tokens": ["<stop>"]}, "eot_tokens: <stop>"),
         ({"tokens": {"bos_token": "<s>", "pad_token": "[PAD]"}}, None),
-        ({"tokens": {"bos_token": "<begin>"}}, "tokens: bos_token"),
-        ({"tokens": ["<call>"]}, "tokens: ['<call>']"),
+        ({"tokens": {"bos_token": "<begin>"}}, "tokens: '<begin>'"),
+        ({"tokens": ["<call>"]}, "tokens: '<call>'"),
         ({"unfrozen_parameters": ["^lm_head.*"]}, None),
         ({"unfrozen_parameters": ["^lm_head.*"], "adapter": None}, None),
         ({"dp_shard_size": 4, "tensor_parallel_size": 2, "context_parallel_size": 2, "tiled_mlp": True}, None),

@@ -154,12 +154,12 @@ def test_a_deepspeed_file_has_the_say_of_schedule_and_optimizer(tmp_path, system
 @pytest.mark.parametrize(
     ("given", "kind", "problem"),
     [
-        ({"special_tokens": {"eos_token": "<|im_end|>"}}, "alpaca", "special_tokens: eos_token: the tokenizer keeps"),
+        ({"special_tokens": {"eos_token": "<|im_end|>"}}, "alpaca", r"special_tokens: '<\|im_end\|>': not so in"),
         ({"special_tokens": {"eos_token": "<|im_end|>"}}, "chat_template", None),
         (
             {"special_tokens": {"bos_token": "<|im_start|>"}},
             "chat_template",
-            "special_tokens: bos_token: the tokenizer",
+            r"special_tokens: '<\|im_start\|>': not so in",
         ),
         ({"special_tokens": {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<p>"}}, "alpaca", None),
         ({"special_tokens": {"additional_special_tokens": ["<|eot_id|>"]}}, "alpaca", None),
@@ -167,7 +167,7 @@ def test_a_deepspeed_file_has_the_say_of_schedule_and_optimizer(tmp_path, system
         (
             {"tokens": ["<|im_start|>", "<call>"]},
             "alpaca",
-            r"tokens: \['<call>'\]: the tokenizer and the embedding stay",
+            "tokens: '<call>': not so in the base's tokenizer; pet add-tokens .* '<call>' --plain",
         ),
         ({"eot_tokens": ["<|end_header_id|>"]}, "alpaca", None),
         ({"eot_tokens": ["<end>"]}, "alpaca", "eot_tokens: <end>: turns end"),
