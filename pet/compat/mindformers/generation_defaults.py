@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
@@ -120,12 +121,17 @@ def give_defaults(model, given: Mapping[str, Any], checkpoint: Any = None) -> No
         del called["model"]
         called = {name: value for name, value in called.items() if not (value is None and name in HANDED_ON)}
         called = _drawn(completed(defaults if own is None else defaults_in(own.to_dict()), called, model.room))
-        limit = called.get("max_length") if called.get("max_new_tokens") is None else None
+        ids, mask = called.get("input_ids"), called.get("attention_mask")
+        prompts = without_padding(ids, pad(), bos) if mask is None else masked(ids, mask)
+        new, left = called.get("max_new_tokens"), model.room - _longest(ids, prompts)
+        limit = called.get("max_length") if new is None else None
+        if isinstance(new, int) and new > left > 0:  # cut, as a max_length is
+            del called["max_new_tokens"]
+            limit = called["max_length"] = model.room
+            warn_once(f"generate: max_new_tokens is {left}, all that the context holds", "max_new_tokens")
         if isinstance(limit, int) and limit > model.room:
             limit = called["max_length"] = model.room
             warn_once(f"generate: max_length is {limit}, all that the context holds", "max_length")
-        ids, mask = called.get("input_ids"), called.get("attention_mask")
-        prompts = without_padding(ids, pad(), bos) if mask is None else masked(ids, mask)
         ends = called.get("eos_token_id", model.eos_token_ids)
         ends = {*np.ravel(ends if ends is not None else ())}
         if prompts is None:
@@ -152,6 +158,13 @@ def _ended(row: np.ndarray, start: int, ends: Collection[int]) -> np.ndarray:
     """A row up to the end token that was generated behind its prompt of ``start`` tokens."""
     last = next((place for place in range(start, len(row)) if row[place] in ends), len(row))
     return row[: last + 1]
+
+
+def _longest(ids: Any, prompts: list[list[int]] | None) -> int:
+    """The length of the longest prompt; 0 of what is none, of which generate says what is wrong."""
+    with contextlib.suppress(ValueError, IndexError):
+        return np.shape(ids)[-1] if prompts is None else max(map(len, prompts))
+    return 0
 
 
 def _drawn(called: Mapping[str, Any]) -> dict[str, Any]:

@@ -209,5 +209,10 @@ def test_each_prompt_of_a_padded_batch_has_the_whole_length(caplog):
     both = model.generate([prompts[0], prompts[1][:3]], max_length=12, **ends)  # of one length
     assert both[0].tolist() == expected[0]
     with caplog.at_level("WARNING", "pet"):
-        assert len(model.generate([prompts[0]], max_length=model.room + 9, **greedy)[0]) == model.room
-    assert f"generate: max_length is {model.room}, all that the context holds" in caplog.text
+        found = [
+            model.generate([prompts[0]], **{limit: model.room - 1 + more}, **greedy)[0].tolist()
+            for limit, more in (("max_length", 9), ("max_new_tokens", 0))
+        ]
+    assert len(found[0]) == model.room and found[0] == found[1]
+    for limit, cut in (("max_length", model.room), ("max_new_tokens", model.room - 3)):
+        assert f"generate: {limit} is {cut}, all that the context holds" in caplog.text
