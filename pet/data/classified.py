@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .columns import TEXTS, Columns
-from .token_rows import is_bare, tokens_of
+from .token_rows import is_bare, tokens_of, without_own
 
 
 def classified(columns: Mapping[str, Any], required: bool = True) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def classified(columns: Mapping[str, Any], required: bool = True) -> dict[str, A
         both = "text_pair" in form and form["text_pair"].required
         found: dict[str, Any] = {"text": row.text("text", True), "text_pair": row.text("text_pair", both)}
     else:
-        tokens = {role: row.value(role) for role in ("input_ids", "attention_mask")}
+        tokens = without_own({role: row.value(role) for role in ("input_ids", "attention_mask")})
         ids, _ = tokens_of(tokens)
         found = {"tokens": (ids, [True] * len(ids)), "bare": is_bare(tokens)}
     return {**found, "label": label_of(row, required)}

@@ -39,7 +39,7 @@ from .parts import part_of, with_parts
 from .readers import read_records
 from .records import BEGINNING, Place, Problems
 from .row import Row
-from .token_rows import is_bare, tokens_of
+from .token_rows import is_bare, tokens_of, without_own
 
 
 def read_rows(
@@ -183,7 +183,7 @@ class Rows:
                 # an input is read where data.columns names it
                 row.text = "\n".join(filter(None, (found.text("text", required=True), found.text("input"))))
             elif "input_ids" in found.roles:
-                tokens = {role: found.value(role, role == "input_ids") for role in found.roles}
+                tokens = without_own({role: found.value(role, role == "input_ids") for role in found.roles})
                 row.tokens = tokens_of(tokens, self.labels_ahead, self.other_labels, self.padding)
                 row.bare = is_bare(tokens)
             elif "segments" in found.roles:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, warn_once
 
 from .dataset import with_labels
 from .messages import Wrong
@@ -17,6 +17,37 @@ LEARNT = ("completion_mask", "assistant_masks", "loss_mask")
 PACKED = ("position_ids", "seq_lengths")
 """What says that a row holds several documents, which would then be read as one."""
 TOKEN_COLUMNS = ("input_ids", "labels", "attention_mask", *LEARNT, *PACKED)
+OWN = {"attention_mask": "who sees whom", "position_ids": "places of two kinds"}
+"""What MindFormers' rows of ChatGLM-6B say in columns of more axes, and a model's family makes itself."""
+
+
+def without_own(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns but for those in `OWN`; a line says which.
+
+    Raises:
+        Wrong: a mask ``(…, S, S)`` is that of several documents.
+    """
+    own = [name for name in OWN if _axes(columns.get(name)) > 1]
+    for name in own:
+        if name == "attention_mask" and hides(columns[name]):
+            raise Wrong(f"column {name!r} hides tokens from later ones; expected a row for each document")
+        warn_once(f"rows: {name} says {OWN[name]}, which the model's family does")
+    return {name: value for name, value in columns.items() if name not in own}
+
+
+def _axes(value: Any) -> int:
+    try:
+        return np.ndim(value)
+    except ValueError:  # lists of different lengths, of which `_numbers` says what is wrong
+        return 1
+
+
+def hides(mask: Any) -> bool:
+    """Whether masks ``(…, S, S)`` of who sees whom hide a token that sees itself from a later one that does. A 1 may
+    stand for either."""
+    seen = np.asarray(mask) == np.asarray(mask)[..., :1, :1]
+    real = np.diagonal(seen, axis1=-2, axis2=-1)
+    return bool((np.tril(real[..., None] & real[..., None, :]) & ~seen).any())
 
 
 def is_bare(columns: Mapping[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from .dataset import IGNORED, TokenDataset, with_labels
 from .loader import Batch, BatchSource
 from .packing import placed
 from .settings import DataSettings
-from .token_rows import learnt_beside, without_padding
+from .token_rows import hides, learnt_beside, without_padding
 
 log = logging.getLogger("pet")
 
@@ -66,7 +66,7 @@ def from_mindspore(
     own = ("input_ids", "labels", "attention_mask")
     there = {column: [name for name in names_of(column) if name in names] for column in own}
     read = {column: found[0] for column, found in there.items() if found}
-    samples = []
+    samples, seen = [], ""
     rows = iter(data.create_dict_iterator(output_numpy=True, num_epochs=1))
     while True:
         with progress.pausing():  # the user's own generator may run
@@ -75,7 +75,10 @@ def from_mindspore(
             break
         square = "attention_mask" in read and columns[read["attention_mask"]].ndim > columns[read["input_ids"]].ndim
         if square:  # (S, S) of each row, as MindFormers' GLM rows have it: which tokens are real is not told
-            log.warning("dataset: %s says who sees whom, which the model's family does", read.pop("attention_mask"))
+            seen = read.pop("attention_mask")
+            log.warning("dataset: %s says who sees whom, which the model's family does", seen)
+        if seen and hides(columns[seen]):
+            raise InputError(f"dataset: {seen} hides tokens from later ones; expected a row for each document")
         parts = {role: np.atleast_2d(columns[name]) for role, name in read.items()}
         shapes = {name: part.shape for name, part in parts.items()}
         if len(set(shapes.values())) != 1:

@@ -198,8 +198,9 @@ def test_glms_labels_stand_where_they_are_predicted(tmp_path):
         assert found["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_square_mask_of_chatglm_6b_s_rows_is_the_familys_own(caplog):
-    """MindFormers' rows of ChatGLM-6B, padded, with the mask of each: its cell's loss, which makes that itself."""
+def test_the_square_mask_of_chatglm_6b_s_rows_is_the_familys_own(tmp_path, caplog):
+    """MindFormers' rows of ChatGLM-6B, padded, with the mask of each: its cell's loss, which makes that itself. A file
+    has both kinds of places, too."""
     from mindspore.dataset import GeneratorDataset
 
     model, tokenizer = AutoModel.from_pretrained("glm_tiny").set_train(), pet.AutoTokenizer.from_pretrained("glm_tiny")
@@ -209,10 +210,30 @@ def test_the_square_mask_of_chatglm_6b_s_rows_is_the_familys_own(caplog):
     row = [np.int32([*ids, *[tokenizer.pad_token_id] * 3]), np.int32([*labels, *[-100] * 3])]
     masked = np.triu(np.ones((len(row[0]),) * 2, np.int32), 1)
     masked[:, : ids.index(tokenizer.bos_token_id)] = 0
+    named = {
+        "input_ids": row[0],
+        "labels": row[1],
+        "attention_mask": masked[None],
+        "position_ids": np.stack([row[0]] * 2),
+    }
+    writer = FileWriter(str(tmp_path / "rows.mindrecord"))
+    writer.add_schema(
+        {name: {"type": "int32", "shape": [-1]} for name in ("input_ids", "labels")}
+        | {name: {"type": "int32", "shape": list(named[name].shape)} for name in ("attention_mask", "position_ids")},
+        "rows",
+    )
+    writer.write_raw_data([named])
+    writer.commit()
     data = GeneratorDataset([(*row, masked)], ["input_ids", "labels", "attention_mask"]).batch(1)
-    found = Trainer(model=model, eval_dataset=data, args={"batch_size": 1}).evaluate()["loss"]
-    assert "attention_mask says who sees whom, which the model's family does" in caplog.text
-    assert found == pytest.approx(float(model(*(one[None] for one in row))), rel=1e-5)
+    expected = pytest.approx(float(model(*(one[None] for one in row))), rel=1e-5)
+    for given in (data, str(tmp_path / "rows.mindrecord")):
+        assert Trainer(model=model, eval_dataset=given, args={"batch_size": 1}).evaluate()["loss"] == expected
+        assert "attention_mask says who sees whom, which the model's family does" in caplog.text
+        caplog.clear()
+    masked[6, 2] = 1  # a token that a later one does not see
+    data = GeneratorDataset([(*row, masked)], ["input_ids", "labels", "attention_mask"]).batch(1)
+    with pytest.raises(InputError, match="attention_mask hides tokens from later ones"):
+        Trainer(model=model, eval_dataset=data, args={"batch_size": 1}).evaluate()
 
 
 def test_pretraining_on_ids_needs_no_tokenizer(tmp_path, rows, caplog):

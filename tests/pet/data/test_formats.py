@@ -569,6 +569,10 @@ BROKEN = {
         '{"input_ids": [1, 2, 3], "position_ids": [0, 1, 0]}',
         "column 'position_ids': 2 documents in one row; expected a row for each",
     ),
+    "a mask of documents": (
+        '{"input_ids": [1, 2], "attention_mask": [[1, 0], [0, 1]]}',
+        "column 'attention_mask' hides tokens from later ones; expected a row for each document",
+    ),
     "lengths of documents": ('{"input_ids": [1, 2], "seq_lengths": [1, 1]}', "column 'seq_lengths': 2 documents"),
     "huge token": ('{"input_ids": [1, 4294967296]}', "4294967296 is no token id"),
     "negative token": ('{"input_ids": [1, -2]}', "-2 is no token id"),
