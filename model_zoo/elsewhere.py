@@ -1,4 +1,5 @@
-"""Arguments that transformers and PEFT have at the places of this library's functions, and what is here in their place.
+"""Arguments that transformers, PEFT and mindnlp have at the places of this library's functions, and what is here in
+their place.
 
 Whoever comes from there reads it in one line. What no table has stays Python's own TypeError.
 """
@@ -10,20 +11,32 @@ from collections.abc import Iterable
 from model_zoo.errors import InputError
 
 NONE = "has no counterpart: "
-HUB = {"token": "HF_TOKEN", "cache_dir": "HF_HOME", "local_files_only": "HF_HUB_OFFLINE=1"}
+HUB = {
+    "token": "HF_TOKEN",
+    "use_auth_token": "HF_TOKEN",
+    "cache_dir": "HF_HOME",
+    "local_files_only": "HF_HUB_OFFLINE=1",
+}
 """What huggingface_hub has in the environment."""
-OPENED = {
+FROM = {
     **{name: f"is {one} in the environment" for name, one in HUB.items()},
-    "torch_dtype": "is dtype",
+    "mirror": "is part of the name: modelscope:NAME; without it Hugging Face is asked",
+    "revision": "is part of the name: NAME@REVISION",
+    "trust_remote_code": f"{NONE}a checkpoint's own code never runs",
+}
+"""Whence a model, or its tokenizer, comes."""
+MEMORY = ("max_memory", "offload_folder", "offload_state_dict")
+OPENED = {
+    **FROM,
+    **dict.fromkeys(("torch_dtype", "ms_dtype", "ms_type"), "is dtype"),
     "load_in_4bit": 'is quantization={"type": "nf4"}',
     "load_in_8bit": 'is quantization={"type": "int8"}',
     "quantization_config": 'is quantization, as {"type": "nf4", "double": True}',
     "device_map": f"{NONE}a model is on MindSpore's device (mindspore.set_device)",
-    "revision": "is part of the name: NAME@REVISION",
     "config": "is pet.AutoModel.from_config, which makes random weights",
     "attn_implementation": f"{NONE}the fastest attention there is runs",
-    "low_cpu_mem_usage": f"{NONE}weights are read one by one",
-    "trust_remote_code": f"{NONE}a checkpoint's own code never runs",
+    **dict.fromkeys(("low_cpu_mem_usage", *MEMORY), f"{NONE}weights are read one by one"),
+    **dict.fromkeys(("use_safetensors", "from_pt"), f"{NONE}what lies there is opened"),
     **dict.fromkeys(
         ("num_labels", "id2label", "label2id", "problem_type"),
         'comes with a head, by pet.Trainer(…, objective="classification"); a recipe has it in model.config',
@@ -47,7 +60,11 @@ ANSWERED = {
     "adapter_names": "is a block: with pet.adapter_names(model, names)",
     **dict.fromkeys(("assistant_model", "prompt_lookup_num_tokens"), f"{NONE}answers are the same without it"),
     **dict.fromkeys(("penalty_alpha", "dola_layers", "guidance_scale", "sequence_bias"), f"{NONE}nothing computes it"),
-    **dict.fromkeys(("num_beam_groups", "diversity_penalty", "constraints"), f"{NONE}beams are plain ones"),
+    **dict.fromkeys(
+        ("num_beam_groups", "diversity_penalty", "constraints", "force_words_ids"), f"{NONE}beams are plain ones"
+    ),
+    "bos_token_id": f"{NONE}a prompt begins as it is given",
+    "synced_gpus": f"{NONE}each process generates by itself",
 }
 CALLED = {
     **TYPES,
@@ -59,6 +76,8 @@ CALLED = {
 SAVED = {
     "safe_serialization": f"{NONE}files are always safetensors",
     "push_to_hub": f"{NONE}upload the directory",
+    "save_directory": "is directory",
+    "state_dict": f"{NONE}what the model has is written",
     "save_embedding_layers": "is modules_to_save of the adapter",
 }
 MERGED = {"safe_merge": "is safe", "adapter_names": "is names", "progressbar": NONE + "nothing is shown"}
@@ -67,13 +86,21 @@ ELSEWHERE = {
     "AutoModel.from_config": {"torch_dtype": "is dtype"},
     "AutoTokenizer.from_pretrained": {
         "use_fast": f"{NONE}there is one tokenizer for each file",
-        "trust_remote_code": OPENED["trust_remote_code"],
         "padding_side": "is an argument of the tokenizer's call",
-        **{name: OPENED[name] for name in ("revision", *HUB)},
+        "model_max_length": "is max_length of the tokenizer's call",
+        **dict.fromkeys(("ms_dtype", "ms_type"), f"{NONE}ids are whole numbers"),
+        **FROM,
     },
     "CausalLM.__call__": CALLED,
     "generate": ANSWERED,
     "TextClassification.__call__": JUDGED,
+    "pipeline": {
+        **dict.fromkeys(("torch_dtype", "ms_dtype"), "is dtype of pet.AutoModel.from_pretrained, whose model it takes"),
+        **dict.fromkeys(("device", "device_map"), OPENED["device_map"]),
+        "clean_up_tokenization_spaces": f"{NONE}texts are what the tokenizer decodes",
+        "return_full_text": f"{NONE}a continued text comes whole, an answer (chat=True) alone",
+        **FROM,
+    },
     "load_adapter": {
         "adapter_name": "is name",
         "is_trainable": f"{NONE}an active adapter is trained, and pet.freeze_modules freezes",
@@ -120,6 +147,18 @@ NAMES = {
     "AutoModelForSequenceClassification": f'{_MODEL}, and pet.Trainer(…, objective="classification") adds the head',
     **dict.fromkeys(("SFTTrainer", "DPOTrainer", "Seq2SeqTrainer"), "is pet.Trainer, with an objective"),
     **dict.fromkeys(("SFTConfig", "DPOConfig"), "is the arguments of pet.Trainer"),
+    "GenerationConfig": "is the arguments of model.generate",
+    "TrainerCallback": "is pet.train.callbacks.Callback",
+    "load_dataset": "is pet.data.load_dataset, of files; pet.Trainer takes the file itself, too",
+    **dict.fromkeys(
+        (
+            "DataCollatorForSeq2Seq",
+            "DataCollatorForLanguageModeling",
+            "DataCollatorWithPadding",
+            "default_data_collator",
+        ),
+        f"{NONE}rows are padded and labelled here; pet.data.make_loader takes a collate_fn",
+    ),
 }
 """PEFT's, transformers' and TRL's names, and what is in `pet` in their place."""
 METHODS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, overload
 
+from model_zoo.arguments import asked_as_elsewhere
 from model_zoo.errors import InputError, similar
 from pet.text_classification import TextClassification
 from pet.text_generation import TextGeneration
@@ -32,6 +33,7 @@ def pipeline(
 ) -> TextClassification: ...
 @overload
 def pipeline(task: str, model=..., tokenizer=..., adapter=..., **settings) -> TextGeneration | TextClassification: ...
+@asked_as_elsewhere
 def pipeline(task: str = "text_generation", model=None, tokenizer=None, adapter=None, **settings):
     """A callable for a task.
 

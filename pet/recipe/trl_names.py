@@ -39,7 +39,11 @@ NAMES = {
     "save_total_limit": "train.keep_last",
     "eval_steps": "eval.every_steps",
     "eval_strategy": "eval.every_steps or eval.every_epochs",
+    "evaluation_strategy": "eval.every_steps or eval.every_epochs",
     "save_strategy": "train.save_every",
+    "logging_strategy": "train.log_every",
+    "overwrite_output_dir": "output.force, in Python a directory of its own",
+    "run_name": "the recipe's name",
     "lr_scheduler_kwargs": "train.cycles, power, final_ratio and decay",
     "max_seq_length": "data.max_length",
     "group_by_length": "data.packing: buckets",
@@ -75,6 +79,11 @@ NAMES = {
     "shuffle_dataset": "data.shuffle",
     "train_sampling_strategy": "data.shuffle",
 }
+NEEDLESS = (
+    *("auto_find_batch_size", "ddp_find_unused_parameters", "remove_unused_columns", "save_on_each_node"),
+    *("dataloader_pin_memory", "gradient_checkpointing_kwargs", "save_safetensors", "disable_tqdm"),
+)
+"""What changes nothing here."""
 MISSING = (
     "discopop_tau",
     "f_alpha_divergence_coef",
@@ -93,4 +102,6 @@ def hint(name: str) -> str:
     """`` (TRL's loss_type is train.objective …)``; nothing for other names."""
     if name in MISSING:
         return f" (TRL's {name} has no counterpart)"
+    if name in NEEDLESS:
+        return f" (leave it out: TRL's {name} changes nothing here)"
     return f" (TRL's {name} is {NAMES[name]})" if name in NAMES else ""

@@ -114,6 +114,9 @@ def test_arguments_of_other_libraries_are_named_here(tmp_path):
     model = pet.apply_lora(pet.AutoModel.from_pretrained("llama_tiny"), rank=2)
     calls = {
         "AutoModel.from_pretrained: torch_dtype is dtype": (pet.AutoModel.from_pretrained, "x", "torch_dtype"),
+        "AutoModel.from_pretrained: ms_dtype is dtype": (pet.AutoModel.from_pretrained, "x", "ms_dtype"),
+        "AutoTokenizer.from_pretrained: mirror is part of": (pet.AutoTokenizer.from_pretrained, "x", "mirror"),
+        "pipeline: device_map has no counterpart": (pet.pipeline, "text_generation", "device_map"),
         'load_in_4bit is quantization={"type": "nf4"}': (pet.AutoModel.from_pretrained, "x", "load_in_4bit"),
         "quantization_config is quantization, as": (pet.AutoModel.from_pretrained, "x", "quantization_config"),
         "device_map has no counterpart: a model is on": (pet.AutoModel.from_pretrained, "x", "device_map"),

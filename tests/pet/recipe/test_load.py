@@ -715,10 +715,13 @@ def test_path_keys():
 
 def test_names_of_trl_are_recognised(write):
     text = GOOD + "  loss_type: sigmoid\n  rpo_alpha: 1\n  per_device_train_batch_size: 2\n"
+    text += "  evaluation_strategy: steps\n  remove_unused_columns: false\n"
     said = problems(write(text))
     assert "(TRL's loss_type is train.objective (sigmoid is dpo))" in said[0]
     assert "(TRL's rpo_alpha is train.sft_weight)" in said[1]
     assert "(TRL's per_device_train_batch_size is train.batch_size, over all processes)" in said[2]
+    assert "(TRL's evaluation_strategy is eval.every_steps or eval.every_epochs)" in said[3]
+    assert "(leave it out: TRL's remove_unused_columns changes nothing here)" in said[4]
 
 
 def test_settings_of_trl_alone_have_a_hint():
