@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.atomic import read_json
-from model_zoo.errors import InputError, check_one_of, nearest
+from model_zoo.errors import InputError, check_one_of, similar
 from pet.compat.mindformers.presets import CLASSES, TYPES
 from pet.compat.mindformers.script_config import read_keys
 
 ARCHITECTURES = ("GPT2", "Llama", "ParallelLlama", "GLM", "ChatGLM")
 """How their models' ``arch.type`` begin: others with the same configurations (Baichuan's) compute something else."""
+
+OTHERS = (
+    "; of other families (docs/models.md) the checkpoint's own directory, from Hugging Face, opens: load_checkpoint"
+)
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -72,6 +76,8 @@ def check_kind(values: Mapping[str, Any]) -> None:
     """Raises InputError where a file describes a model that is not here."""
     kind, arch = model_section(values).get("type"), ((values.get("model") or {}).get("arch") or {}).get("type")
     if kind is not None and kind not in CLASSES:
-        raise InputError(f"model_config.type: {kind!r} is not supported; {', '.join(CLASSES)}{nearest(kind, CLASSES)}")
+        raise InputError(
+            f"model_config.type: {kind!r} is not supported; {', '.join(CLASSES)}{similar(kind, CLASSES)}{OTHERS}"
+        )
     if kind is not None and arch is not None and not str(arch).startswith(ARCHITECTURES):
-        raise InputError(f"model.arch.type: {arch!r} is not supported; models of {', '.join(ARCHITECTURES)}")
+        raise InputError(f"model.arch.type: {arch!r} is not supported; models of {', '.join(ARCHITECTURES)}{OTHERS}")
