@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from adapters.apply import delete_adapter
+from adapters.registry import registry
+from adapters.saving import load_adapter
+from model_zoo.atomic import read_json, write_json
 from model_zoo.auto import AutoModel as DirectoryModel
 from model_zoo.causal_lm import CausalLM
 from model_zoo.checkpoint.reading import Checkpoint, load_into
@@ -17,8 +24,9 @@ from model_zoo.errors import InputError, located
 from pet import auto
 from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import find_ckpt, is_ckpt
+from pet.compat.ckpt.lora import to_adapter
 from pet.compat.ckpt.names import Form
-from pet.compat.ckpt.view import MindFormersCheckpoint
+from pet.compat.ckpt.view import MindFormersCheckpoint, is_lora
 from pet.compat.mindformers.cells import give_cell
 from pet.compat.mindformers.config import DROPOUTS, give_names
 from pet.compat.mindformers.generation_defaults import NAMES as GENERATION, give_defaults
@@ -47,6 +55,10 @@ def built(config: Config | Mapping[str, Any], loads: bool = True) -> CausalLM:
             form = Form(use_rearrange_rope=bool(said.get("use_rearrange_rope")))
             with MindFormersCheckpoint(find_ckpt(checkpoint), model.config.to_dict(), form) as view:
                 load_into(model, view)
+                if any(map(is_lora, view.file.tensors)):
+                    model.held_lora = functools.partial(_fill_lora, view.path, form)
+                    if not said.get("pet_config"):
+                        log.warning("%s: its LoRA matrices are put on with the adapter (get_pet_model)", view.path)
     give_names(model.config)
     vars(model.config).update({name: value for name, value in said.items() if name not in vars(model.config)})
     stated = said.get("stated", {})
@@ -57,6 +69,18 @@ def built(config: Config | Mapping[str, Any], loads: bool = True) -> CausalLM:
     give_cell(model)
     attach_dropout(model, {place: said[name] for name, place in DROPOUTS.items() if said.get(name)})
     return model
+
+
+def _fill_lora(file: Path, form: Form, model: CausalLM) -> None:
+    """Puts the matrices of a model's MindFormers file in the place of the LoRA that it got last, whose dropout stays.
+    Its rank may change: LoRA of two parts of a matrix that is one here has both."""
+    mine = list(registry(model).adapters.values())[-1]
+    with TemporaryDirectory() as place:
+        to_adapter(file, place, mine.config.alpha, model.config.to_dict(), form)
+        settings = Path(place, "adapter_config.json")
+        write_json(settings, {**read_json(settings), "lora_dropout": mine.config.dropout})
+        delete_adapter(model, mine.name)
+        load_adapter(model, place, mine.name)
 
 
 def from_pretrained(name: str | os.PathLike, **settings) -> CausalLM:

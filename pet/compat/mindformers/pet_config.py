@@ -94,7 +94,8 @@ def pet_config_of(lora: Mapping[str, Any] | None) -> LoraConfig | None:
 
 
 def get_pet_model(base_model: Model, config: Mapping[str, Any]) -> Model:
-    """The model with the method's adapter on it; only that is trained.
+    """The model with the method's adapter on it; only that is trained. LoRA's matrices are those of the file that the
+    base's configuration names by ``checkpoint_name_or_path``, where it holds any, as there.
 
     Args:
         base_model: a model of this library.
@@ -113,11 +114,17 @@ def get_pet_model(base_model: Model, config: Mapping[str, Any]) -> Model:
 
 
 def with_adapter(model: Model, settings: Mapping[str, Any] | None) -> Model:
-    """The model with an adapter of a recipe's settings; without settings as it is."""
+    """The model with an adapter of a recipe's settings, LoRA with the matrices of its MindFormers file; without
+    settings as it is."""
     from adapters.apply import apply
     from adapters.methods import method_config
 
-    return apply(model, method_config(settings, 0)) if settings else model
+    if not settings:
+        return model
+    apply(model, method_config(settings, 0))
+    if settings["method"] == "lora" and (fill := getattr(model, "held_lora", None)):
+        fill(model)
+    return model
 
 
 def is_supported_pet_type(pet_type: str) -> bool:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import pet
+from adapters.registry import registry
 from model_zoo.checkpoint.ckpt_io import CkptFile, write_ckpt
 from model_zoo.errors import InputError
-from pet.compat.ckpt.beside import converted, kinds_in
+from pet.compat.ckpt.beside import bring, converted, kinds_in
 from pet.compat.ckpt.doors import is_ckpt, to_directory, to_file
 from pet.compat.yaml_files import load_any
 from pet.parallel.transform import transform
@@ -134,6 +135,32 @@ def test_a_file_of_weights_and_lora_is_both(base, tmp_path, lora_file):
     model = pet.AutoModel.from_pretrained(str(base))
     trainer = Trainer(model=model, pet_method="lora", eval_dataset=f"{base}/data.jsonl", load_checkpoint="both.ckpt")
     assert (trainer._weights(), len(pet.list_adapters(model))) == ((None, None), 1)
+
+
+def test_get_pet_model_puts_on_the_lora_of_the_models_file(base, tmp_path, lora_file, caplog):
+    """As MindFormers' loads ``checkpoint_name_or_path`` once more when the matrices are there."""
+    from pet.compat.mindformers import AutoModel, GPT2Config, GPT2LMHeadModel, GPT2WithLora, LoraConfig, get_pet_model
+
+    to_file(base, tmp_path / "gpt.ckpt")
+    names = [f"backbone.blocks.{layer}.attention.{part}" for layer in (0, 1) for part in ("dense1", "dense3")]
+    lora_file(tmp_path / "lora.ckpt", dict.fromkeys(names, (32, 32)), 8)
+    both = ms.load_checkpoint(str(tmp_path / "gpt.ckpt")) | ms.load_checkpoint(str(tmp_path / "lora.ckpt"))
+    ms.save_checkpoint([{"name": name, "data": one} for name, one in both.items()], str(tmp_path / "both.ckpt"))
+    named = {"checkpoint_name_or_path": "both.ckpt", "hidden_size": 32, "num_layers": 2, "num_heads": 2}
+    named |= {"seq_length": 128, "vocab_size": 1216}
+    method = LoraConfig(lora_rank=8, lora_alpha=8, lora_dropout=0.5, target_modules=".*dense1|.*dense3")
+    plain = GPT2LMHeadModel(GPT2Config(**named))
+    assert "both.ckpt: its LoRA matrices are put on with the adapter (get_pet_model)" in caplog.text
+    model = pet.AutoModel.from_pretrained(str(base))
+    pet.load_adapter(model, bring("both.ckpt", str(base), alpha=8)[1])
+    ids = ms.Tensor([[5, 6, 7, 8]], ms.int32)
+    expected, alone = model(ids).asnumpy(), plain.set_train(False)(ids)[0].asnumpy()
+    assert not np.allclose(expected, alone)
+    for one in (get_pet_model(plain, method), AutoModel.from_config(GPT2Config(**named, pet_config=method))):
+        assert np.array_equal(one.set_train(False)(ids)[0].asnumpy(), expected)
+        assert pet.list_adapters(one) == ["default"] and registry(one).get("default").config.dropout == 0.5
+        assert [p.requires_grad for p in one.get_parameters()].count(True) == 4
+    assert np.any([one.asnumpy() for one in pet.trainable_parameters(GPT2WithLora(GPT2Config(**named)))[1::2]])
 
 
 def test_the_command(base, tmp_path, capsys, lora_file):

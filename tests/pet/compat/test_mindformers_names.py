@@ -191,7 +191,7 @@ def test_a_file_gives_configuration_model_tokenizer_and_processor(tmp_path, fixt
     ).encode("a")
     assert AutoProcessor.from_pretrained(file)("a")["text"].shape == (1, 12)
     (tmp_path / "other.yaml").write_text("model: {model_config: {type: BertConfig, num_layers: 1}}")
-    with pytest.raises(InputError, match="'BertConfig' is not supported.*own directory, from Hugging Face, opens"):
+    with pytest.raises(InputError, match=r"'BertConfig' is not supported.*own directory, from Hugging Face, opens"):
         AutoModel.from_pretrained(tmp_path / "other.yaml")
 
 
