@@ -164,7 +164,8 @@ def complete(batch: dict[str, Any], model=None, index: int = 0) -> dict[str, Any
         )
     ids = _integers(batch["input_ids"], f"batch {index}: input_ids")
     if ids.ndim != 2 or not ids.size:
-        raise InputError(f"batch {index}: input_ids has shape {ids.shape}; (batch, length) expected")
+        rows = "; make_loader of pet.data makes batches of rows" if ids.ndim == 1 else ""
+        raise InputError(f"batch {index}: input_ids has shape {ids.shape}; (batch, length) expected{rows}")
     count = len(ids)
     mask = batch.get("attention_mask")
     mask = np.ones_like(ids) if mask is None else _integers(mask, f"batch {index}: attention_mask", truths=True)

@@ -1116,6 +1116,7 @@ def test_an_evaluation_of_nan_is_never_the_best(toy, batch):
         ({"input_ids": np.ones((2, 8), bool)}, "batch 0: input_ids holds bool; integers expected"),
         ({"input_ids": [[1, 2], [3]]}, "batch 0: input_ids is no array of integers"),
         ({"input_ids": np.ones((0, 8), int)}, r"batch 0: input_ids has shape \(0, 8\)"),
+        ({"input_ids": [1, 2, 3]}, r"has shape \(3,\).*; make_loader of pet.data makes batches of rows"),
         ({"attention_mask": np.full((2, 8), -10000)}, "batch 0: attention_mask holds -10000; 0 or 1 expected"),
         ({"attention_mask": np.full((2, 8), 2)}, "batch 0: attention_mask holds 2; 0 or 1 expected"),
         ({"attention_mask": np.zeros((2, 8), int)}, "batch 0: attention_mask is 0 everywhere"),
