@@ -42,7 +42,8 @@ class CausalLM(nn.Cell):
     `position_offset` is the number of positions taken up in front of the first token (a prefix's), `virtual_tokens` the
     number of columns there (a trained prompt's); `mixed_rows` how many rows a batch must have while each goes through
     an adapter of its own, else None; `decoding` is set while single tokens go through over a cache; `runs_fast` is what
-    `set_fast` was last told; `adapter_state` changes with the adapters that take part; `labels` says what the numbers
+    `set_fast` was last told; `adapter_state` changes with the adapters that take part; `product_precision` names what
+    matrix products compute in, where training changed it (`pet.train.precision`); `labels` says what the numbers
     of the head `score` mean where it is used (a classifier's, or such an adapter's), and `scoring` that it is;
     `compiles` is False where cells talk to other processes in an order that no compiled graph keeps, so that everything
     runs operator by operator; `generation_config` holds the generation_config.json beside the
@@ -59,6 +60,7 @@ class CausalLM(nn.Cell):
         self.decoding = False
         self.runs_fast = False
         self.adapter_state = ()
+        self.product_precision = "fp32"
         self.labels = config.labels
         self.scoring = self.labels is not None
         self.score = None

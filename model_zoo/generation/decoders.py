@@ -281,8 +281,9 @@ def decoder_for(model, batch: int, prompt: int, new_tokens: int, use_cache: bool
 
 
 def cached_decoder(model, batch: int, columns: int, length: int) -> CachedDecoder:
-    """A compiled decoder; they are kept on the model by batch, lengths and the state of its adapters."""
-    key = (batch, columns, length, model.adapter_state, model.position_offset, model.virtual_tokens)
+    """A compiled decoder; they are kept on the model by batch, lengths, the state of its adapters and its precision."""
+    state = model.adapter_state, model.position_offset, model.virtual_tokens, model.product_precision
+    key = (batch, columns, length, *state)
     kept = model.__dict__.setdefault("_decoders", {})
     if key in kept and not kept[key].guard.changed:
         kept[key] = kept.pop(key)

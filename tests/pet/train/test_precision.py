@@ -12,6 +12,8 @@ from model_zoo import engine
 from model_zoo.auto import AutoModel
 from model_zoo.engine import speed
 from model_zoo.errors import InputError
+from model_zoo.generation.decoders import decoder_for
+from model_zoo.graph import evaluating
 from pet.recipe.loading import from_dict
 from pet.recipe.training import Train
 from pet.train import precision
@@ -84,6 +86,26 @@ def test_a_later_trainer_says_that_layers_are_still_recomputed(fixtures, caplog)
 
 
 needs_bf16 = pytest.mark.skipif(bool(engine.no_bf16()), reason=engine.no_bf16())
+
+
+@needs_bf16
+def test_a_model_answers_in_the_precision_that_it_has(fixtures):
+    """What was made for its answers before is of another one."""
+    ids = np.array([[5, 9, 12]])
+
+    def logits(model):
+        with evaluating(model):
+            decoder = decoder_for(model, 1, ids.shape[1], 1, True)
+            return np.stack([decoder.start(ids, np.ones_like(ids)), decoder.step(np.array([7]))])
+
+    model, fresh = (AutoModel.from_pretrained(fixtures / "llama_gqa") for _ in range(2))
+    before = logits(model)
+    for each in (model, fresh):
+        set_precision(each, "bf16")
+    rounded = logits(model)
+    assert np.array_equal(rounded, logits(fresh)) and not np.array_equal(rounded, before)
+    set_precision(model, "fp32")
+    assert np.array_equal(logits(model), before)
 
 
 @needs_bf16
