@@ -23,7 +23,7 @@ from mindspore.common.initializer import Constant, initializer
 
 from model_zoo.ascend import on_ascend
 from model_zoo.ascend.attention import attention_by_documents, has_fused_attention, masked_attention, triangle
-from model_zoo.engine import precision_suffix, unlearned, uses_kernel
+from model_zoo.engine import precision_suffix, softmax, unlearned, uses_kernel
 from model_zoo.rotary import Rotary
 
 HALVES = (ms.float16, ms.bfloat16)
@@ -241,7 +241,6 @@ class AttentionCore(nn.Cell):
         uses_kernel(self, "attention", causal=causal, **self.numbers)
         self.scores = ops.BatchMatMul(transpose_b=True)
         self.values = ops.BatchMatMul()
-        self.softmax = ops.Softmax(-1)
 
     def extend(self, keys, values):
         """Keys that come before the first token: here none.
@@ -317,7 +316,7 @@ class AttentionCore(nn.Cell):
         if self.cap > 0:
             scores = soft_cap(scores, self.cap)
         scores = ops.where(allowed.expand_dims(1), scores, MASKED)
-        weights = self.softmax(scores)
+        weights = softmax(scores)
         if dropped:
             weights = self.drop(weights)
         mixed = self.values(weights.astype(values.dtype), values)  # (B, heads, S, d)

@@ -40,7 +40,7 @@ from model_zoo.engine.ir import NotTraceable
 from model_zoo.engine.loss import cross_entropy, logit_bytes, ranked_cross_entropy, token_cross_entropy
 from model_zoo.engine.packing import packed_product, packed_words, packing_kernels, unpacking
 from model_zoo.engine.plain_products import Rounded, Widened
-from model_zoo.engine.plain_rows import unlearned
+from model_zoo.engine.plain_rows import softmax, unlearned
 from model_zoo.engine.run import LaunchLayers, MemoryProfile, fuse_layers, memory_profile
 from model_zoo.engine.speed import bf16_speedup, describe_bf16, no_bf16, product_rates
 from model_zoo.engine.updates import adamw_in_place, joined, sums_of_squares
@@ -75,6 +75,7 @@ __all__ = [
     "product_rates",
     "ranked_cross_entropy",
     "set_kernels",
+    "softmax",
     "stored_rows",
     "sums_of_squares",
     "switched_off",

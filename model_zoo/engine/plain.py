@@ -26,6 +26,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from model_zoo.engine.plain_rows import softmax
+
 tile, reshape, zeros_like, ones_like = ops.Tile(), ops.Reshape(), ops.ZerosLike(), ops.OnesLike()
 row_sum, column_sum = ops.ReduceSum(keep_dims=True), ops.ReduceSum()
 rsqrt, sigmoid = ops.Rsqrt(), ops.Sigmoid()
@@ -356,7 +358,7 @@ def scale_columns():
 
 
 def chosen_shares(chosen, normed):
-    softmax, top, mark = ops.Softmax(-1), ops.TopK(), ops.OneHot()
+    top, mark = ops.TopK(), ops.OneHot()
     one, nothing = Tensor(1.0, ms.float32), Tensor(0.0, ms.float32)
 
     def shares(logits):

@@ -1,9 +1,17 @@
-"""Rows of a table in the plain column, and the row that no lookup trains."""
+"""Rows in the plain column: of a table, with the one that no lookup trains, and of scores that become shares."""
 
 from __future__ import annotations
 
 import mindspore as ms
 from mindspore import ops
+
+_softmax = ops.Softmax(-1)
+
+
+def softmax(scores):
+    """Of the last axis. Not MindSpore's of a single number: outside of graphs MindSpore 2.10 keeps the gradient of the
+    first one that it differentiates for all others of as many axes, and that of a single number is none."""
+    return _softmax(scores) if scores.shape[-1] > 1 else scores - scores + 1.0
 
 
 def unlearned(rows, ids, padding: int, axis: int = -1):

@@ -240,6 +240,17 @@ def test_products_of_rounded_factors(name):
     assert np.abs(single[0].asnumpy() - found[0].asnumpy()).max() > 1e-3, "not rounded at all"
 
 
+def test_a_softmax_of_one_number_leaves_the_gradients_of_others_alone():
+    """MindSpore keeps that of the first one of so many axes, which no other test has."""
+    generator = np.random.default_rng(0)
+    for width in (1, 5):
+        scores, dout = generator.standard_normal((2, 1, 1, 1, 1, 1, 3, width)).astype(np.float32)
+        found = ms.grad(lambda x, dout: (engine.softmax(x) * dout).sum())(Tensor(scores), Tensor(dout)).asnumpy()
+        shares = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+        expected = shares * (dout - (shares * dout).sum(-1, keepdims=True))
+        assert np.abs(found - expected).max() < 1e-6
+
+
 def test_low_rank():
     def plain(y, x, a, b):
         return y + ops.matmul(ops.matmul(x, a.T), b.T) * 0.5
