@@ -298,7 +298,7 @@ def save_result(recipe, prepared, directory: Path, model) -> str | None:
         from adapters.saving import form_of
 
         if model is not prepared.model or form_of(model) or model.config.left_out or registry(model).merged_names:
-            merge_on_disk(recipe, directory)
+            merge_on_disk(recipe, prepared.tokenizer, directory)
             return None
         from adapters.merge import merge, unmerge
 
@@ -310,10 +310,11 @@ def save_result(recipe, prepared, directory: Path, model) -> str | None:
     return None
 
 
-def merge_on_disk(recipe, directory: Path) -> None:
+def merge_on_disk(recipe, tokenizer, directory: Path) -> None:
     """Merges a run's adapter into its base's files; into what packing left of them where these are packed, or where the
-    adapter fits nothing else (LoftQ)."""
+    adapter fits nothing else (LoftQ). The run's own tokenizer takes the place of the base's, where it is another."""
     from model_zoo.checkpoint.reading import Checkpoint
+    from model_zoo.checkpoint.saving import TOKENIZER
     from pet.export import merge_checkpoint
     from pet.names import find_model
 
@@ -322,6 +323,10 @@ def merge_on_disk(recipe, directory: Path) -> None:
         dequantize = bool(checkpoint.packed) or getattr(recipe.adapter, "init", None) == "loftq"
     shutil.rmtree(directory / "merged", ignore_errors=True)
     merge_checkpoint(base, directory / "adapter", directory / "merged", dequantize=dequantize)
+    if tokenizer is not None and recipe.model.tokenizer != recipe.model.path:
+        for file in (file for pattern in TOKENIZER for file in (directory / "merged").glob(pattern)):
+            file.unlink()
+        tokenizer.save_pretrained(directory / "merged")
 
 
 def save_model(model, tokenizer, directory: Path) -> None:

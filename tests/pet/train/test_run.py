@@ -161,6 +161,18 @@ def test_nothing_of_the_library_is_imported_after_the_first_step(base, tmp_path)
 
 
 @pytest.mark.slow
+def test_what_is_merged_by_files_has_the_tokenizer_of_the_run(base, tiny_gpt, tmp_path):
+    """It had that of the base, or none, where the base is packed or processes divide it."""
+    other = tiny_gpt(tmp_path / "other", context=64)
+    (other / "vocab.json").rename(other / "added_tokens.json")
+    changes = {"model__path": str(other), "model__tokenizer": str(base), "model__quantization": {"type": "int8"}}
+    changes |= {"train__steps": 1, "train__epochs": None, "eval": {}, "data__eval_fraction": 0, "output__merged": True}
+    run.finetune(recipe(base, tmp_path / "run", **changes), show=nobody_there)
+    files = {file.name for file in (tmp_path / "run" / "merged").iterdir()}
+    assert {"vocab.json", "merges.txt", "tokenizer_config.json"} <= files and "added_tokens.json" not in files
+
+
+@pytest.mark.slow
 def test_training_every_weight_from_random_ones(base, tmp_path):
     config = base / "config.json"
     values = {
