@@ -101,6 +101,7 @@ def make_segments(
     lora_plus_ratio: float | None = None,
     longest: int = LONGEST,
     apart: bool = False,
+    everywhere: Sequence[str] = (),
 ) -> list[Segment]:
     """Sorts parameters into segments.
 
@@ -114,11 +115,12 @@ def make_segments(
             DoRA's magnitudes), too, as in PEFT.
         longest: numbers in a segment, at most, unless one parameter alone has more.
         apart: give each parameter of `ALONE` numbers a segment (`pet.train.optimizers.Optimizer.moves_in_place`).
+        everywhere: names of what is trained in any process, where these have parts of the model.
 
     Raises:
         InputError: a glob that matches no trainable parameter.
     """
-    names = [parameter.name for parameter in parameters]
+    names = everywhere or [parameter.name for parameter in parameters]
     for group in groups:
         for pattern in group.match:
             if not fnmatch.filter(names, pattern):

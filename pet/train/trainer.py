@@ -130,7 +130,7 @@ class Trainer(Measuring, Saving):
         restarts.check(self)
         self.optimizer = self.distributed.make_optimizer(
             lambda parts: make_optimizer(self.settings, parts, compiled),
-            segments_of(self.settings, self.trained, self.distributed.size == 1),
+            segments_of(self.settings, self.trained, self.distributed),
             self.settings.optimizer,
         )
         step = TrainStep(

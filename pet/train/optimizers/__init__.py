@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from mindspore import Parameter
 
 from pet.recipe.training_rules import USERS
+from pet.train.distributed import DistributedContext
 from pet.train.optimizers.adafactor import Adafactor
 from pet.train.optimizers.base import Optimizer
 from pet.train.optimizers.formulas import SGD, Adam, AdamW, Lamb, Lion, Momentum
@@ -23,14 +25,18 @@ OPTIMIZERS = {
 }
 
 
-def segments_of(train, parameters: Sequence[Parameter], alone: bool) -> list[Segment]:
+def segments_of(train, parameters: Sequence[Parameter], distributed: DistributedContext) -> list[Segment]:
     """The parameters in segments as that section groups them, and as suits its optimizer; see `make_segments`.
 
     Args:
-        alone: whether no other process sums its gradients with these: a message each would cost more than the copies.
+        distributed: all of whose processes call this. Gradients that others sum with these are in few segments: a
+            message each would cost more than the copies.
     """
     names = ("learning_rate", "weight_decay", "decay_vectors", "groups", "lora_plus_ratio")
     settings = {name: getattr(train, name) for name in names}
+    alone = distributed.size == 1
+    everybody = distributed.objects([parameter.name for parameter in parameters])
+    settings["everywhere"] = list(itertools.chain.from_iterable(everybody))
     return make_segments(parameters, **settings, apart=alone and OPTIMIZERS[train.optimizer].moves_in_place())
 
 

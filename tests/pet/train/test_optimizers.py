@@ -10,8 +10,9 @@ from mindspore import Parameter, Tensor, nn
 from sets import some
 
 from model_zoo.errors import InputError
+from pet.recipe.training import Train
 from pet.train import segments as segments_module
-from pet.train.optimizers import OPTIMIZERS, SGD, Adafactor, Adam, AdamW, Lamb, Lion, Momentum
+from pet.train.optimizers import OPTIMIZERS, SGD, Adafactor, Adam, AdamW, Lamb, Lion, Momentum, segments_of
 from pet.train.segments import make_segments, vectors_of
 
 SHAPES = {"a.weight": (4, 6), "b.weight": (5, 3), "a.bias": (6,)}
@@ -256,6 +257,18 @@ def test_groups_decay_and_lora_plus():
     group.match = ["heda.*"]
     with pytest.raises(InputError, match=r"heda\.\*"):
         make_segments(trained, groups=[group])
+
+
+def test_a_group_of_parameters_that_another_stage_has():
+    """It was refused as one that matches nothing."""
+    mine, theirs = ["layers.0.lora_A.weight"], ["layers.1.lora_A.weight"]
+    trained = [Parameter(Tensor(np.ones((2, 2), np.float32)), name=name) for name in mine]
+    stage = types.SimpleNamespace(size=2, objects=lambda own: [own, theirs])
+    train = Train(groups=[{"match": ["layers.1.*"], "learning_rate": 1e-5}])
+    assert [segment.learning_rate_ratio for segment in segments_of(train, trained, stage)] == [1.0]
+    train.groups[0].match = ["layers.2.*"]
+    with pytest.raises(InputError, match=r"layers\.2\.\*"):
+        segments_of(train, trained, stage)
 
 
 def test_long_segments_are_cut_between_parameters():
