@@ -84,8 +84,12 @@ class Translation:
         """Of a job file with these settings, whose name is the recipe's."""
         translation = cls(file.name)
         translation.values = values or {}
-        translation.put("name", re.sub(r"[^A-Za-z0-9._-]", "_", file.stem))
+        translation.name("name", file.stem)
         return translation
+
+    def name(self, key: str, text: Any) -> None:
+        """Sets a key to a text, with what a recipe's name may not have replaced."""
+        self.put(key, re.sub(r"[^A-Za-z0-9._-]", "_", str(text))[:128])
 
     def put(self, key: str, value: Any) -> None:
         """Sets a key of the recipe; None leaves it as it is."""

@@ -88,7 +88,7 @@ WITHOUT_INFLUENCE = (
     "hub_always_push check_for_nan_in_loss_and_grad calculate_per_token_loss"
 )
 TABLE = {
-    "run_name": "name",
+    "run_name": lambda t, n, v: t.name("name", v),
     "output_dir": "output.dir",
     "overwrite_output_dir": flag("output.force"),
     "only_save_strategy": flag("output.only_save_strategy"),
