@@ -9,7 +9,7 @@ from typing import Any
 
 from pet.compat import axolotl_data as data, job_files as jobs
 from pet.compat.contradictions import AXOLOTL as CONTRADICTIONS, refuse_contradictions
-from pet.compat.measured import per_epoch, saved, saves_with_evaluations
+from pet.compat.measured import STRATEGIES, per_epoch, saved, saves_with_evaluations
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
 from pet.compat.translation import choice, elsewhere, first_of, flag, number, picked, same, schedule_of_transformers
 from pet.recipe.classes import OPTIONS
@@ -313,11 +313,12 @@ TABLE = {
     **same(Ignored("train.save_every says when a checkpoint is written"), "save_first_step dynamic_checkpoint"),
     "auto_find_batch_size": Ignored("the batch is the one that the file says"),
     "save_safetensors": Ignored("adapters are always safetensors"),
-    **same(Ignored("axolotl reads no such key"), "test_value eta_min data_seed lr_div_factor"),
+    **same(Ignored("axolotl reads no such key"), "test_value eta_min data_seed lr_div_factor report_to run_name"),
+    **same(Ignored("axolotl reads no such key"), "push_to_hub use_peft padding_side save_embedding_layers"),
+    "bnb_4bit_*": Ignored("axolotl reads it within bnb_config_kwargs alone"),
     **same(Ignored("axolotl itself sets it"), "is_preprocess total_supervised_tokens axolotl_config_path merge_lora"),
     **same(Ignored("axolotl itself sets it"), "capabilities env_capabilities tokenizer_save_jinja_files"),
 }
-STRATEGIES = ("eval_strategy", "evaluation_strategy")
 STRATEGY_LAST = [(often, strategy) for often in ("eval_steps", "evals_per_epoch") for strategy in STRATEGIES]
 DEFAULTS = {
     "train.batch_size": 1,

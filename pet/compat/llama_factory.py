@@ -1,5 +1,5 @@
 """LLaMA-Factory's job files, as settings of a recipe. Names of all releases from 0.7.1 on stand in one table: where a
-release renamed a key, both names are there."""
+release renamed a key, both names are there. Those before are in `earlier_names`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from model_zoo.atomic import read_json
-from model_zoo.errors import InputError
 from model_zoo.generation_settings import DRAWN, OF_BEAMS
 from pet.compat import job_files as jobs
 from pet.compat.contradictions import LLAMA_FACTORY as CONTRADICTIONS, SFT_ALONE, refuse_contradictions
+from pet.compat.earlier_names import todays
 from pet.compat.frozen import KEYS as FROZEN
 from pet.compat.lacking_tokens import new_tokens
-from pet.compat.measured import best, measured, saved
+from pet.compat.llama_factory_data import dataset
+from pet.compat.measured import best, measured, on_the_way, saved
 from pet.compat.mindformers.training_arguments import STEPS_WIN, TABLE as ARGUMENTS
 from pet.compat.positions import scale_positions
 from pet.compat.prompts import LLAMA_FACTORY
 from pet.compat.tool_formats import TOOL_FORMATS
 from pet.compat.translation import elsewhere, first_of, flag, number, same, schedule_of_transformers, switched_on
-from pet.data.messages import SAID_BY
 from pet.hub import hub_name
 from pet.recipe.classes import OPTIONS
 from pet.recipe.fields import ADAPTERS_OFF
@@ -110,6 +109,8 @@ TABLE = {
     # the adapter
     "finetuning_type": Refused("lora, full and freeze are supported", harmless=("lora", "full", "freeze")),
     "adapter_name_or_path": jobs.adapter,
+    "adapter_folder": Refused("adapter_name_or_path=DIR names the folder itself"),
+    "checkpoint_dir": Refused("where every weight is trained, name these weights by model_name_or_path"),
     "lora_target": jobs.targets,
     "lora_rank": "adapter.rank",
     "additional_target": lambda t, n, v: t.put("adapter.modules_to_save", jobs.listed(v)),
@@ -131,6 +132,8 @@ TABLE = {
         str(t.values.get("template")) in LLAMA_FACTORY or t.ignore(n, "tools are as the model's own tokenizer has them")
     ),
     "cutoff_len": "data.max_length",
+    "reserved_label_len": Refused("an answer keeps its share of cutoff_len", harmless=(1,)),
+    **same(Refused("cutoff_len is the length of question and answer"), "max_source_length max_target_length"),
     "val_size": number("data.eval_fraction"),
     **same(_packed, "packing neat_packing use_packed_sequences"),
     "train_on_prompt": flag("data.train_on", "all"),
@@ -156,6 +159,9 @@ TABLE = {
     **same(jobs.LOSS, "pref_bco_weight use_asft_loss use_eaft_loss ld_alpha moe_aux_loss_coef"),
     # the run
     **same(Ignored("pet finetune trains, and pet evaluate measures"), "do_train do_predict"),
+    "eval_steps": on_the_way,
+    "push_to_hub": jobs.uploaded,
+    "hub_model_id": Ignored("it is about push_to_hub"),
     "early_stopping_steps": "eval.patience",
     **same(Refused("no benchmark is run; pet evaluate measures what is held out"), "task split lang n_shot save_dir"),
     **same(measured, "compute_accuracy predict_with_generate"),
@@ -170,7 +176,7 @@ TABLE = {
     **same(jobs.GENERATION, "generation_* eval_num_beams infer_* vllm_* sglang_* skip_special_tokens"),
     # how it is run
     "use_kt": Refused("experts are not computed apart"),
-    "kt_*": Ignored("KTransformers is off"),
+    **same(Ignored("KTransformers is off"), "kt_* cpu_infer chunk_size"),
     "export_*": Ignored("pet export writes the result"),
     "*_hub_token": jobs.DOWNLOADS,
     **same(jobs.SPEED, "flash_attn use_unsloth* enable_liger_kernel use_v1_kernels use_reentrant_gc"),
@@ -202,33 +208,14 @@ DEFAULTS = {
     "eval.batch_size": 8,
 }
 PRE_TRAINING = {"data.train_on": "all", "data.packing": "pack", "data.too_long": "cut"}
-RANKING = {"chosen": "chosen", "rejected": "rejected", "kto_tag": "label"}
-BESIDE = ("input", "history", "system", "tools")
-"""Roles of columns that an objective which reads rows itself would recognise."""
-COLUMNS = {
-    "alpaca": {"prompt": "prompt", "query": "input", "response": "answer", "history": "history"},
-    "sharegpt": {"messages": "messages"},
-}
-COLUMNS = {form: {**columns, "system": "system", "tools": "tools"} for form, columns in COLUMNS.items()}
-"""Roles of a data set's columns by LLaMA-Factory's names, for each formatting."""
-OF_TEXTS = {"prompt": "text", "query": "input"}
-"""The same in stage pt, which takes the question of a row as its text."""
-NAMED = {
-    "alpaca": {"prompt": "instruction", "query": "input", "response": "output"},
-    "sharegpt": {"messages": "conversations"},
-}
-"""The columns of a data set whose entry names none."""
-ENTRY = {"file_name", "formatting", "columns", "tags", "ranking", "split", "num_samples", "subset", "folder"}
-ENTRY |= {"hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name", "file_sha1"}
-"""What a data set's entry may say, by all releases."""
-TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
-TAGS |= {"observation_tag": "tool", "function_tag": "function_call", "system_tag": "system"}
-"""What a data set's entry calls the parts of a message, and its roles."""
 
 
 def translate(values: dict[str, Any], file: Path) -> Translation:
     """A LLaMA-Factory file's settings."""
+    values, later = todays(values)
     t = Translation.of_file(file, values)
+    for name, new in later.items():
+        t.ignore(name, f"it is read as {new}, its later name")
     full = values.get("finetuning_type") in ("full", "freeze")
     t.put("adapter.method", "none" if full else "lora")
     t.settings.update({**DEFAULTS, **(PRE_TRAINING if values.get("stage") == "pt" else {})})
@@ -251,6 +238,9 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     if objective == "kto" and t.get("train.batch_size") == 1 and t.get("train.accumulation", 1) % 2 == 0:
         t.settings.update({"train.batch_size": 2, "train.accumulation": t.get("train.accumulation") // 2})
         t.ignore("per_device_train_batch_size", "kto compares two rows, so 2 with half of the accumulation steps")
+    if objective == "kto" and t.get("eval.batch_size") == 1:
+        t.put("eval.batch_size", 2)
+        t.ignore("per_device_eval_batch_size", "kto compares two rows, so 2")
     for name in ("pref_ftx", "dpo_ftx", "kto_ftx") if objective == "kto" else ():
         if not is_off(values.get(name)) and values[name] != 0:
             t.refuse(name, f"{values[name]!r}: kto has no likelihood term here; train.sft_weight belongs to pairs")
@@ -271,7 +261,7 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         if names := values.get(name):
             with t.reading(name, names):
                 every = names.split(",") if isinstance(names, str) else names
-                read = [_dataset(t, key, name, home, str(one).strip(), prompt) for one in every]
+                read = [dataset(t, key, name, home, str(one).strip(), prompt) for one in every]
                 jobs.put_data(t, key, name, read)
                 found += read
             with t.reading("max_samples", first):  # of each data set
@@ -353,42 +343,3 @@ def _prompts(t: Translation, values: Mapping[str, Any]) -> dict[Any, dict[str, A
     prompt = prompt if system is None else replace(prompt, default=str(system))
     texts = {kind: prompt.jinja(**thoughts, openai=kind) for kind in (True, False)}
     return {kind: {"template": text} for kind, text in texts.items()}
-
-
-def _dataset(t: Translation, key: str, said: str, home: Path, name: str, prompts: dict) -> dict[str, Any]:
-    """A data set, by LLaMA-Factory's list of them in ``home`` or as a path; ``key`` and ``said`` are the recipe's name
-    and LLaMA-Factory's; without ``prompts`` a row is one text."""
-    texts = not prompts
-    index = home / "dataset_info.json"
-    try:
-        entry = read_json(index).get(name) if index.is_file() else None
-    except InputError as error:
-        t.refuse("dataset_dir", str(error))
-        return {"path": name}
-    if not isinstance(entry, Mapping):
-        return {"path": name if Path(name).exists() else str(home / name), **prompts.get(False, {})}
-    if jobs.part(t, key, name, entry) != ":":
-        t.lack(key, f"{name}.split", f"{entry['split']!r} takes a part of the rows; a file with these alone is needed")
-    path = str(home / entry["file_name"]) if "file_name" in entry else name
-    form = str(entry.get("formatting", "alpaca"))
-    kind = form.replace("openai", "sharegpt")
-    if kind not in (COLUMNS if not texts else ("alpaca",)):
-        t.lack(key, said, f"{name}: its formatting {kind!r} is not supported" + " in stage: pt" * texts)
-        return {"path": path}
-    for key in entry.keys() - ENTRY:
-        t.ignore(f"{name}.{key}", "LLaMA-Factory reads no such key of a data set")
-    columns = {role: column for role, column in (entry.get("columns") or NAMED[kind]).items() if column}
-    if texts:
-        columns = {role: column for role, column in columns.items() if role not in ("response", "system", "tools")}
-    if kind == "alpaca" and "query" in columns and "prompt" not in columns:  # which is then the whole question
-        columns["prompt"] = columns.pop("query")
-    roles = OF_TEXTS if texts else {**COLUMNS[kind], **(RANKING if t.get("train.objective") else {})}
-    tags = {tag: word for tag, word in (entry.get("tags") or {}).items() if word}
-    if beyond := [role for role in columns if role not in roles] + [tag for tag in tags if tag not in TAGS]:
-        t.lack(key, said, f"{name}: {', '.join(beyond)}: such data cannot be read")
-    given = {roles[role]: column for role, column in columns.items() if role in roles}  # auto reads these alone
-    if t.get("train.objective"):
-        given |= {role: "" for role in BESIDE if role not in given}
-    given |= {names[0]: word for names in SAID_BY if (word := tags.get(f"{names[0]}_tag")) and word not in names}
-    words = {word: TAGS[tag] for tag, word in tags.items() if tag in TAGS and TAGS[tag] not in ("role", "content")}
-    return {"path": path, "columns": given, "roles": words, **prompts.get(form == "openai", {})}

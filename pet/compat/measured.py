@@ -38,6 +38,18 @@ def saved(t: Translation, name: str, value: Any) -> None:
         ARGUMENTS["save_strategy"](t, name, value)
 
 
+def on_the_way(t: Translation, name: str, value: Any) -> None:
+    """After how many steps is measured, which transformers reads beside a strategy alone."""
+    if any(t.values.get(strategy) is not None for strategy in STRATEGIES):
+        interval("eval.every_steps")(t, name, value)
+    else:
+        t.ignore(name, "it is about eval_strategy: steps")
+
+
+STRATEGIES = ("eval_strategy", "evaluation_strategy")
+"""Names that say when it is measured."""
+
+
 def logged(t: Translation, name: str, value: Any) -> None:
     """After how many steps a line is written; read after the length of the run."""
     if value >= 1 or (value > 0 and t.get("train.steps")):

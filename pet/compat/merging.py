@@ -7,6 +7,7 @@ from pathlib import Path
 
 from model_zoo.errors import InputError
 from pet.compat import axolotl, llama_factory
+from pet.compat.earlier_names import todays
 from pet.compat.job_files import listed
 from pet.compat.lacking_tokens import new_tokens
 from pet.compat.results import find_weights, of_job, of_run
@@ -69,6 +70,8 @@ def of_file(path: str) -> Merge:
             raise InputError(f"{file.name}: {NOTHING}")
         written = str(adapter or Path(recipe.output.dir, "adapter"))
         return Merge(recipe.model.path, [written], template=recipe.data.template)
+    if kind == "llama_factory":
+        values, _ = todays(values)
     t = Translation(file.name)
     t.apply(values, LLAMA_FACTORY if kind == "llama_factory" else AXOLOTL)
     if kind == "axolotl":  # beside what was trained

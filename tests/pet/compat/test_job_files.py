@@ -13,6 +13,7 @@ import yaml
 from model_zoo.errors import InputError
 from model_zoo.tokenizers import AutoTokenizer
 from pet.compat import axolotl, llama_factory
+from pet.compat.llama_factory_data import BESIDE
 from pet.compat.merging import of_file
 from pet.compat.prompts import ALPACA, AXOLOTL, LLAMA_FACTORY, of_turns
 from pet.compat.yaml_files import convert, load_any
@@ -746,10 +747,16 @@ TALK = {"formatting": "sharegpt", "columns": {"messages": "talk"}}
             ["Q", "A"],
         ),
         (
+            "sft",  # which no release reads of talks
+            {**TALK, "columns": {"messages": "talk", "summary": "s", "prompt": "q"}, "tags": {"tone_tag": "kind"}},
+            {"talk": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}], "s": "S", "q": "P"},
+            ["Q", "A"],
+        ),
+        (
             "sft",
-            TALK | {"tags": {"tone_tag": "kind"}},
+            {"columns": {"prompt": "q", "videos": "films"}},
             {},
-            "mine: tone_tag: such data cannot be read; give data.eval",
+            "mine: videos: such data cannot be read; give data.eval",
         ),
         (
             "pt",
@@ -771,6 +778,7 @@ def test_llama_factorys_list_says_how_rows_are_read(tmp_path, stage, entry, row,
         return
     how = {name: t.get(f"data.{name}") for name in ("format", "columns", "roles")}
     (read,) = read_rows(rows, **how)
+    assert not t.missing
     assert (read.text or [one["content"] for one in read.messages]) == expected
 
 
@@ -965,7 +973,7 @@ def test_llama_factorys_ranked_data_set(tmp_path):
     translation = llama_factory.translate(file, tmp_path / "job.yaml")
     assert (translation.get("data.format"), translation.get("data.columns")) == (
         "auto",
-        {"messages": "talk", "chosen": "good", "rejected": "bad", **dict.fromkeys(llama_factory.BESIDE, "")},
+        {"messages": "talk", "chosen": "good", "rejected": "bad", **dict.fromkeys(BESIDE, "")},
     )
 
 
@@ -1313,7 +1321,8 @@ TOLD = {"val_size": 0.2, "num_train_epochs": 4}, {"val_set_size": 0.2, "num_epoc
         ("llama_factory", {"eval_strategy": "steps"}, 500, None),
         ("llama_factory", {"eval_strategy": "steps", "eval_steps": 3, "logging_steps": 7}, 3, None),
         ("llama_factory", {"eval_strategy": "epoch", "eval_steps": 3}, None, 1.0),
-        ("llama_factory", {"eval_steps": 0.05}, 0.05, None),
+        ("llama_factory", {"eval_steps": 0.05, "evaluation_strategy": "steps"}, 0.05, None),
+        ("llama_factory", {"eval_steps": 3}, None, None),
         ("axolotl", {"eval_strategy": "epoch"}, None, 1.0),
         ("axolotl", {"eval_strategy": "steps", "logging_steps": 2}, 2, None),
         ("axolotl", {"eval_strategy": "epoch", "evals_per_epoch": 4}, 1 / 16, None),
@@ -1420,6 +1429,8 @@ def test_llama_factorys_kto_of_single_rows_takes_two_of_half_the_steps(tmp_path)
     assert "per_device_train_batch_size" in t.ignored
     t = llama_factory.translate({**told, "gradient_accumulation_steps": 1}, tmp_path / "job.yaml")
     assert t.get("train.batch_size") == 1  # which the recipe refuses
+    t = llama_factory.translate({"stage": "kto", "per_device_eval_batch_size": 1}, tmp_path / "job.yaml")
+    assert t.get("eval.batch_size") == 2 and "per_device_eval_batch_size" in t.ignored
 
 
 def test_a_run_is_resumed_from_the_checkpoint_that_a_file_names(job, base, tmp_path):

@@ -223,6 +223,11 @@ def test_axolotls_settings_of_the_models_config(tmp_path):
         ),
         ("axolotl", {"save_first_step": True, "eval_sequence_len": None}, {}, ("save_first_step", "train.save_every")),
         ("llama_factory", {"stage": "dpo", "ref_model": "llama_tiny"}, {"train.reference": None}, None),
+        ("llama_factory", {"run_name": "grade=02/from a b"}, {"name": "grade_02_from_a_b"}, None),
+        ("llama_factory", {"hub_model_id": "me/mine"}, {}, ("hub_model_id", "push_to_hub")),
+        ("llama_factory", {"reserved_label_len": 1, "cpu_infer": 32}, {}, ("cpu_infer", "KTransformers")),
+        ("axolotl", {"bnb_4bit_quant_type": "nf4"}, {}, ("bnb_4bit_quant_type", "within bnb_config_kwargs")),
+        ("axolotl", {"push_to_hub": True, "report_to": "wandb"}, {}, ("push_to_hub", "reads no such key")),
         ("llama_factory", {"train_mm_proj_only": True, "audio_sampling_rate": 9}, {}, ("audio_sampling_rate", "text")),
     ],
 )
@@ -238,6 +243,8 @@ def test_what_is_refused_says_how_to_go_on(tmp_path):
     assert t.problems == [
         "job.yaml: hub_model_id: 'me/mine': nothing is uploaded; hub_model_id=null on the command line leaves it out"
     ]
+    t = llama_factory.translate({**JOBS["llama_factory"], "push_to_hub": True}, tmp_path / "job.yaml")
+    assert "nothing is uploaded; push_to_hub=null on the command line" in t.problems[0]
     t = llama_factory.translate({**JOBS["llama_factory"], "stage": "dpo", "ref_model": "other"}, tmp_path / "job.yaml")
     assert "'other': the reference is the base without adapters, where this is left out" in t.problems[0]
 
@@ -349,3 +356,39 @@ def test_llama_factory_scales_positions_to_its_length(base, kind, length, expect
     context = given.get("original_max_position_embeddings", 64) * given["factor"]
     assert t.get("model.config") == {"max_position_embeddings": context, **expected}
     assert config_of({**config, **t.get("model.config")}).max_position_embeddings == context
+
+
+@pytest.mark.parametrize(
+    ("given", "found", "problem"),
+    [
+        ({"checkpoint_dir": "saves/one", "adapter_name_or_path": None}, {"adapter.load": "saves/one"}, ""),
+        ({"checkpoint_dir": "saves/one", "resume_lora_training": True}, {"adapter.load": "saves/one"}, ""),
+        ({"checkpoint_dir": "saves/one", "resume_lora_training": False}, {}, "create_new_adapter: True: merge the"),
+        ({"checkpoint_dir": "saves/one", "finetuning_type": "full"}, {}, "name these weights by model_name_or_path"),
+        ({"resume_lora_training": False, "dev_ratio": 0.1, "sft_packing": True}, {"data.eval_fraction": 0.1}, ""),
+        ({"prompt_template": "qwen", "system_prompt": "Be kind.", "neft_alpha": 5}, {"train.neftune_alpha": 5.0}, ""),
+        ({"max_source_length": 512}, {}, "cutoff_len is the length of question and answer"),
+    ],
+)
+def test_llama_factorys_names_of_2023(tmp_path, given, found, problem):
+    t = llama_factory.translate({**JOBS["llama_factory"], **given}, tmp_path / "job.yaml")
+    assert {key: t.get(key) for key in found} == found
+    assert problem in t.problems[0] if problem else not t.problems
+    if "prompt_template" in given:
+        assert "Be kind." in t.get("data.template") and "its later name" in t.ignored["system_prompt"]
+
+
+def test_layers_by_llama_factorys_names_of_2023(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"instruction": "Q", "output": "A"}) + "\n")
+    old = {"num_layer_trainable": 1, "name_module_trainable": "mlp"}
+    new = {"freeze_trainable_layers": 1, "freeze_trainable_modules": "mlp"}
+    told = [f"data.train={rows}", "data.max_length=64"]
+    file = {**JOBS["llama_factory"], "finetuning_type": "freeze"}
+    trained = [load_any(job(tmp_path, **file, **names), told).adapter.trained for names in (old, new)]
+    assert trained == [["*.3.mlp*"]] * 2
+
+
+def test_an_adapter_by_llama_factorys_name_of_2023_can_be_merged(tmp_path):
+    merge = of_file(str(job(tmp_path, **JOBS["llama_factory"], checkpoint_dir="saves/run", export_dir="merged")))
+    assert (merge.adapters, merge.output) == (["saves/run"], "merged")
