@@ -26,14 +26,16 @@ WHOLE = ("checkpoint_dir", "full", "freeze")
 
 
 def todays(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """A file's settings by later names, where it does not have these as well; and of each that is read so its later
-    name."""
+    """A file's settings by later names, which count where both are given; and what became of each earlier name."""
+    found, notes = dict(values), {}
     name, *whole = WHOLE
-    read = {old: new for old, new in NAMES.items() if old in values and values.get(new) is None}
-    if values.get("finetuning_type") in whole:
-        read.pop(name, None)
-    found = {read.get(key, key): value for key, value in values.items() if key in read or key not in read.values()}
+    for old, new in NAMES.items():
+        if old in values and not (old == name and values.get("finetuning_type") in whole):
+            notes[old] = f"{new}, its later name, takes its place" if new in found else f"it is read as {new}"
+            found.setdefault(new, values[old])
+            del found[old]
     resumed = found.pop("resume_lora_training", None)
     if resumed is not None and is_off(resumed) and not is_off(found.get("adapter_name_or_path")):
-        found["create_new_adapter"], read["resume_lora_training"] = True, "create_new_adapter"
-    return found, read
+        found.setdefault("create_new_adapter", True)
+        notes["resume_lora_training"] = "it is read as create_new_adapter"
+    return found, notes

@@ -62,6 +62,14 @@ def _quantised(t: Translation, name: str, value: Any) -> None:
     t.settings.update(jobs.BITS.get(value, {}))
 
 
+def _anew(t: Translation, name: str, value: Any) -> None:
+    if is_off(before := t.values.get("adapter_name_or_path")):
+        t.ignore(name, "there is no adapter_name_or_path, whose adapter would become a part of the base")
+    elif switched_on(value):
+        base, nothing = t.values.get("model_name_or_path"), f"{name}=null adapter_name_or_path=null"
+        t.refuse(name, f"first pet merge {before} --base {base} --output DIR, and then model.path=DIR {nothing}")
+
+
 def _packed(t: Translation, name: str, value: Any) -> None:
     if t.get("train.objective"):
         t.ignore(name, "it is about stage: sft and pt")
@@ -119,7 +127,7 @@ TABLE = {
     "pissa_init": flag("adapter.init", "pissa"),
     "pissa_iter": Ignored("PiSSA's decomposition is exact here"),
     "pissa_convert": Ignored("a PiSSA adapter is saved as LoRA over the untouched base in any case"),
-    "create_new_adapter": Refused("merge the first adapter with pet merge, and name the result as the base"),
+    "create_new_adapter": _anew,
     "module_dropout": Ignored("OFT is off"),
     **dict.fromkeys(FROZEN, _of_layers),
     "freeze_*": Ignored("it is about models that see"),
@@ -212,10 +220,9 @@ PRE_TRAINING = {"data.train_on": "all", "data.packing": "pack", "data.too_long":
 
 def translate(values: dict[str, Any], file: Path) -> Translation:
     """A LLaMA-Factory file's settings."""
-    values, later = todays(values)
+    values, earlier = todays(values)
     t = Translation.of_file(file, values)
-    for name, new in later.items():
-        t.ignore(name, f"it is read as {new}, its later name")
+    t.ignored.update(earlier)
     full = values.get("finetuning_type") in ("full", "freeze")
     t.put("adapter.method", "none" if full else "lora")
     t.settings.update({**DEFAULTS, **(PRE_TRAINING if values.get("stage") == "pt" else {})})

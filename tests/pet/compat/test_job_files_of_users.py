@@ -224,6 +224,7 @@ def test_axolotls_settings_of_the_models_config(tmp_path):
         ("axolotl", {"save_first_step": True, "eval_sequence_len": None}, {}, ("save_first_step", "train.save_every")),
         ("llama_factory", {"stage": "dpo", "ref_model": "llama_tiny"}, {"train.reference": None}, None),
         ("llama_factory", {"run_name": "grade=02/from a b"}, {"name": "grade_02_from_a_b"}, None),
+        ("llama_factory", {"create_new_adapter": True}, {}, ("create_new_adapter", "no adapter_name_or_path")),
         ("llama_factory", {"hub_model_id": "me/mine"}, {}, ("hub_model_id", "push_to_hub")),
         ("llama_factory", {"reserved_label_len": 1, "cpu_infer": 32}, {}, ("cpu_infer", "KTransformers")),
         ("axolotl", {"bnb_4bit_quant_type": "nf4"}, {}, ("bnb_4bit_quant_type", "within bnb_config_kwargs")),
@@ -361,9 +362,14 @@ def test_llama_factory_scales_positions_to_its_length(base, kind, length, expect
 @pytest.mark.parametrize(
     ("given", "found", "problem"),
     [
-        ({"checkpoint_dir": "saves/one", "adapter_name_or_path": None}, {"adapter.load": "saves/one"}, ""),
+        ({"checkpoint_dir": "saves/one"}, {"adapter.load": "saves/one"}, ""),
+        ({"checkpoint_dir": "saves/one", "adapter_name_or_path": None}, {"adapter.load": None}, ""),  # by the command
         ({"checkpoint_dir": "saves/one", "resume_lora_training": True}, {"adapter.load": "saves/one"}, ""),
-        ({"checkpoint_dir": "saves/one", "resume_lora_training": False}, {}, "create_new_adapter: True: merge the"),
+        (
+            {"checkpoint_dir": "saves/one", "resume_lora_training": False},
+            {},
+            "create_new_adapter: first pet merge saves/one --base",
+        ),
         ({"checkpoint_dir": "saves/one", "finetuning_type": "full"}, {}, "name these weights by model_name_or_path"),
         ({"resume_lora_training": False, "dev_ratio": 0.1, "sft_packing": True}, {"data.eval_fraction": 0.1}, ""),
         ({"prompt_template": "qwen", "system_prompt": "Be kind.", "neft_alpha": 5}, {"train.neftune_alpha": 5.0}, ""),
@@ -375,7 +381,7 @@ def test_llama_factorys_names_of_2023(tmp_path, given, found, problem):
     assert {key: t.get(key) for key in found} == found
     assert problem in t.problems[0] if problem else not t.problems
     if "prompt_template" in given:
-        assert "Be kind." in t.get("data.template") and "its later name" in t.ignored["system_prompt"]
+        assert "Be kind." in t.get("data.template") and "read as default_system" in t.ignored["system_prompt"]
 
 
 def test_layers_by_llama_factorys_names_of_2023(tmp_path):
