@@ -11,6 +11,7 @@ import numpy as np
 from mindspore import Tensor, ops
 
 from model_zoo.engine import PromptProgram, TokenProgram, available, fuse_cached_layers
+from model_zoo.errors import warn_once
 from model_zoo.generation.cache import Cache
 from model_zoo.graph import AddressGuard, Graph
 
@@ -110,6 +111,7 @@ class CachedDecoder:
 
         self.prefill, self.advance = Graph(prefill), Graph(advance)
         self.layers: dict = {}  # see `layers_of`
+        self.refused: set[Graph] = set()  # which cannot be compiled
         self.guard = AddressGuard(model.get_parameters())
         self.guard.note()
 
@@ -150,12 +152,24 @@ class CachedDecoder:
         prefilling, layers, eager = graph is self.prefill, self.layers_of(graph), self.eager(graph)
         if layers is None:
             with self.attached(prefilling, fresh=False):
-                return graph(*arguments)
+                return (graph.uncompiled if graph in self.refused else graph)(*arguments)
         with layers, self.attached(prefilling, fresh=True):  # without the layers' own cells there are few to choose in
-            results = (graph.uncompiled if eager else graph)(*arguments)
+            results = graph.uncompiled(*arguments) if eager else self.compiled(graph, *arguments)
         if not eager:
             self.layers[graph] = None
         return results
+
+    def compiled(self, graph: Graph, *arguments):
+        """What a graph gives the first time, or what it is made of, operator by operator: MindSpore moves a tied weight
+        in bfloat16 within graphs, for which it has no operator on a CPU."""
+        try:
+            return graph(*arguments)
+        except TypeError as error:
+            if "Select CPU operator" not in str(error):
+                raise
+            warn_once("generate: cannot be compiled and runs operator by operator, several times slower")
+            self.refused.add(graph)
+            return graph.uncompiled(*arguments)
 
     @functools.cached_property
     def whole_prompt(self) -> PromptProgram | None:

@@ -565,3 +565,22 @@ def test_what_is_no_configuration_is_an_error(model, config):
     with pytest.raises(ValueError, match="an adapter's configuration was expected"):
         pet.add_adapter(model, "second", pet.LoRAConfig(rank=2))
     assert pet.list_adapters(model) == []
+
+
+def test_rows_of_several_adapters_over_a_tied_base_in_bfloat16(tmp_path):
+    """Which MindSpore cannot compile on a CPU: it is said, and computed by operators."""
+    config = {**pet.AutoConfig.from_pretrained("llama_tiny").to_dict(), "num_hidden_layers": 1}
+    made = pet.AutoModel.from_config({**config, "tie_word_embeddings": True})
+    pet.save_pretrained(made, tmp_path, dtype="bfloat16")
+    model = pet.AutoModel.from_pretrained(str(tmp_path), dtype="auto")
+    pet.apply_lora(model, rank=2)
+    for name, weight in model.parameters_dict().items():
+        if "lora_B" in name:
+            weight.set_data(ms.Tensor(np.random.default_rng(1).normal(0, 1, weight.shape).astype(np.float32)))
+    ids = np.array([[5, 6, 7], [5, 6, 7]], np.int32)
+    with pet.adapter_names(model, ["default", "__base__"]):
+        both = model.generate(ids, max_new_tokens=4, eos_token_id=None)
+    tuned = model.generate(ids[:1], max_new_tokens=4, eos_token_id=None)
+    with pet.disable_adapters(model):
+        plain = model.generate(ids[:1], max_new_tokens=4, eos_token_id=None)
+    assert np.array_equal(both, np.concatenate([tuned, plain])) and not np.array_equal(tuned, plain)
