@@ -58,8 +58,8 @@ def dataset(t: Translation, key: str, said: str, home: Path, name: str, prompts:
     if kind not in (COLUMNS if not texts else ("alpaca",)):
         t.lack(key, said, f"{name}: its formatting {kind!r} is not supported" + " in stage: pt" * texts)
         return {"path": path}
-    for key in entry.keys() - ENTRY:
-        t.ignore(f"{name}.{key}", "LLaMA-Factory reads no such key of a data set")
+    for other in entry.keys() - ENTRY:
+        t.ignore(f"{name}.{other}", "LLaMA-Factory reads no such key of a data set")
     columns = {role: column for role, column in (entry.get("columns") or NAMED[kind]).items() if column}
     if texts:
         columns = {role: column for role, column in columns.items() if role not in ("response", "system", "tools")}

@@ -754,7 +754,7 @@ TALK = {"formatting": "sharegpt", "columns": {"messages": "talk"}}
         ),
         (
             "sft",
-            {"columns": {"prompt": "q", "videos": "films"}},
+            {"columns": {"prompt": "q", "videos": "films"}, "note": "beside what is read"},
             {},
             "mine: videos: such data cannot be read; give data.eval",
         ),
