@@ -333,8 +333,7 @@ def gelu():
     return lambda x: 0.5 * x * (1.0 + ops.erf(x * 0.7071067811865476))
 
 
-def relu():
-    return ops.ReLU()
+relu = ops.ReLU
 
 
 def silu():

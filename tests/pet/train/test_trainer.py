@@ -934,7 +934,7 @@ def test_a_signal_that_another_process_received_ends_all_with_its_exit_code(toy,
             return True
 
         def objects(self, value):
-            return [value, signal.SIGTERM]
+            return [value, value if isinstance(value, list) else signal.SIGTERM]
 
     trainer = make(toy(), [batch(4, seed=0)], distributed=Member())
     with pytest.raises(Interrupted) as caught:
