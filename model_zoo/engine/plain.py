@@ -301,6 +301,7 @@ def split_heads(d):
     return SplitHeadsKernel(d)
 
 
+relu = ops.ReLU
 swiglu = functools.cache(SwiGLUKernel)
 gelu_tanh = functools.cache(GeluTanhKernel)
 geglu = functools.cache(GeGLUKernel)
@@ -331,9 +332,6 @@ def add_bias():
 
 def gelu():
     return lambda x: 0.5 * x * (1.0 + ops.erf(x * 0.7071067811865476))
-
-
-relu = ops.ReLU
 
 
 def silu():
