@@ -60,7 +60,7 @@ def add_tokens(
 
     Their ids follow the tokenizer's last one. Where the embedding has no rows for them, it and the head get as many,
     each the mean of all others, which is what transformers' ``resize_token_embeddings`` draws them around. They learn
-    where training reaches them: ``modules_to_save`` of the embedding and the head, or ``trainable_token_indices``.
+    where training reaches them: ``modules_to_save`` with the embedding and the head, or ``trainable_tokens``.
 
     Args:
         base: Hugging Face checkpoint directory that is not packed.

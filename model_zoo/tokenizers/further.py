@@ -41,7 +41,7 @@ def add_to_files(directory: Path, entries: Sequence[Mapping], roles: Mapping[str
     Raises:
         InputError: files whose tokenizer takes no further tokens.
     """
-    files = TokenizerFiles(directory)
+    files, before = TokenizerFiles(directory), AutoTokenizer.from_pretrained(directory)
     with_json, settings = files.has("tokenizer.json"), files.settings
     if with_json:
         description = read_json(directory / "tokenizer.json")
@@ -54,14 +54,20 @@ def add_to_files(directory: Path, entries: Sequence[Mapping], roles: Mapping[str
     for name, more in (("added_tokens.json", {one["content"]: one["id"] for one in entries}), (MAP, roles)):
         if files.has(name):
             write_json(directory / name, {**files.json(name), **more})
-    _check(directory, entries, roles)
+    _check(directory, entries, roles, before)
 
 
-def _check(directory: Path, entries: Sequence[Mapping], roles: Mapping[str, str]) -> None:
-    """Raises InputError unless the directory's tokenizer has the tokens, as one id each."""
+def _check(directory: Path, entries: Sequence[Mapping], roles: Mapping[str, str], before: Tokenizer) -> None:
+    """Raises InputError unless the directory's tokenizer has the tokens, as one id each, and puts those with a role
+    around a text where it put others ``before``."""
     tokenizer = AutoTokenizer.from_pretrained(directory)
     known = {**tokenizer.special_tokens, **tokenizer.plain}
     lost = [one["content"] for one in entries if known.get(one["content"]) != one["id"]]
     lost += [text for role, text in roles.items() if getattr(tokenizer, role) != text]
     if lost:
         raise InputError(f"{type(tokenizer).__name__} takes no further tokens from its files: {', '.join(lost)}")
+    moved = {getattr(before, f"{role}_id"): getattr(tokenizer, f"{role}_id") for role in roles if role != "pad_token"}
+    if tokenizer.around != tuple([moved.get(number, number) for number in part] for part in before.around):
+        raise InputError(
+            f"{', '.join(roles)}: the post_processor of its tokenizer.json says which tokens are put around a text"
+        )

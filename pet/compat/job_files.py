@@ -126,7 +126,7 @@ def fit_length(t: Translation, base: Any) -> None:
     ):
         return
     with contextlib.suppress(InputError):  # reported where it is used
-        context = sizes(model_config(base)).context
+        context = sizes({**model_config(base), **(t.get("model.config") or {})}).context
         if context < length:
             t.put("data.max_length", context)
             t.ignore("data.max_length", f"{length} unless the file says it; the base has a context of {context}")

@@ -7,14 +7,12 @@ import math
 from typing import Any
 
 from model_zoo.errors import InputError
+from model_zoo.rope_config import ORIGINAL
 from pet.names import model_config
 from pet.recipe.translation import Translation
 
-ORIGINAL = "original_max_position_embeddings"
 WITH_ORIGINAL = {"dynamic": {}, "yarn": {}, "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0}}
 """Of which types it notes the base's own context, and which numbers it gives them besides."""
-LENGTH = 2048
-"""Its ``cutoff_len`` where a file has none."""
 
 
 def scale_positions(t: Translation, name: str, value: Any) -> None:
@@ -25,7 +23,7 @@ def scale_positions(t: Translation, name: str, value: Any) -> None:
         newer = config.get("rope_parameters")
         scaling = config.get("rope_scaling") or newer or {}
         context = scaling.get(ORIGINAL) or config.get("max_position_embeddings")
-        length = t.values.get("cutoff_len") or LENGTH
+        length = t.values.get("cutoff_len") or t.get("data.max_length")
         if context is None:
             t.ignore(name, "the base's positions are not scaled, as in LLaMA-Factory")
         elif length <= context:

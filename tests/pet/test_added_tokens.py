@@ -90,12 +90,17 @@ def test_transformers_opens_it(name, by_json, tmp_path):
     assert {word: peer.convert_tokens_to_ids(word) for word in WORDS} == report.ids
     text = f"Hello {WORDS[0]}user\nhow{WORDS[1]} are"
     own = pet.AutoTokenizer.from_pretrained(str(tmp_path / "added"))
-    begun = own.encode("")
-    assert begun + own.encode(f"Hello {WORDS[0]}user", add_special_tokens=False) == [
-        *begun,
-        *peer(f"Hello {WORDS[0]}user", add_special_tokens=False)["input_ids"],
-    ]
+    begun = f"Hello {WORDS[0]}user"  # the second one is the end token, and so none in a text
+    ids = peer(begun, add_special_tokens=False)["input_ids"]
+    assert own.encode(begun, add_special_tokens=False) == ids and report.ids[WORDS[0]] in ids
     assert set(report.ids.values()) < {*peer(text)["input_ids"]} and peer.eos_token == WORDS[1]
+    if by_json and name == "llama_tiny":
+        with pytest.raises(InputError, match=r"bos_token: the post_processor of its tokenizer\.json says which"):
+            add_tokens(base, [], tmp_path / "other", bos_token="<b>")
+    else:
+        add_tokens(base, [], tmp_path / "other", bos_token="<b>")
+        first = pet.AutoTokenizer.from_pretrained(str(tmp_path / "other")).encode("Hello")[0]
+        assert first == transformers.AutoTokenizer.from_pretrained(tmp_path / "other")("Hello")["input_ids"][0]
     model, found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "added", output_loading_info=True)
     assert not any(found.values()) and model.get_input_embeddings().weight.shape[0] == report.rows
     ids = np.array([[5, 1217, 7, 1216]])

@@ -359,6 +359,16 @@ def test_llama_factory_scales_positions_to_its_length(base, kind, length, expect
     assert config_of({**config, **t.get("model.config")}).max_position_embeddings == context
 
 
+def test_llama_factorys_own_length_scales_positions_too(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"instruction": "Q", "output": "A"}) + "\n")
+    file = {**JOBS["llama_factory"], "rope_scaling": "linear", "model_name_or_path": "llama_tiny"}
+    recipe = load_any(
+        job(tmp_path, **{key: one for key, one in file.items() if key != "cutoff_len"}), [f"data.train={rows}"]
+    )
+    assert (recipe.data.max_length, recipe.model.config["max_position_embeddings"]) == (2048, 2048)
+
+
 @pytest.mark.parametrize(
     ("given", "found", "problem"),
     [
