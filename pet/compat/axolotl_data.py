@@ -247,7 +247,7 @@ def special_tokens(t: Translation, name: str, value: Any) -> None:
         if role in ("pad_token", "unk_token") or word is None or own is None:
             return role == "pad_token" or word in (None, *jobs.OWN_TOKENS)
         if role in ("bos_token", "eos_token"):
-            return getattr(own, role) in (None, word) or (role == "eos_token" and chats)
+            return getattr(own, role) in (None, word) or (role == "eos_token" and chats and not lacking(t, [word]))
         return not lacking(t, jobs.listed(word))
 
     changed = {role: word for role, word in value.items() if not kept(role, word)}

@@ -156,6 +156,7 @@ def test_a_deepspeed_file_has_the_say_of_schedule_and_optimizer(tmp_path, system
     [
         ({"special_tokens": {"eos_token": "<|im_end|>"}}, "alpaca", r"special_tokens: '<\|im_end\|>': not so in"),
         ({"special_tokens": {"eos_token": "<|im_end|>"}}, "chat_template", None),
+        ({"special_tokens": {"eos_token": "<end>"}}, "chat_template", "add-tokens .* --eos '<end>' --output"),
         (
             {"special_tokens": {"bos_token": "<|im_start|>"}},
             "chat_template",
