@@ -49,6 +49,12 @@ def to_ours(group: Group, theirs: list[np.ndarray]) -> list[np.ndarray]:
     return parts if len(group.ours) > 1 else [_joined(parts)]
 
 
+def our_tensors(group: Group, theirs: list[np.ndarray], shapes: Mapping[str, tuple[int, ...]]) -> list[np.ndarray]:
+    """`to_ours` of weights, which lie as in our models."""
+    ours = zip(to_ours(group, theirs), group.ours, strict=True)
+    return [one.T if group.transposed or one.shape != shapes[name] else one for one, name in ours]  # w2_transb
+
+
 def to_theirs(group: Group, ours: list[np.ndarray]) -> list[np.ndarray]:
     """MindFormers' tensors, or B matrices of LoRA, out of ours of a group: by its outputs, the first axis."""
     parts = _rearranged(group, _cut(group, _joined(ours)))
@@ -148,10 +154,8 @@ class MindFormersCheckpoint(Checkpoint):
         dtype, shape = self.file.info(theirs)[0], self._shapes[name]
 
         def make(slices: Slices) -> np.ndarray:
-            array = to_ours(group, [self.file.read(theirs) for theirs in group.theirs])[place]
-            if group.transposed or array.shape != shape:  # w2_transb
-                array = array.T
-            return array[slices or ...]
+            theirs = [self.file.read(theirs) for theirs in group.theirs]
+            return our_tensors(group, theirs, self._shapes)[place][slices or ...]
 
         self._where[name] = MadeTensor(TensorInfo(dtype, shape, 0, nbytes(dtype, shape)), make)
 

@@ -8,14 +8,8 @@ import logging
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from adapters.apply import delete_adapter
-from adapters.registry import registry
-from adapters.saving import load_adapter
-from model_zoo.atomic import read_json, write_json
 from model_zoo.auto import AutoModel as DirectoryModel
 from model_zoo.causal_lm import CausalLM
 from model_zoo.checkpoint.reading import Checkpoint, load_into
@@ -24,12 +18,12 @@ from model_zoo.errors import InputError, located
 from pet import auto
 from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import find_ckpt, is_ckpt
-from pet.compat.ckpt.lora import to_adapter
 from pet.compat.ckpt.names import Form
 from pet.compat.ckpt.view import MindFormersCheckpoint, is_lora
 from pet.compat.mindformers.cells import give_cell
 from pet.compat.mindformers.config import DROPOUTS, give_names
 from pet.compat.mindformers.generation_defaults import NAMES as GENERATION, give_defaults
+from pet.compat.mindformers.loading import fill_lora, load_their_names
 from pet.compat.mindformers.pet_config import with_adapter
 from pet.compat.mindformers.presets import split_name
 from pet.compat.mindformers.scripted import Scripted, of_field
@@ -56,7 +50,7 @@ def built(config: Config | Mapping[str, Any], loads: bool = True) -> CausalLM:
             with MindFormersCheckpoint(find_ckpt(checkpoint), model.config.to_dict(), form) as view:
                 load_into(model, view)
                 if any(map(is_lora, view.file.tensors)):
-                    model.held_lora = functools.partial(_fill_lora, view.path, form)
+                    model.held_lora = functools.partial(fill_lora, view.path, form)
                     if not said.get("pet_config"):
                         log.warning("%s: its LoRA matrices are put on with the adapter (get_pet_model)", view.path)
     give_names(model.config)
@@ -64,23 +58,12 @@ def built(config: Config | Mapping[str, Any], loads: bool = True) -> CausalLM:
     stated = said.get("stated", {})
     names = [name for name in GENERATION if name in stated or (name in said and not name.endswith("_id"))]
     give_defaults(model, {name: getattr(config, name) for name in names}, checkpoint)
+    load_their_names()
     if not checkpoint:
         model.random_start = next(iter(model.get_parameters())).asnumpy()[:1].copy()
     give_cell(model)
     attach_dropout(model, {place: said[name] for name, place in DROPOUTS.items() if said.get(name)})
     return model
-
-
-def _fill_lora(file: Path, form: Form, model: CausalLM) -> None:
-    """Puts the matrices of a model's MindFormers file in the place of the LoRA that it got last, whose dropout stays.
-    Its rank may change: LoRA of two parts of a matrix that is one here has both."""
-    mine = list(registry(model).adapters.values())[-1]
-    with TemporaryDirectory() as place:
-        to_adapter(file, place, mine.config.alpha, model.config.to_dict(), form)
-        settings = Path(place, "adapter_config.json")
-        write_json(settings, {**read_json(settings), "lora_dropout": mine.config.dropout})
-        delete_adapter(model, mine.name)
-        load_adapter(model, place, mine.name)
 
 
 def from_pretrained(name: str | os.PathLike, **settings) -> CausalLM:

@@ -188,12 +188,12 @@ HANDED_ON = ("do_sample", "temperature", "repetition_penalty", "max_length")
 
 
 def say_if_random(model, call: str) -> None:
-    """Says of a model that was made with random weights, once for each call, if they are still those: MindSpore's
-    ``load_checkpoint`` finds nothing in a MindFormers file, whose names are others, and goes on."""
+    """Says of a model that was made with random weights, once for each call, if they are still those: where MindSpore's
+    ``load_checkpoint`` finds no name of a model in a file it goes on."""
     if still_random(model):
         warn_once(
-            f"{call}: the model has random weights; those of a MindFormers .ckpt file are taken by the "
-            "configuration's checkpoint_name_or_path, or by pet convert, not by mindspore.load_checkpoint",
+            f"{call}: the model has random weights; give its configuration's checkpoint_name_or_path, or load a file "
+            "with its names by mindspore.load_checkpoint",
             f"{call} {id(model)}",
         )
 

@@ -160,6 +160,9 @@ def test_get_pet_model_puts_on_the_lora_of_the_models_file(base, tmp_path, lora_
         assert np.array_equal(one.set_train(False)(ids)[0].asnumpy(), expected)
         assert pet.list_adapters(one) == ["default"] and registry(one).get("default").config.dropout == 0.5
         assert [p.requires_grad for p in one.get_parameters()].count(True) == 4
+    bare = get_pet_model(GPT2LMHeadModel(GPT2Config(**{**named, "checkpoint_name_or_path": ""})), method)
+    assert ms.load_param_into_net(bare, both) == ([], [])  # as a script does that names no file
+    assert np.array_equal(bare.set_train(False)(ids)[0].asnumpy(), expected)
     assert np.any([one.asnumpy() for one in pet.trainable_parameters(GPT2WithLora(GPT2Config(**named)))[1::2]])
 
 
