@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from model_zoo.errors import InputError
 from pet.parallel.checks import check_optimizer
 
 
@@ -24,6 +25,40 @@ def check_fits(recipe) -> None:
 
     loaded = getattr(recipe.adapter, "load", None)
     adapter = None if loaded else recipe_method(recipe.adapter, recipe.train.seed)
-    divided = shares(MetaModel(recipe.model.config_json()), adapter, layout.tensor, layout.pipeline, replicas)
+    meta_model = MetaModel(recipe.model.config_json())
+    divided = shares(meta_model, adapter, layout.tensor, layout.pipeline, replicas)
+    check_packed(packed_matrices(recipe.model, meta_model.config), meta_model.config, divided)
     if recipe.train.objective not in JUDGING and not getattr(recipe.adapter, "trainable_tokens", None):
         divided.trained()  # which knows nothing of these
+
+
+def packed_matrices(section, config) -> dict:
+    """{name: its form} of the matrices that are held in 8 or 4 bits: as files have them, else as is asked for."""
+    from model_zoo.checkpoint.reading import Checkpoint
+    from model_zoo.quantization.files import SECTION
+    from pet.names import find_model
+
+    asked = section.quantization.settings()
+    if section.from_scratch or not (asked or SECTION in section.config_json()):
+        return {}
+    with Checkpoint(find_model(section.path)) as checkpoint:
+        if checkpoint.packed:
+            return {name: tensor.storage for name, tensor in checkpoint.packed.items()}
+    return {f"{path}.weight": asked.storage for path in asked.places(config)} if asked else {}
+
+
+def check_packed(packed: dict, config, divided) -> None:
+    """Raises InputError for a packed matrix that replicas would share, or whose blocks shards would cut too small.
+
+    Args:
+        packed: `packed_matrices`.
+        divided: a `pet.parallel.shares.Layout`.
+    """
+    from pet.parallel.gathered import not_gathered
+    from pet.parallel.shares import packed_part
+
+    for share in (share for share in divided.shares if share.name in packed and not share.adapter):
+        path = share.name.rpartition(".")[0]
+        if share.replicas > 1:
+            raise InputError(not_gathered(path))
+        packed_part(share, packed[share.name], config.cells()[path].transposed)

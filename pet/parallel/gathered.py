@@ -83,10 +83,7 @@ def shard_base(model: nn.Cell, group: Group, loaded: bool) -> None:
         if cell is None or id(cell) in replaced or cell.weight.requires_grad:
             continue
         if is_quantized(cell):
-            raise InputError(
-                f"parallel.shard_base: {path} is packed in 8 or 4 bits, which is not gathered; expected a base in 16 "
-                "or 32 bits, or parallel.tensor, which divides packed weights"
-            )
+            raise InputError(not_gathered(path))
         if any(getattr(child, "needs_base", False) for child in cell.cells()):
             raise InputError(
                 f"parallel.shard_base: the adapter on {path} reads the whole matrix; expected adapter.use_dora: false"
@@ -100,6 +97,14 @@ def shard_base(model: nn.Cell, group: Group, loaded: bool) -> None:
         model.compiles = False
         if group.place == 0:
             log.info("parallel.shard_base: on a CPU layers run by single operators, and answers without a cache")
+
+
+def not_gathered(path: str) -> str:
+    """What is said of a packed matrix."""
+    return (
+        f"parallel.shard_base: {path} is packed in 8 or 4 bits, which is not gathered; expected a base in 16 or 32 "
+        "bits, or parallel.tensor, which divides packed weights"
+    )
 
 
 def take_rows(cell: nn.Cell, turned: bool, group: Group, loaded: bool) -> None:

@@ -16,6 +16,8 @@ from adapters.matching import chosen_sites, plan, wanted
 from adapters.method import MethodConfig
 from adapters.patterns import named
 from model_zoo.errors import InputError
+from model_zoo.quantization.codec import part_storage
+from model_zoo.quantization.storage import Storage
 from pet.meta_model import MetaModel
 from pet.parallel import specs
 from pet.parallel.specs import TIED, ShardSpecs, check_whole, stage_layers
@@ -129,6 +131,30 @@ def uncut(meta_model: MetaModel, adapter: MethodConfig | None, tensor: int, repl
     if replicas > 1:
         found = over_replicas(meta_model, adapter, found, replicas)
     return found
+
+
+def packed_part(share: Share, storage: Storage, transposed: bool) -> Storage:
+    """The form of what a process has of a packed matrix.
+
+    Args:
+        storage: the form of the whole.
+        transposed: whether checkpoints have the matrix as (in, out).
+
+    Raises:
+        InputError: its blocks would be cut into pieces that are too small.
+    """
+    division, turn = share.division, -1 if transposed else 1
+    if division is None:
+        return storage
+    try:
+        return part_storage(storage, share.shape[::turn], (0, 1)[::turn][division.axis], division.ranges(0))
+    except InputError as error:
+        raise too_small(share.name.rpartition(".")[0], error) from None
+
+
+def too_small(path: str, error: InputError) -> InputError:
+    """What is said of a packed matrix that cannot be cut."""
+    return InputError(f"parallel.tensor: {path}: {error}; choose another block, or list it in skip")
 
 
 # Names are asked for again by every layout of a plan.

@@ -38,6 +38,7 @@ from model_zoo.errors import InputError
 from model_zoo.quantization.cells import QuantizedLinear
 from model_zoo.quantization.storage import is_quantized
 from pet.parallel.collectives import CopyToGroup, Group, GroupSum, ReduceFromGroup
+from pet.parallel.shares import too_small
 from pet.parallel.specs import ShardSpecs, acts_on_sum
 from pet.parallel.split import SPLIT, WHOLE, Division, mark
 
@@ -123,7 +124,7 @@ def cut_packed(cell: QuantizedLinear, path: str, division: Division, group: Grou
     try:
         cell.keep_part(path, axis, division.ranges(group.place), loaded)
     except InputError as error:
-        raise InputError(f"parallel.tensor: {path}: {error}; choose another block, or list it in skip") from None
+        raise too_small(path, error) from None
     mark(cell.weight, SPLIT, division)
 
 

@@ -13,11 +13,10 @@ from adapters.method import MethodConfig
 from model_zoo.checkpoint.dtypes import STORAGE
 from model_zoo.errors import InputError
 from model_zoo.quantization import Quantization
-from model_zoo.quantization.codec import part_storage
 from pet.meta_model import MetaModel
 from pet.parallel.mesh import Mesh
 from pet.parallel.pipeline import bubble
-from pet.parallel.shares import Layout, Share, cut, uncut
+from pet.parallel.shares import Layout, Share, cut, packed_part, uncut
 from pet.planning.cluster import Cluster
 from pet.planning.operations import flops
 from pet.planning.process_memory import OPTIMIZER_STATES, memory, saving_bytes
@@ -75,12 +74,9 @@ class Work:
         if share.adapter and not share.copied:
             return 4 * share.size
         if share.name in self.packed:
-            turn = -1 if self.packed[share.name] else 1
-            storage, division = self.quantization.storage, share.division
-            if division is not None:
-                axis = (0, 1)[::turn][division.axis]
-                storage = part_storage(storage, share.shape[::turn], axis, division.ranges(0))
-            return storage.nbytes(share.part[::turn])
+            transposed = self.packed[share.name]
+            storage = packed_part(share, self.quantization.storage, transposed)
+            return storage.nbytes(share.part[:: -1 if transposed else 1])
         matrix = len(share.shape) == 2 and not share.trained
         return share.size // share.replicas * STORAGE[(matrix and self.stored) or self.dtype].itemsize
 

@@ -10,6 +10,7 @@ from model_zoo.counting import config_of
 from model_zoo.errors import InputError
 from model_zoo.families.llama import LlamaConfig
 from model_zoo.presets import preset
+from model_zoo.quantization import Quantization
 from pet.cli.main import main
 from pet.meta_model import MetaModel
 from pet.names import find_recipe
@@ -20,6 +21,7 @@ from pet.parallel.shares import shares
 from pet.parallel.specs import ShardSpecs
 from pet.parallel.split import PARTIAL, SPLIT, WHOLE, Division
 from pet.parallel.stages import cut_stage
+from pet.quantize import quantize_checkpoint
 from pet.recipe import load
 
 
@@ -81,6 +83,30 @@ def test_the_product_must_be_that_of_the_job(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RANK_SIZE", "1")
     assert main(["finetune", "glm_lora", "parallel.data=2", f"output.dir={tmp_path / 'run'}"]) == 2
     assert "= 2, but the environment says a job of 1 workers" in capsys.readouterr().err
+
+
+TOO_SMALL = "experts.0.down_proj: its blocks of 32 would be cut into pieces of 2 by a division into columns"
+
+
+@pytest.mark.parametrize(
+    ("base", "asked", "layout", "message"),
+    [
+        ("qwen3_moe", True, ["parallel.tensor=2"], TOO_SMALL),
+        ("qwen3_moe", False, ["parallel.tensor=2"], TOO_SMALL),
+        ("llama_gqa", False, ["parallel.data=2", "parallel.shard_base=true"], "q_proj is packed in 8 or 4 bits, which"),
+    ],
+)
+def test_packed_matrices_that_cannot_be_divided(tmp_path, fixtures, base, asked, layout, message):
+    """Said by shapes, whoever packs: the recipe, or the files of the base."""
+    path, packed = fixtures / base, ["model.quantization.type=nf4", "model.quantization.block=32"]
+    if not asked:
+        quantize_checkpoint(path, tmp_path / "packed", Quantization("nf4", 32))
+        path, packed = tmp_path / "packed", []
+    words = [f"model.path={path}", "model.tokenizer=llama_tiny", *packed, "eval.metrics=[loss]"]
+    words += ["adapter.targets=[q_proj]", "generation.max_new_tokens=8"]
+    check_fits(load(find_recipe("glm_lora"), [*words, "parallel.pipeline=2", "parallel.micro_batches=2"]))
+    with pytest.raises(InputError, match=message):
+        check_fits(load(find_recipe("glm_lora"), [*words, *layout]))
 
 
 @pytest.mark.parametrize("method", ["prefix", "ptuning2"])
