@@ -238,6 +238,26 @@ class StreamLoader(Loader):
         known = self.dataset.known_steps(self._key)
         return sum(known.values()) if len(known) == len(self.dataset.windows) else None
 
+    def part_of_epoch(self, epoch: int, steps: int) -> float:
+        """Which part of an epoch its first steps are, by the rows of their windows: these are known from the beginning,
+        so that a first run counts as later ones do."""
+        known, rows = self.dataset.known_steps(self._key), 0.0
+        for number in self._order(epoch):
+            size = sum(count for _, _, count in self.dataset.windows[number])
+            if steps < known.get(number, 0):
+                return (rows + size * steps / known[number]) / self.dataset.rows
+            if number not in known:
+                break
+            rows, steps = rows + size, steps - known[number]
+        return rows / self.dataset.rows
+
+    def _order(self, epoch: int) -> list[int]:
+        """The windows of an epoch."""
+        order = list(range(len(self.dataset.windows)))
+        if self.settings.shuffle:
+            order = np.random.default_rng([self.settings.seed or 0, epoch]).permutation(len(order)).tolist()
+        return order
+
     def __len__(self) -> int:
         batches = self.batches_per_epoch()
         if batches is None:
@@ -257,10 +277,7 @@ class StreamLoader(Loader):
         return [(self.batch_size, int(length)) for length in lengths]
 
     def batches(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
-        order = list(range(len(self.dataset.windows)))
-        if self.settings.shuffle:
-            order = np.random.default_rng([self.settings.seed or 0, epoch]).permutation(len(order)).tolist()
-        known = self.dataset.known_steps(self._key)
+        order, known = self._order(epoch), self.dataset.known_steps(self._key)
         shift = 0
         # straight to the window that holds `start`, as far as windows have been counted
         while order and order[0] in known and shift + known[order[0]] * self.accumulation <= start:

@@ -1,7 +1,8 @@
 """Whatever a user calls training data, as something that gives the micro-batches of a step.
 
 A feed has ``steps_per_epoch(epoch)`` (None where the data streams), ``batches(epoch, start)`` from micro-batch
-``start`` on, and may have ``where(batch)``, the origin of its samples. `pet.data.Loader` is one.
+``start`` on, and may have ``where(batch)``, the origin of its samples, and ``part_of_epoch(epoch, steps)``, where steps
+alone do not tell. `pet.data.Loader` is one.
 """
 
 from __future__ import annotations

@@ -67,10 +67,13 @@ class Measuring:
         measured = self.objective.metrics(result.sums, result.count)
         return {name: value for name, value in measured.items() if name != "loss"}
 
-    def epochs_done(self) -> float:
-        """Epochs so far, as a fraction."""
-        length = self.feed.steps_per_epoch(self.position.epoch)
-        return self.position.epoch + (self.position.step_in_epoch / length if length else 0.0)
+    def epochs_done(self, ago: int = 0) -> float:
+        """Epochs so far, as a fraction; or so many steps ago, within this epoch."""
+        epoch, done = self.position.epoch, self.position.step_in_epoch - ago
+        if (part := getattr(self.feed, "part_of_epoch", None)) is not None:
+            return epoch + part(epoch, done)
+        length = self.feed.steps_per_epoch(epoch)
+        return epoch + (done / length if length else 0.0)
 
     def evaluate_if_due(self, record: dict[str, Any], last: bool) -> None:
         """Evaluates where the settings ask for it, and adds the numbers to the record."""
@@ -115,12 +118,12 @@ class Measuring:
 
     def due(self, record: dict[str, Any]) -> bool:
         """Whether an evaluation falls on this step."""
-        settings, position = self.eval_settings, self.position
-        if due(position.step, settings.every_steps, self.total_steps):
+        settings = self.eval_settings
+        if due(self.position.step, settings.every_steps, self.total_steps):
             return True
         if settings.every_epochs is None:
             return False
-        now, before = record["epoch"], record["epoch"] - 1.0 / self.feed.steps_per_epoch(position.epoch)
+        now, before = record["epoch"], self.epochs_done(1)
         return math.floor(now / settings.every_epochs + 1e-9) > math.floor(before / settings.every_epochs + 1e-9)
 
     def best_value(self, measured: dict[str, float]) -> float | None:

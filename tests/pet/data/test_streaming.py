@@ -171,6 +171,15 @@ def test_steps_are_known_after_an_epoch_and_in_the_next_run(stream):
     assert loader(stream(), batch_size=3).steps_per_epoch() is None
 
 
+def test_a_first_run_counts_epochs_as_later_ones_do(stream):
+    """By rows, whose number is known before any window has been counted."""
+    first = loader(stream())
+    parts = [first.part_of_epoch(0, steps) for steps, _ in enumerate(first.batches(0), 1)]
+    assert 0 < parts[0] and parts == sorted(set(parts)) and parts[-1] == 1.0
+    later = loader(stream())
+    assert parts == [later.part_of_epoch(0, steps) for steps in range(1, len(parts) + 1)]
+
+
 def test_ranks_share_the_rows_of_one_process(stream):
     alone = list(loader(stream(), batch_size=4).batches(0))
     ranks = [list(loader(stream(), batch_size=2, rank=rank, world_size=2).batches(0)) for rank in range(2)]

@@ -349,13 +349,18 @@ def test_nothing_goes_by_epochs_of_a_stream(toy, batch):
         def batches(self, epoch=0, start=0):
             yield from [batch(2, seed=0)] * 3
 
+        def part_of_epoch(self, epoch, steps):
+            return steps / 3
+
     for asked, message in (
         ({"steps": None}, r"train\.steps: needed where the data streams"),
         ({"evaluation": lambda: {"loss": 1.0}, "eval": {"every_epochs": 1}}, r"eval\.every_epochs: how long an epoch"),
     ):
         with pytest.raises(InputError, match=message):
             make(toy(), Stream(), **asked)
-    assert make(toy(), Stream()).train()["steps"] == 6
+    trainer = make(toy(), Stream())
+    assert trainer.train()["epochs"] == 2.0
+    assert [line["epoch"] for line in trainer.history] == pytest.approx([1 / 3, 2 / 3, 1, 4 / 3, 5 / 3, 2])
 
 
 def test_held_out_loss_is_the_mean_over_label_tokens(toy, batch):
