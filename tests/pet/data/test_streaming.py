@@ -175,7 +175,7 @@ def test_a_first_run_counts_epochs_as_later_ones_do(stream):
     """By rows, whose number is known before any window has been counted."""
     first = loader(stream())
     parts = [first.part_of_epoch(0, steps) for steps, _ in enumerate(first.batches(0), 1)]
-    assert 0 < parts[0] and parts == sorted(set(parts)) and parts[-1] == 1.0
+    assert parts[0] > 0 and parts == sorted(set(parts)) and parts[-1] == 1.0
     later = loader(stream())
     assert parts == [later.part_of_epoch(0, steps) for steps in range(1, len(parts) + 1)]
 
