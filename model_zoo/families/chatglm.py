@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from model_zoo.configs import CellSpec, Config, Dims, Family, embedding, layer_norm, linear
 from model_zoo.errors import InputError
@@ -11,6 +12,9 @@ from model_zoo.field_types import TokenId
 
 if TYPE_CHECKING:  # checking a recipe does without it
     import numpy as np
+
+IMAGE_TOKENS = 20000
+"""Ids that the first release had for images, in front of the text's."""
 
 
 def document_layout(config: GLMConfig, ids) -> tuple[np.ndarray, np.ndarray]:
@@ -88,6 +92,13 @@ class GLMConfig(Config):
     pad_token_id: TokenId = 3
     torch_dtype: str = "float32"
     extra: dict = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]):
+        # the first release's file has <sop> alone; where masks are stood in its code
+        first = values.get("bos_token_id") == cls.bos_token_id + IMAGE_TOKENS
+        left_out = [key for key in ("mask_token_id", "gmask_token_id") if first and values.get(key) is None]
+        return super().from_dict({**values, **{key: getattr(cls, key) + IMAGE_TOKENS for key in left_out}})
 
     @property
     def dims(self) -> Dims:

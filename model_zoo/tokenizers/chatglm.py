@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from model_zoo.errors import InputError
+from model_zoo.families.chatglm import IMAGE_TOKENS
 from model_zoo.tokenizers.files import Files, TokenizerFiles, parse_sentencepiece, read_bytes
 from model_zoo.tokenizers.sentencepiece_model import SentencePieceTokenizer, control_pieces
 from model_zoo.tokenizers.special import controls
@@ -88,4 +89,4 @@ class ChatGLMTokenizer(SentencePieceTokenizer):
 def _offset_of_config(config: dict, processor) -> int:
     """The number of image tokens that a config.json implies: where it says ``<sop>`` is, less where the file has it."""
     offset = config.get("bos_token_id", -1) - processor.piece_to_id("<sop>")
-    return offset if offset == 20000 else 0
+    return offset if offset == IMAGE_TOKENS else 0

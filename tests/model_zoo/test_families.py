@@ -135,6 +135,16 @@ def test_chatglm_mask_token_instead_of_gmask(fixtures):
     assert np.array_equal(positions, reference["mask_position_ids"])
 
 
+@pytest.mark.parametrize("before", [0, 20000])
+@pytest.mark.parametrize("mask", [130000, 130001])
+def test_chatglm_masks_of_a_file_that_says_sop_alone(mask, before):
+    """The published code of both numberings had them as constants."""
+    values = {"model_type": "chatglm", "position_encoding_2d": True, "bos_token_id": 130004 + before}
+    config = config_class(values).from_dict({**values, "gmask_token_id": None})
+    positions, end = config.family.document_layout(config, [30000, 30001, mask + before, 30002, 130004 + before, 30003])
+    assert positions.tolist() == [[0, 1, 2, 3, 2, 2], [0, 0, 0, 0, 1, 2]] and end.tolist() == [4, 4, 4, 4, 5, 6]
+
+
 def test_chatglm_without_sop_is_refused(fixtures):
     model = AutoModel.from_pretrained(fixtures / "chatglm1")
     with pytest.raises(InputError, match="row 1 holds no <sop>"):
