@@ -185,7 +185,7 @@ class Train(Section):
     save_every: Interval | None = Field(
         None,
         description="Save a resumable checkpoint every N steps; below 1, after each such fraction of all steps. "
-        "Default: only at the end.",
+        "Default: only at the end, so that a run that is killed (SIGKILL, a power cut) has nothing to resume from.",
     )
     keep_last: int = Field(2, ge=1, description="Number of most recent checkpoints kept, besides the best.")
     save_prefix: str = Field(

@@ -2,7 +2,8 @@
 
 Settings are in recipe.yaml; the content of data files and of the base is not. A checkpoint keeps ``{key: [[name,
 digest], …]}`` with the recipe's keys. Of data that streams only the ends count: a change between them is not seen.
-A script's run has objects in the place of files: of these the weights that stay as they are count.
+A script's run has objects in the place of files: of these the weights that stay as they are count, and of data what
+tells most others from them (`data_seen`).
 """
 
 from __future__ import annotations
@@ -13,11 +14,17 @@ from pathlib import Path
 
 from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert
 from model_zoo.checkpoint.parameters import read_parameter
+from pet.data.dataset import TokenDataset
+from pet.data.loader import BatchSource
+from pet.data.streaming import StreamDataset
 
 Origins = Mapping[str, list]
 
 # Of data that streams, which may be terabytes, the size and both ends of this many bytes count.
 END = 1 << 20
+
+# Samples, or batches, of data in memory whose content counts; of the others the length does.
+SPREAD = 64
 
 # Numbers of a parameter in memory that count: what began otherwise differs nearly everywhere.
 SAMPLED = 1 << 16
@@ -94,6 +101,38 @@ def origins_of_objects(model, divided: bool) -> dict[str, list]:
     found = weights(frozen, "bfloat16")
     digest = hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
     return {"model": [["base", digest]]} if found and not divided else {}
+
+
+def data_seen(feed, replicas: int) -> str | None:
+    """A script's training data in some words; None where nothing can be told.
+
+    Args:
+        feed: see `pet.train.feed`. Of a user's own dataset the number of rows counts: what is in them may be drawn.
+        replicas: that share the data. A list of batches is one replica's, and depends on the layout.
+    """
+    data, batches = getattr(feed, "dataset", None), getattr(feed, "list", None)
+    if isinstance(data, TokenDataset):
+        arrays = (array for index in spread(len(data)) for array in data[index])
+        return f"{len(data)} samples ({arrays_digest(data.lengths, *arrays)})"
+    if batches and replicas == 1:
+        arrays = (batches[index][name] for index in spread(len(batches)) for name in ("input_ids", "labels"))
+        return f"{len(batches)} batches ({arrays_digest(*arrays)})"
+    if isinstance(feed, BatchSource):
+        return f"{data.rows if isinstance(data, StreamDataset) else len(data)} rows"
+    return None
+
+
+def spread(count: int) -> range:
+    """Some places of so many, from the first to the last."""
+    return range(0, count, -(-count // SPREAD))
+
+
+def arrays_digest(*arrays) -> str:
+    """Of shapes and numbers."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.shape} {array.dtype}".encode() + array.tobytes())
+    return digest.hexdigest()[:8]
 
 
 def weights(parameters: Iterable, rounding: str | None = None) -> dict[str, str]:

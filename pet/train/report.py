@@ -186,6 +186,7 @@ def facts(recipe, prepared, trainer, counted: tuple[int, int]) -> dict[str, str]
     rows = train.batch_size * train.accumulation
     tokens = f"{rows * max(length for _, length in feed.shapes(0)):,} tokens" if known else "lengths vary"
     epochs = "" if not known else f" ({trainer.total_steps / feed.steps_per_epoch(0):.2f} epochs)"
+    done = f", {trainer.position.step:,} of them done" if trainer.position.step else ""
     counted_rows = f"{prepared.train.counts.samples:,} to train on" if known else "streamed"
     if prepared.evaluation is not None:
         counted_rows += f", {prepared.evaluation.counts.samples:,} held out"
@@ -195,7 +196,7 @@ def facts(recipe, prepared, trainer, counted: tuple[int, int]) -> dict[str, str]
         "parameters": f"trainable params: {trainable:,} || all params: {total:,} || "
         f"trainable%: {100 * trainable / total:.4f}",
         "samples": counted_rows,
-        "steps": f"{trainer.total_steps:,}{epochs}",
+        "steps": f"{trainer.total_steps:,}{epochs}{done}",
         "batch": f"{train.batch_size} rows × {train.accumulation} = {rows} rows ({tokens}) per step",
         "padding": f"{100 * feed.padding(0):.1f}%" if known else "unknown until the data has been read",
         "optimizer": f"{train.optimizer}, {train.schedule} from {train.learning_rate:g}, {trainer.precision}",

@@ -134,7 +134,13 @@ class Saving:
                 raise InputError("resume needs a run directory, or a checkpoint's path")
             found = files.load_last(self.checkpoint_directory, self.distributed)
             if found is None:
-                log.info("no checkpoint in %s: starting at the first step", self.checkpoint_directory)
+                lost = read_metrics(self.directory / "metrics.jsonl")
+                log.log(
+                    logging.WARNING if lost else logging.INFO,
+                    "no checkpoint in %s: starting at the first step%s",
+                    self.checkpoint_directory,
+                    f"; {lost[-1]['step']} steps had been made, which train.save_every would have kept" if lost else "",
+                )
                 return
         else:
             try:

@@ -108,6 +108,7 @@ def fixed(trainer) -> dict[str, Any]:
         "mindspore-pet": pet.__version__,
         "mindspore": mindspore.__version__,
         "total_steps": trainer.total_steps,
+        **({"training data": trainer.data_seen} if trainer.data_seen else {}),
         **trainer.settings.model_dump(mode="json", exclude=FREE),
     }
 

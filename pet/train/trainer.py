@@ -29,6 +29,7 @@ from pet.train.noise import key_setter
 from pet.train.objectives import make_objective
 from pet.train.objectives.base import Objective
 from pet.train.optimizers import make_optimizer, segments_of
+from pet.train.origins import data_seen
 from pet.train.precision import prepare_model
 from pet.train.saving import Saving
 from pet.train.schedules import Schedule, due, given
@@ -115,6 +116,7 @@ class Trainer(Measuring, Saving):
         registry(model)  # anything else is no model
         self.begin_saving(directory, save_extra, origins)
         self.feed = as_feed(train_data, self.settings.accumulation, model, self.settings, self.distributed)
+        self.data_seen = data_seen(self.feed, self.distributed.data_size) if origins is None else None
         self.total_steps = total_steps(self.feed, self.settings, self.eval_settings.every_epochs)
         self.schedule = given(rates) if rates else Schedule.from_settings(self.settings, self.total_steps)
         self.loss_scale = LossScale.from_settings(self.settings)

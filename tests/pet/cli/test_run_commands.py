@@ -226,6 +226,7 @@ def test_a_resume_on_other_data_or_another_base_is_refused_until_accepted(copied
     assert content(copied) == before
     assert main(["finetune", "job.yaml", "--resume", "train.accept_changes=true", "train.steps=4"]) == 0
     assert "data.train: data.jsonl has another content since this run began: it continues, but not" in caplog.text
+    assert re.search(r"steps +4 \(.*\), [1-3] of them done\n", capsys.readouterr().out)
     assert "accept_changes: false" in (copied / "output" / "job" / "recipe.yaml").read_text()
 
 

@@ -22,7 +22,7 @@ from model_zoo.auto import AutoModel
 from model_zoo.engine import available
 from model_zoo.errors import InputError
 from model_zoo.unwritable import CannotWrite
-from pet.data import DataSettings, Loader, TokenDataset
+from pet.data import DataSettings, Loader, TokenDataset, make_loader
 from pet.names import bundled_models
 from pet.recipe.training import Eval, Train
 from pet.train.callbacks import Callback, make_callback
@@ -614,6 +614,27 @@ def test_a_run_does_not_go_on_over_another_base(toy, batch, tmp_path, caplog):
     assert "base has another content" in caplog.text
 
 
+def test_other_data_in_a_script_are_said_when_its_run_goes_on(toy, batch, tmp_path, caplog):
+    """Of a list of batches, of samples in memory, and of a dataset of the user's, whose rows alone are counted."""
+    samples = [([1, 2 + row % 7, 3, 4], [0, 1, 1, 1]) for row in range(70)]
+    data = {
+        "1 batches": lambda changed: [batch(4, seed=changed)],
+        "70 samples": lambda changed: make_loader(TokenDataset.from_samples(samples[::-1] if changed else samples), 4),
+        "5 rows": lambda changed: make_loader([{"input_ids": [1, 2, 3]}] * (5 + changed), 4),
+    }
+    for number, (said, given) in enumerate(data.items()):
+
+        def trainer(changed, given=given, directory=tmp_path / str(number)):
+            return make(toy(), given(changed), steps=1, directory=directory)
+
+        trainer(False).train()
+        trainer(False).resume()
+        assert "training data" not in caplog.text
+        trainer(True).resume()
+        assert f"was written with training data {said}" in caplog.text
+        caplog.clear()
+
+
 def test_a_base_is_the_same_however_it_is_stored():
     found = []
     for dtype in ("float32", "auto"):
@@ -827,6 +848,12 @@ def test_resuming_without_a_checkpoint_is_a_new_run(toy, batch, tmp_path, caplog
     trainer.train(resume=True)
     assert f"no checkpoint in {tmp_path}/checkpoints: starting at the first step" in caplog.messages
     assert [line["step"] for line in trainer.history] == [1, 2]
+
+
+def test_steps_that_a_kill_has_lost_are_said_when_the_run_begins_anew(toy, batch, tmp_path, caplog):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.0}\n')
+    make(toy(), [batch(4)], directory=tmp_path, steps=2).resume()
+    assert "starting at the first step; 2 steps had been made, which train.save_every would have kept" in caplog.text
 
 
 def test_a_batch_that_replicas_cannot_share_is_refused(tmp_path):
