@@ -1,4 +1,5 @@
-"""Models by their names on a hub: ``Qwen/Qwen3-0.6B``, with ``@revision`` behind it where it is not the newest.
+"""Models by their names on a hub: ``Qwen/Qwen3-0.6B``, with ``@revision`` behind it where it is not the newest; and
+directories that are put there.
 
 By ``huggingface_hub``, or for names that begin with ``modelscope:`` by ``modelscope``. What is on this machine already
 is used without asking the network. Only weights, configuration and tokenizer files are fetched, and no code; the
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +33,7 @@ BELOW = (*(f"{TEMPLATES[:place]}[!{letter}]*/*" for place, letter in enumerate(T
 from that of the further chat templates in some place. Mistral's consolidated.safetensors has all weights once more."""
 PACKAGES = {"huggingface": "huggingface_hub", "modelscope": "modelscope"}
 _NAME = re.compile(r"(?:(huggingface|modelscope):)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
+_REPOSITORY = re.compile(r"(?:[\w.-]+/)?[\w.-]+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -103,10 +106,8 @@ def fetch(name: HubName, only_config: bool = False, fresh: bool = False) -> tupl
         except InputError as error:
             raise InputError(f"model {name.model!r} of {name.hub}: {error}") from None
         except Exception as error:
-            reason = first_line(error)
-            reason = reason if len(reason) <= 200 else f"{reason[:200]}…"
             raise InputError(
-                f"model {name.model!r}: no such directory here, and not to be had from {name.hub}: {reason}; "
+                f"model {name.model!r}: no such directory here, and not to be had from {name.hub}: {_reason(error)}; "
                 "without a network, give the directory of its files"
             ) from None
     return directory, directory.name if _COMMIT.fullmatch(directory.name) else name.revision or "master"
@@ -116,3 +117,53 @@ def bare(text: str) -> str:
     """What a model is called by others: a hub's name without hub and revision, anything else as it is."""
     name = hub_name(text)
     return name.model if name is not None else text
+
+
+class Repository:
+    """A repository of this account's on Hugging Face's hub, to upload to. Whose account it is, ``HF_TOKEN``
+    or ``hf auth login`` says.
+
+    Args:
+        name: ``owner/name``, or ``name`` for the account's own.
+        private: whether nobody else sees it, where it is made here. Default: as the account has it.
+
+    Attributes:
+        name: ``owner/name`` once it is made.
+
+    Raises:
+        InputError: no such name, or huggingface_hub is not installed.
+    """
+
+    def __init__(self, name: str, private: bool | None = None):
+        self.name, self.private = name, private
+        if not _REPOSITORY.fullmatch(name):
+            raise InputError(f"hub {name!r}: is no name of a repository on Hugging Face's hub; owner/name was expected")
+        self.api = needed(PACKAGES["huggingface"], "huggingface", f"hub {name!r}: uploading").HfApi()
+
+    def make(self) -> None:
+        """Makes it, unless it is there. Raises InputError: it cannot be made."""
+        with self._told("cannot be made"):
+            self.name = self.api.create_repo(self.name, private=self.private, exist_ok=True).repo_id
+
+    def fill(self, source: str | Path, message: str) -> str:
+        """Uploads a file, or what lies in a directory, as one commit; returns its address. Raises InputError: that
+        fails."""
+        how = {"repo_id": self.name, "commit_message": message}
+        with self._told("the upload failed"):
+            if Path(source).is_file():
+                return str(self.api.upload_file(path_or_fileobj=source, path_in_repo=Path(source).name, **how))
+            return str(self.api.upload_folder(folder_path=source, **how))
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        try:
+            with progress.pausing():
+                yield
+        except Exception as error:  # of many classes
+            whose = "; HF_TOKEN or hf auth login says whose account it is" if what.endswith("made") else ""
+            raise InputError(f"hub {self.name!r}: {what}: {_reason(error)}{whose}") from None
+
+
+def _reason(error: Exception) -> str:
+    reason = first_line(error)
+    return reason if len(reason) <= 200 else f"{reason[:200]}…"

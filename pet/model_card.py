@@ -18,11 +18,26 @@ from model_zoo.tokenizers.base import Tokenizer
 from model_zoo.tokenizers.style_templates import template_of
 from pet.companions import generation_settings
 from pet.data.template import as_chat_template, chat_template
+from pet.files import copy
 from pet.hub import bare, hub_name
-from pet.names import find_tokenizer, own_tokenizer
+from pet.names import find_model, find_tokenizer, own_tokenizer
 from pet.recipe.fields import is_jinja
 from pet.recipe.schema import Recipe
 from pet.serving import ENGINES, RANKS, check_served
+
+
+def share(
+    stage: Path, result: Path, name: str, called: str, recipe: Recipe | None = None, run: Path | None = None
+) -> None:
+    """Fills a directory with an adapter or a model as others open it, with the base's name in it, and what goes with
+    it; arguments are `accompany`'s."""
+    copy(result, stage)
+    if (stage / CONFIG).is_file():
+        values = read_json(stage / CONFIG)
+        # so that whoever gets the adapter knows what it belongs on
+        values["base_model_name_or_path"] = values.get("base_model_name_or_path") or called
+        write_json(stage / CONFIG, values)
+    accompany(stage, result, find_model(called), name, called, recipe, run)
 
 
 def accompany(

@@ -175,7 +175,7 @@ def fill(adapter: str | Path, base: str | Path, output: Path) -> int:
 
     Args:
         adapter: a directory that `check_served` has passed.
-        output: the directory whose two adapter files are written.
+        output: a copy of it, whose two adapter files are written.
     """
     config = config_of(read_config(base))
     names = sorted((*config.family.attention, *config.family.mlp))
@@ -196,5 +196,5 @@ def fill(adapter: str | Path, base: str | Path, output: Path) -> int:
         with atomic_write(output / WEIGHTS) as written:
             write_stream(written, described, values, file.metadata)
     narrowed = dict.fromkeys(("exclude_modules", "layers_pattern", "layers_to_transform"))
-    write_json(output / CONFIG, {**read_json(Path(adapter) / CONFIG), **narrowed, "target_modules": names})
+    write_json(output / CONFIG, {**read_json(output / CONFIG), **narrowed, "target_modules": names})
     return len(zeros) // 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,9 +14,9 @@ from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.errors import InputError, nearest
 from model_zoo.unwritable import explained
 from pet.cli.chat_session import base_of
-from pet.cli.output import sole_writer
+from pet.cli.output import sole_writer, uploading
 from pet.cli.parser import Parser
-from pet.files import UNFINISHED, copy
+from pet.files import UNFINISHED
 from pet.names import find_model
 from pet.serving import ENGINES, check_served, fill
 from pet.train.checkpoint import checkpoints, path_of
@@ -115,21 +114,16 @@ def export_adapter(source: Source, options: argparse.Namespace, output: Path) ->
     """The directory as it is, with the base's name in it, and what goes with it."""
     if engine := ENGINES.get(options.format):
         source.needs_adapter(f"serve by {engine.name}; leave out --format")
+    from pet.model_card import share
+
     check_whole(source.result)
     filled = ""
     if engine:
         check_served(source.result, find_model(source.base), engine)
     with staged(output) as stage:
-        copy(source.result, stage)
+        share(stage, source.result, source.name, source.base, source.recipe, source.run)
         if engine and engine.everywhere and (count := fill(source.result, find_model(source.base), stage)):
             filled = f"; {count} projections without LoRA have one of zeros, which {engine.name} needs"
-        config = stage / "adapter_config.json"
-        if config.is_file():
-            values = read_json(config)
-            # so that whoever gets the adapter knows what it belongs on
-            values["base_model_name_or_path"] = values.get("base_model_name_or_path") or source.base
-            config.write_text(json.dumps(values, indent=2))
-        source.accompany(stage)
     return f"{output}: {source.result.name} of {source.name}, from {source.result}{filled}"
 
 
@@ -212,6 +206,7 @@ def main(arguments: Sequence[str]) -> int:
         action="store_true",
         help="merge into the numbers that the adapter was trained on in 8 or 4 bits, not into the unquantised base",
     )
+    parser.add_hub()
     options = parser.read(arguments)
     if Path(options.source).suffix in (".yaml", ".yml") and Path(options.source).is_file():
         expected = "a run or adapter directory was expected; pet merge FILE does what a job file says"
@@ -237,5 +232,6 @@ def main(arguments: Sequence[str]) -> int:
         if not source.adapter:
             parser.idle(options, "where every weight was trained, or on a model", "dequantize")
         check_beside(source.result)
-        print(FORMATS[options.format](source, options, output))
+        with uploading(parser, options):
+            print(FORMATS[options.format](source, options, output))
     return 0

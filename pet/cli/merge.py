@@ -8,7 +8,7 @@ from pathlib import Path
 
 from model_zoo.errors import InputError
 from pet.cli.chat_session import base_of
-from pet.cli.output import free_output, sole_writer
+from pet.cli.output import free_output, sole_writer, uploading
 from pet.cli.parser import Parser
 from pet.names import find_model
 
@@ -43,7 +43,7 @@ def _read_file(options: argparse.Namespace) -> None:
 
     said = of_file(options.adapters.pop(0))
     options.adapters = options.adapters or said.adapters
-    for name in ("base", "output", "dtype", "max_shard_size"):
+    for name in ("base", "output", "dtype", "max_shard_size", "hub"):
         setattr(options, name, getattr(options, name) or getattr(said, name))
     options.template = said.template
 
@@ -70,6 +70,7 @@ def main(arguments: Sequence[str]) -> int:
         help="merge into the numbers that the adapter was trained on in 8 or 4 bits, not into the unquantised base",
     )
     parser.add_shard_size()
+    parser.add_hub()
     parser.set_defaults(max_shard_size=None, template=None)  # which a job file may say
     parser.add_argument("--force", action="store_true", help="write into a directory that is not empty")
     options = parser.read(arguments)
@@ -83,17 +84,18 @@ def main(arguments: Sequence[str]) -> int:
         base = find_model(options.base or base_of(Path(options.adapters[0]), "--base"))
         from pet.export import MAX_SHARD_SIZE, merge_checkpoint
 
-        report = merge_checkpoint(
-            base,
-            options.adapters,
-            output,
-            dtype=options.dtype,
-            safe=options.safe,
-            weights=factors,
-            strict=not options.no_strict,
-            max_shard_size=options.max_shard_size or MAX_SHARD_SIZE,
-            dequantize=options.dequantize,
-            template=options.template,
-        )
-        print(report)
+        with uploading(parser, options):
+            report = merge_checkpoint(
+                base,
+                options.adapters,
+                output,
+                dtype=options.dtype,
+                safe=options.safe,
+                weights=factors,
+                strict=not options.no_strict,
+                max_shard_size=options.max_shard_size or MAX_SHARD_SIZE,
+                dequantize=options.dequantize,
+                template=options.template,
+            )
+            print(report)
     return 0

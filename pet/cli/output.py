@@ -14,6 +14,7 @@ from model_zoo.atomic import files_below, written_through
 from model_zoo.errors import InputError
 from model_zoo.posix import fcntl
 from model_zoo.unwritable import UNFINISHED
+from pet.cli.parser import Parser
 
 log = logging.getLogger("pet")
 
@@ -70,6 +71,25 @@ def sole_writer(given: str) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)
         os.close(held)
+
+
+@contextlib.contextmanager
+def uploading(parser: Parser, options: argparse.Namespace) -> Iterator[None]:
+    """Uploads the ``--output`` that the block writes, where ``--hub`` says where to. The repository is made before it.
+
+    Raises:
+        InputError: see `pet.hub.Repository`.
+    """
+    if options.hub is None:
+        parser.idle(options, "without --hub", "private")
+        yield
+        return
+    from pet.hub import Repository
+
+    repository = Repository(options.hub, options.private or None)
+    repository.make()
+    yield
+    print(f"uploaded: {repository.fill(options.output, Path(options.output).resolve().name)}")
 
 
 def _existing(path: Path) -> Path:

@@ -88,6 +88,13 @@ class Parser(argparse.ArgumentParser):
             "--max-shard-size", default="5GB", metavar="SIZE", help="maximum size of one weight file (default 5GB)"
         )
 
+    def add_hub(self) -> None:
+        """``--hub`` and ``--private``, of commands that write what others open (`pet.cli.output.uploading`)."""
+        self.add_argument(
+            "--hub", metavar="NAME", help="upload it, too: owner/name on Hugging Face's hub, which is made if need be"
+        )
+        self.add_argument("--private", action="store_true", help="make that repository for its owner alone")
+
     def error(self, message: str) -> NoReturn:
         """Called by argparse for every wrong command line."""
         if "required: RECIPE" in message:

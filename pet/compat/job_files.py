@@ -160,12 +160,13 @@ def without_template(t: Translation) -> bool:
     return own is not None and not own.chat_template and own.default_style == "plain"
 
 
-def uploaded(t: Translation, name: str, value: Any) -> None:
-    """A name on a hub; in angle brackets it is a place for one."""
+def upload(t: Translation, name: str, value: Any, private: bool | None = None) -> None:
+    """The name of the repository that the result goes to; in angle brackets it is a place for one."""
     if re.fullmatch("<.*>", str(value)):
         t.ignore(name, f"{value} is a place for a name")
     elif not is_off(value):
-        t.refuse(name, f"{value!r}: nothing is uploaded; {name}=null on the command line leaves it out")
+        made = {} if private is None else {"private": private}
+        t.add_callback({"name": "hub", "args": {"name": str(value), **made}})
 
 
 def packing(t: Translation, name: str, value: Any) -> None:

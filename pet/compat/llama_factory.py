@@ -70,6 +70,12 @@ def _anew(t: Translation, name: str, value: Any) -> None:
         t.refuse(name, f"first pet merge {before} --base {base} --output DIR, and then model.path=DIR {nothing}")
 
 
+def _upload(t: Translation, name: str, value: Any) -> None:
+    if switched_on(value):
+        where = t.values.get("hub_model_id") or Path(str(t.values.get("output_dir"))).name
+        jobs.upload(t, name, where, switched_on(t.values.get("hub_private_repo")) or None)
+
+
 def _packed(t: Translation, name: str, value: Any) -> None:
     if t.get("train.objective"):
         t.ignore(name, "it is about stage: sft and pt")
@@ -168,8 +174,9 @@ TABLE = {
     # the run
     **same(Ignored("pet finetune trains, and pet evaluate measures"), "do_train do_predict"),
     "eval_steps": on_the_way,
-    "push_to_hub": jobs.uploaded,
-    "hub_model_id": Ignored("it is about push_to_hub"),
+    "push_to_hub": _upload,
+    **same(elsewhere, "hub_model_id hub_private_repo"),
+    "hub_strategy": Ignored("the result is uploaded once, at the end"),
     "early_stopping_steps": "eval.patience",
     **same(Refused("no benchmark is run; pet evaluate measures what is held out"), "task split lang n_shot save_dir"),
     **same(measured, "compute_accuracy predict_with_generate"),

@@ -26,6 +26,7 @@ class Merge:
     dtype: str | None = None
     max_shard_size: str | None = None
     template: str | None = None
+    hub: str | None = None
 
 
 UNPACKED = "the unquantised base gets the adapter; --dequantize merges into the numbers that it was trained on"
@@ -41,7 +42,7 @@ LLAMA_FACTORY = {
     "export_device": Ignored("one tensor is in memory at a time"),
     "export_legacy_format": Ignored("weights are written as safetensors"),
     "export_quantization_bit": Refused("merge first; pet quantize writes 8 and 4 bits"),
-    "export_hub_model_id": Refused("nothing is uploaded"),
+    "export_hub_model_id": "hub",
     "quantization_bit": Refused("a base that is packed cannot take it in; leave this out"),
     "resize_vocab": Ignored("the embedding has a row for every token"),
     "add_tokens": new_tokens(plain=True),
@@ -81,7 +82,7 @@ def of_file(path: str) -> Merge:
     adapters = listed(t.get("adapters") or t.get("run") or [])
     if not adapters or (Path(adapters[0]).is_dir() and find_weights(adapters[0])[0]):
         raise InputError(f"{file.name}: {NOTHING}")
-    given = {key: t.get(key) for key in ("dtype", "max_shard_size")}
+    given = {key: t.get(key) for key in ("dtype", "max_shard_size", "hub")}
     system = llama_factory if kind == "llama_factory" else axolotl
     given["template"] = system.translate(values, file).get("data.template")
     return Merge(of_run(t.get("base"), "model"), [of_run(one, "adapter") for one in adapters], t.get("output"), **given)

@@ -21,6 +21,7 @@ CALLBACKS = {
     "wandb": "pet.train.callbacks.trackers:WandB",
     "swanlab": "pet.train.callbacks.trackers:SwanLab",
     "mlflow": "pet.train.callbacks.trackers:MLflow",
+    "hub": "pet.train.callbacks.hub:Hub",
     "plot": "pet.train.callbacks.plot:LossPlot",
     "profiler": "pet.train.callbacks.profiler:Profiler",
 }

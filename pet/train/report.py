@@ -263,4 +263,6 @@ def told(trainer, evaluation, summary: dict[str, Any], directory: Path) -> str:
             samples(trainer.before_samples, evaluation.samples, max(20, min(columns, 120)), trainer.base_samples)
         )
     parts.append(where(directory, CONTENTS))
+    if "uploaded" in summary:
+        parts.append(f"uploaded: {summary['uploaded']}")
     return "\n" + "\n\n".join(parts)

@@ -226,7 +226,25 @@ def test_axolotls_settings_of_the_models_config(tmp_path):
         ("llama_factory", {"stage": "dpo", "ref_model": "llama_tiny"}, {"train.reference": None}, None),
         ("llama_factory", {"run_name": "grade=02/from a b"}, {"name": "grade_02_from_a_b"}, None),
         ("llama_factory", {"create_new_adapter": True}, {}, ("create_new_adapter", "no adapter_name_or_path")),
-        ("llama_factory", {"hub_model_id": "me/mine"}, {}, ("hub_model_id", "push_to_hub")),
+        ("llama_factory", {"hub_model_id": "me/mine", "hub_private_repo": True}, {"callbacks": None}, None),
+        (
+            "llama_factory",
+            {"push_to_hub": True, "output_dir": "out/it", "hub_strategy": "end"},
+            {"callbacks": [{"name": "hub", "args": {"name": "it"}}]},
+            ("hub_strategy", "once, at the end"),
+        ),
+        (
+            "llama_factory",
+            {"push_to_hub": "true", "hub_model_id": "me/mine", "hub_private_repo": True},
+            {"callbacks": [{"name": "hub", "args": {"name": "me/mine", "private": True}}]},
+            None,
+        ),
+        (
+            "axolotl",
+            {"hub_model_id": "me/mine", "hub_strategy": "end"},
+            {"callbacks": [{"name": "hub", "args": {"name": "me/mine", "private": True}}]},
+            ("hub_strategy", "once, at the end"),
+        ),
         ("llama_factory", {"reserved_label_len": 1, "cpu_infer": 32}, {}, ("cpu_infer", "KTransformers")),
         ("axolotl", {"bnb_4bit_quant_type": "nf4"}, {}, ("bnb_4bit_quant_type", "within bnb_config_kwargs")),
         ("axolotl", {"push_to_hub": True, "report_to": "wandb"}, {}, ("push_to_hub", "reads no such key")),
@@ -241,12 +259,8 @@ def test_what_changes_no_result_is_no_problem(tmp_path, system, given, found, no
 
 
 def test_what_is_refused_says_how_to_go_on(tmp_path):
-    t = axolotl.translate({**JOBS["axolotl"], "hub_model_id": "me/mine"}, tmp_path / "job.yaml")
-    assert t.problems == [
-        "job.yaml: hub_model_id: 'me/mine': nothing is uploaded; hub_model_id=null on the command line leaves it out"
-    ]
-    t = llama_factory.translate({**JOBS["llama_factory"], "push_to_hub": True}, tmp_path / "job.yaml")
-    assert "nothing is uploaded; push_to_hub=null on the command line" in t.problems[0]
+    t = axolotl.translate({**JOBS["axolotl"], "push_dataset_to_hub": "me"}, tmp_path / "job.yaml")
+    assert "rows are not uploaded; push_dataset_to_hub=null on the command line leaves it out" in t.problems[0]
     t = llama_factory.translate({**JOBS["llama_factory"], "stage": "dpo", "ref_model": "other"}, tmp_path / "job.yaml")
     assert "'other': the reference is the base without adapters, where this is left out" in t.problems[0]
 
@@ -254,9 +268,9 @@ def test_what_is_refused_says_how_to_go_on(tmp_path):
 def test_a_warm_up_on_the_command_line(tmp_path, caplog):
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"instruction": "Q", "output": "A"}) + "\n")
-    file = job(tmp_path, **JOBS["axolotl"], sequence_len=64, hub_model_id="me/mine")
+    file = job(tmp_path, **JOBS["axolotl"], sequence_len=64, push_dataset_to_hub="me")
     with caplog.at_level(logging.WARNING):
-        recipe = load_any(file, [f"data.train={rows}", "train.warmup=1", "hub_model_id=null"])
+        recipe = load_any(file, [f"data.train={rows}", "train.warmup=1", "push_dataset_to_hub=null"])
     assert (recipe.train.warmup, recipe.train.warmup_most) == (1, None)
 
 

@@ -91,7 +91,6 @@ def test_what_an_export_file_says(tmp_path, more, expected):
     [
         ({"quantization_bit": 4}, "quantization_bit: 4: a base that is packed cannot take it in"),
         ({"export_quantization_bit": 4}, "export_quantization_bit: 4: merge first; pet quantize"),
-        ({"export_hub_model_id": "me/it"}, "nothing is uploaded"),
         ({"add_tokens": "<a>"}, "add_tokens: '<a>': not so in the base's tokenizer; pet add-tokens"),
         ({"exprot_size": 5}, "exprot_size: is not known"),
         ({"adapter_name_or_path": None}, "no adapter is named, or every weight was trained"),

@@ -1,0 +1,56 @@
+"""The result of a run on Hugging Face's hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from model_zoo.errors import InputError
+from pet.hub import Repository
+from pet.train.callbacks.base import Callback
+
+
+class Hub(Callback):
+    """Uploads a run's adapter, or the model where every weight was trained, at its end: as `pet export` writes it, with
+    the tokenizer and a README.md. A run that fails or is stopped uploads nothing.
+
+    Args:
+        name: of the repository, ``owner/name``, or ``name`` for the account's own. It is made before the first step,
+            unless it is there, so that hours of training do not end at a wrong name.
+        private: see `pet.hub.Repository`.
+
+    Raises:
+        InputError: see there; an upload that fails names the command that does it again.
+    """
+
+    needs_directory = True
+
+    def __init__(self, name: str, private: bool | None = None):
+        self.repository = Repository(name, private)
+
+    def start(self, trainer) -> None:
+        if trainer.finish is None:
+            raise InputError("callbacks: hub: a trainer over batches writes no adapter or model to upload")
+        self.repository.make()
+
+    def end(self, trainer, summary) -> None:
+        if "method" not in summary:  # no result was written
+            return
+        from pet.model_card import share
+        from pet.recipe.loading import load
+
+        run = Path(trainer.directory)
+        try:
+            result = next((run / name for name in ("adapter", "model") if (run / name).is_dir()), None)
+            if result is None:
+                raise InputError("callbacks: hub: a cell of no family has neither adapter/ nor model/ to upload")
+            with TemporaryDirectory() as place:
+                if (run / "recipe.yaml").is_file():
+                    recipe = load(run / "recipe.yaml", check_files=False)
+                    share(Path(place), result, recipe.name or run.name, recipe.model.path, recipe, run)
+                    result = Path(place)
+                message = f"{summary['method']}, {summary['steps']} steps"
+                summary["uploaded"] = self.repository.fill(result, message)
+        except InputError as error:
+            again = f"pet export {run} --output DIR --hub {self.repository.name}"
+            raise InputError(f"{error}; the run is whole: {again} uploads it") from None
