@@ -197,7 +197,7 @@ def count(
             given |= {"adapter.load": None} if values.get("adapter_name_or_path") else {}
         recipe, problem = (None, problem) if problem else attempt(load_any, path, given)
         if problem:
-            cases.append(Case(name, problem[0], problem[1].replace(f"{path.stem}: ", ""), part))
+            cases.append(Case(name, problem[0], problem[1].replace(f"{path.stem}: ", "").replace(f"{work}/", ""), part))
             continue
         same = name_of(recipe.model_dump(mode="json", exclude={"name", "description"}, exclude_defaults=True))
         job: dict[str, Any] = {"file": str(path), "settings": given}
