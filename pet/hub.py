@@ -137,7 +137,9 @@ class Repository:
     def __init__(self, name: str, private: bool | None = None):
         self.name, self.private = name, private
         if not _REPOSITORY.fullmatch(name):
-            raise InputError(f"hub {name!r}: is no name of a repository on Hugging Face's hub; owner/name was expected")
+            told = f"hub {name!r}: is no name of a repository on Hugging Face's hub; owner/name was expected"
+            there = "; modelscope upload OWNER/NAME DIR puts a directory on ModelScope"
+            raise InputError(told + (there if name.startswith("modelscope:") else ""))
         self.api = needed(PACKAGES["huggingface"], "huggingface", f"hub {name!r}: uploading").HfApi()
 
     def make(self) -> None:

@@ -43,7 +43,7 @@ def test_a_run_is_uploaded_at_its_end(hub, tmp_path, capsys):
     assert main(["finetune", file]) == 0
     assert "uploaded: " + hub.url in capsys.readouterr().out
     stored = hub.repositories["me/mine"]
-    assert stored.keys() >= ADAPTER and hub.private == {"me/mine"} and hub.messages == ["lora, 1 steps"]
+    assert stored.keys() >= ADAPTER and hub.private == {"me/mine"} and hub.messages == ["out: 1 steps"]
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         content = (tmp_path / "out" / "adapter" / name).read_bytes()
         assert stored[name] == content or json.loads(stored[name]) == json.loads(content)
@@ -85,6 +85,8 @@ def test_what_cannot_be_uploaded_is_said_before_the_first_step(hub, tmp_path, mo
     assert "--private: has no effect without --hub" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"'me/it/more': is no name of a repository"):
         Hub("me/it/more")
+    with pytest.raises(InputError, match=r"modelscope upload OWNER/NAME DIR"):
+        Hub("modelscope:me/it")
     assert not hub.repositories
 
 

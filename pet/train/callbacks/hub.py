@@ -49,7 +49,7 @@ class Hub(Callback):
                     recipe = load(run / "recipe.yaml", check_files=False)
                     share(Path(place), result, recipe.name or run.name, recipe.model.path, recipe, run)
                     result = Path(place)
-                message = f"{summary['method']}, {summary['steps']} steps"
+                message = f"{run.resolve().name}: {summary['steps']} steps"
                 summary["uploaded"] = self.repository.fill(result, message)
         except InputError as error:
             again = f"pet export {run} --output DIR --hub {self.repository.name}"
