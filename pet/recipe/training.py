@@ -377,8 +377,8 @@ class Callback(Section):
 
     name: str = Field(
         min_length=1,
-        description="A built-in name (csv, tensorboard, wandb, swanlab, mlflow, hub, profiler), or module:Class of your "
-        "own, found on the Python path or in the current directory.",
+        description="A built-in name (csv, tensorboard, wandb, swanlab, mlflow, hub, profiler), or module:Class of "
+        "your own, found on the Python path or in the current directory.",
     )
     args: dict[str, Any] = Field(default_factory=dict, description="Arguments of its constructor.")
 
