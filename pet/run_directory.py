@@ -71,8 +71,11 @@ def check(recipe: Recipe) -> None:
             raise InputError(f"{where}: {directory / name} is a directory, and a file of the run has this name")
 
 
-def claim(directory: str | os.PathLike) -> bool:
+def claim(directory: str | os.PathLike, setting: str = "output.dir") -> bool:
     """Locks a run directory for this process until `release`, or until the process is gone; see `pet.files.lock`.
+
+    Args:
+        setting: by which the user has named it.
 
     Returns:
         Whether it was locked by this call: False where this process has it already, or there is no such directory yet.
@@ -87,7 +90,7 @@ def claim(directory: str | os.PathLike) -> bool:
         _claimed[path] = lock(path)
     except BlockingIOError:
         raise InputError(
-            f"output.dir: another job is running in {directory}; wait until it has ended, or give another output.dir"
+            f"{setting}: another job is running in {directory}; wait until it has ended, or give another {setting}"
         ) from None
     return True
 

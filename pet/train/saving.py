@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,9 @@ from model_zoo.checkpoint.dtypes import as_storage, convert
 from model_zoo.checkpoint.parameters import read_parameter
 from model_zoo.errors import InputError
 from model_zoo.unwritable import CannotWrite, explained
+from pet import run_directory
 from pet.train import checkpoint as files, state
+from pet.train.agreement import raise_everywhere
 from pet.train.callbacks.records import read_metrics
 from pet.train.origins import origins_of_objects
 from pet.train.stop import RunFailed
@@ -45,6 +48,37 @@ class Saving:
         self.save_extra, self.whole_weights = save_extra, {}
         self.weights_step: int | None = None
         self.begun = self.in_step = False
+
+    @contextlib.contextmanager
+    def held(self, make: bool = False) -> Iterator[None]:
+        """Keeps other processes from the run directory within the block: of two runs in one each would delete the
+        other's checkpoints.
+
+        Args:
+            make: whether the directory is made where it is not there yet.
+
+        Raises:
+            InputError: in every process; another job is running there.
+        """
+        problem, held = None, False
+        if self.directory is None:
+            yield
+            return
+        if self.distributed.is_main:
+            if make:
+                with explained(self.directory):
+                    self.directory.mkdir(parents=True, exist_ok=True)
+                self.begun = True
+            try:
+                held = run_directory.claim(self.directory, "directory")
+            except InputError as error:
+                problem = error
+        raise_everywhere(problem, self.distributed.objects)
+        try:
+            yield
+        finally:
+            if held:
+                run_directory.release(self.directory)
 
     def __reduce_ex__(self, protocol):
         raise InputError("a trainer cannot be copied or pickled, as its model cannot; make another one")
@@ -125,10 +159,15 @@ class Saving:
         """Goes on from a checkpoint: every number is what it was, and so is every number that follows.
 
         Raises:
-            InputError: no whole checkpoint, or one of another model or other settings.
+            InputError: no whole checkpoint, or one of another model or other settings; or another job is running in the
+                run directory.
         """
-        if not source:
-            return
+        if source:
+            with self.held():
+                self.go_on_from(source)
+
+    def go_on_from(self, source: bool | str | Path) -> None:
+        """See `resume`."""
         if last := not isinstance(source, (str, os.PathLike)):
             if self.directory is None:
                 raise InputError("resume needs a run directory, or a checkpoint's path")
@@ -139,7 +178,7 @@ class Saving:
                     logging.WARNING if lost else logging.INFO,
                     "no checkpoint in %s: starting at the first step%s",
                     self.checkpoint_directory,
-                    f"; {lost[-1]['step']} steps had been made, which train.save_every would have kept" if lost else "",
+                    f"; {lost[-1]['step']} that had been made are lost, see train.save_every" if lost else "",
                 )
                 return
         else:

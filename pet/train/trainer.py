@@ -184,14 +184,13 @@ class Trainer(Measuring, Saving):
         if done and self.unfinished is None:
             log.warning("%s: nothing is trained (steps, epochs or eval.patience ask for more)", done)
         check_unchanged(self.model, self.trained)
-        self.check_later()
         reserve_buffer()
         outcome: dict[str, Any] = {}
         signals = stop.Signals(self.announce, self.distributed.size == 1, self.last_checkpoint)
-        with self.fast(), signals.watch(), gradients_freed():
+        with self.held(make=True), self.fast(), signals.watch(), gradients_freed():
+            self.check_later()
             try:
                 self.notify("start")
-                self.begun = self.directory is not None and self.directory.is_dir()
                 try:
                     outcome = self.run(begin, signals)
                 except stop.EvaluationLeft:  # everything else is saved

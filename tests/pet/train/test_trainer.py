@@ -5,6 +5,7 @@ import csv
 import gc
 import json
 import math
+import os
 import pickle
 import signal
 import sys
@@ -23,6 +24,7 @@ from model_zoo.engine import available
 from model_zoo.errors import InputError
 from model_zoo.unwritable import CannotWrite
 from pet.data import DataSettings, Loader, TokenDataset, make_loader
+from pet.files import lock
 from pet.names import bundled_models
 from pet.recipe.training import Eval, Train
 from pet.train.callbacks import Callback, make_callback
@@ -853,7 +855,30 @@ def test_resuming_without_a_checkpoint_is_a_new_run(toy, batch, tmp_path, caplog
 def test_steps_that_a_kill_has_lost_are_said_when_the_run_begins_anew(toy, batch, tmp_path, caplog):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.0}\n')
     make(toy(), [batch(4)], directory=tmp_path, steps=2).resume()
-    assert "starting at the first step; 2 steps had been made, which train.save_every would have kept" in caplog.text
+    assert "starting at the first step; 2 that had been made are lost, see train.save_every" in caplog.text
+
+
+def test_a_script_keeps_others_from_its_directory(toy, batch, tmp_path):
+    """Two at once wrote their lines into one metrics.jsonl, and each deleted the other's checkpoints."""
+    directory = tmp_path / "run"
+    locked = []
+
+    class Looks(Callback):
+        def start(self, trainer):
+            with pytest.raises(BlockingIOError):
+                lock(directory)
+            locked.append(True)
+
+    trainer = make(toy(), [batch(4)], directory=directory, steps=1, callbacks=[Looks()])
+    trainer.train()
+    other = lock(directory)  # as another process has it
+    before = sorted(tmp_path.rglob("*"))
+    for begin in (trainer.train, trainer.resume):
+        with pytest.raises(InputError, match="directory: another job is running in"):
+            begin()
+    assert locked == [True] and sorted(tmp_path.rglob("*")) == before
+    os.close(other)
+    trainer.resume()
 
 
 def test_a_batch_that_replicas_cannot_share_is_refused(tmp_path):
