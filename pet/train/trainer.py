@@ -69,7 +69,7 @@ class Trainer(Measuring, Saving):
         save_extra: called with a checkpoint's directory while it is written (`pet.train.checkpoint.save`).
         finish: from the outcome after the last step to what `train` returns; not called where a run fails or is ended.
         origins: digests of what the run is made from (`pet.train.origins`), kept in checkpoints and compared by resume;
-            default: that of the frozen weights.
+            default: that of the frozen weights. Other training data than before are said.
         title: what the run is called in pictures.
         compiled: False runs everything operator by operator, to debug a cell.
         rates: the learning rate of each step, counted from 0, in place of the settings' schedule.
