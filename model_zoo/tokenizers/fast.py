@@ -207,8 +207,13 @@ def goes_by_class(files: TokenizerFiles) -> bool:
 def _as_its_class(description: dict, files: TokenizerFiles) -> dict:
     """LLaMA's tokenizer.json of transformers 4 puts a space before every text, and so may one of transformers 5. The
     class of transformers 5 does so before the first one alone, as sentencepiece's does here, but for ``legacy`` files,
-    or by ``add_prefix_space`` nowhere."""
-    settings = files.settings
+    or by ``add_prefix_space`` nowhere. GPT-2's class goes by ``add_prefix_space`` alone, in transformers 4 too, where
+    words are made by nothing else."""
+    settings, bytewise = files.settings, description.get("pre_tokenizer") or {}
+    usual = "GPT2Tokenizer" if files.config.get("model_type") == "gpt2" else ""
+    if bytewise.get("type") == "ByteLevel" and str(settings.get("tokenizer_class") or usual).startswith("GPT2"):
+        spaced = bool(settings.get("add_prefix_space"))
+        return {**description, "pre_tokenizer": {**bytewise, "add_prefix_space": spaced}}
     kinds = [step["type"] for step in steps(description.get("pre_tokenizer"), "pretokenizers")]
     spaced = "Metaspace" in kinds or PREPENDED in steps(description.get("normalizer"), "normalizers")
     if not goes_by_class(files) or not spaced:

@@ -108,10 +108,19 @@ def test_settings_of_a_directory_count(make):
 
 @pytest.mark.parametrize(
     ("sources", "kind"),
-    [([LLAMA], "Llama"), ([], "Llama"), ([VOCABULARY, MERGES], "GPT2"), ([VOCABULARY, MERGES], "Qwen2")],
+    [
+        ([LLAMA], "Llama"),
+        ([], "Llama"),
+        ([VOCABULARY, MERGES], "GPT2"),
+        ([], "GPT2"),
+        ([VOCABULARY, MERGES], "Qwen2"),
+    ],
 )
 def test_a_space_in_front_is_as_tokenizer_config_has_it(make, fixtures, sources, kind):
-    found, objects = [], {} if sources else {"tokenizer": sentencepiece_like_json(fixtures)}
+    """Whatever a tokenizer.json says: the libraries that write it put one in front unless they are told not to."""
+    spaced = GPT2Tokenizer(fixtures / VOCABULARY, fixtures / MERGES, settings={"add_prefix_space": True})
+    description = sentencepiece_like_json(fixtures) if kind == "Llama" else spaced.description()
+    found, objects = [], {} if sources else {"tokenizer": description}
     for wanted in (None, True, False):
         settings = {"tokenizer_class": f"{kind}Tokenizer", **({} if wanted is None else {"add_prefix_space": wanted})}
         directory = make(*sources, tokenizer_config=settings, config={"model_type": kind.lower()}, **objects)
