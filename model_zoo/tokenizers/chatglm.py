@@ -11,6 +11,8 @@ from model_zoo.tokenizers.sentencepiece_model import SentencePieceTokenizer, con
 from model_zoo.tokenizers.special import controls
 
 _LONGEST_BLANK = 80
+_CONTROLS = "[MASK]", "[gMASK]", "[sMASK]", "<unused_0>", "<sop>", "<eop>", "<ENC>", "<dBLOCK>"
+_BLANKS_OF_TEXT = "<|tab|>", *(f"<|blank_{length}|>" for length in range(2, _LONGEST_BLANK + 1))
 _BLANKS = re.compile(f" {{2,{_LONGEST_BLANK}}}")
 _BLANK_PIECE = re.compile(r"<\|blank_(\d+)\|>")
 
@@ -23,7 +25,8 @@ class ChatGLMTokenizer(SentencePieceTokenizer):
     model's NFKC normalisation also changes a text for good: full-width letters, ligatures and ``\\r`` for example.
 
     Args:
-        vocab_file: Path of ``ice_text.model``.
+        vocab_file: Path of ``ice_text.model``. That of the first releases has ordinary pieces alone, behind which their
+            code put the others.
         num_image_tokens: Ids reserved for images before the text's: 20000 in the first release, 0 since.
         prompt_style: Chat format, ``"chatglm"`` unless given.
         settings: Contents of ``tokenizer_config.json``.
@@ -46,12 +49,13 @@ class ChatGLMTokenizer(SentencePieceTokenizer):
         files = (files or TokenizerFiles()).given(settings)
         data = read_bytes(vocab_file)
         processor = parse_sentencepiece(data, vocab_file)
-        missing = [
-            name
-            for name in ("[MASK]", "[gMASK]", "<sop>", "<eop>", "<pad>", "<n>", "<|tab|>", "<|blank_2|>")
-            if processor.piece_to_id(name) == processor.unk_id()
-        ]
-        if missing:
+
+        def lacking(*names: str) -> list[str]:
+            return [name for name in names if processor.piece_to_id(name) == processor.unk_id()]
+
+        if not lacking("<pad>", "<n>") and len(lacking(*_CONTROLS, *_BLANKS_OF_TEXT)) == 8 + _LONGEST_BLANK:
+            processor = parse_sentencepiece(data + _added(), vocab_file)
+        if missing := lacking("[MASK]", "[gMASK]", "<sop>", "<eop>", "<pad>", "<n>", "<|tab|>", "<|blank_2|>"):
             raise InputError(
                 f"{vocab_file}: found a sentencepiece model without {', '.join(missing)}, expected ChatGLM-6B's"
             )
@@ -84,6 +88,16 @@ class ChatGLMTokenizer(SentencePieceTokenizer):
             return "\t"
         blank = _BLANK_PIECE.fullmatch(piece)
         return " " * int(blank.group(1)) if blank else super().written(piece)
+
+
+def _added() -> bytes:
+    """The pieces that the published code put behind those of the file, as fields of a sentencepiece model."""
+    control, of_user, byte = 3, 4, 6
+    kinds = {**dict.fromkeys(_CONTROLS, control), **dict.fromkeys(_BLANKS_OF_TEXT, of_user)}
+    kinds |= {f"<0x{value:02X}>": byte for value in range(256)}
+    pieces = (b"\x0a%c%b\x18%c" % (len(name), name.encode(), kind) for name, kind in kinds.items())
+    byte_fallback = b"\x12\x03\x98\x02\x01"
+    return b"".join(b"\x0a%c%b" % (len(piece), piece) for piece in pieces) + byte_fallback
 
 
 def _offset_of_config(config: dict, processor) -> int:

@@ -10,6 +10,7 @@ from tiny_tokenizers import sentencepiece_like_json
 from tokenizers import ByteLevelBPETokenizer
 
 from model_zoo.errors import InputError
+from model_zoo.protobuf import fields
 from model_zoo.tokenizers import (
     AutoTokenizer,
     ChatGLM2Tokenizer,
@@ -231,6 +232,38 @@ def test_a_chat_template_of_no_known_style_is_used(make):
     ids = tokenizer.prompt([{"role": "user", "content": "Hello world"}])
     assert ids == tokenizer.encode("### Human:Hello world### Answer:", add_special_tokens=False)
     assert not AutoTokenizer.from_pretrained(make(LLAMA)).chats
+
+
+@pytest.mark.parametrize("images", [0, 20000])
+def test_chatglms_first_releases_have_ordinary_pieces_alone(make, fixtures, images):
+    """Their code put these behind them: 8 control tokens, 80 kinds of blanks, 256 bytes."""
+    whole = ChatGLMTokenizer(fixtures / ICE)
+    blanks = ["<|tab|>", *(f"<|blank_{length}|>" for length in range(2, 81))]
+    controls = ["[MASK]", "[gMASK]", "[sMASK]", "<unused_0>", "<sop>", "<eop>", "<ENC>", "<dBLOCK>"]
+    behind = [*controls, *blanks, *(f"<0x{value:02X}>" for value in range(256))]
+    data = (fixtures / ICE).read_bytes()
+    kept, start = [], 0
+    for number, _, begin, end in fields(data, 0, len(data)):
+        field, start = data[start:end], end
+        name = (
+            next((data[at:to] for one, _, at, to in fields(data, begin, end) if one == 1), b"") if number == 1 else b""
+        )
+        kept += [] if name.decode() in behind else [field]
+    pieces = whole.vocab_size - len(behind)
+    directory = make(
+        config={"model_type": "chatglm", "position_encoding_2d": True, "bos_token_id": images + pieces + 4}
+    )
+    (directory / "ice_text.model").write_bytes(b"".join(kept) + b"\x12\x03\x98\x02\x00")  # no fall-back to bytes
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    assert [tokenizer.piece(images + pieces + place) for place in range(len(behind))] == behind
+    assert tokenizer.vocab_size == images + whole.vocab_size
+    assert [tokenizer.special_tokens[name] for name in controls] == [images + pieces + place for place in range(8)]
+    for text in (TEXT, "[MASK] <sop>\n\t ab"):
+        ids = tokenizer.encode(text)
+        assert list(map(tokenizer.piece, ids)) == list(map(whole.piece, whole.encode(text)))
+        assert tokenizer.decode(ids) == whole.decode(whole.encode(text))
+    tokenizer.save_pretrained(directory.parent / "saved")
+    assert AutoTokenizer.from_pretrained(directory.parent / "saved").encode(TEXT) == tokenizer.encode(TEXT)
 
 
 def test_json_and_own_files_give_the_same_ids(make, fixtures):
