@@ -360,6 +360,7 @@ class Config:
         # A null that means none is kept: without it transformers would put in what the published model has.
         said = ("_token_id", "sliding_window", "_softcapping")
         values = {key: value for key, value in values.items() if value is not None or key.endswith(said)}
+        values.pop("quantization_bit", None)  # by which ChatGLM's code expects weights that it has packed
         values.setdefault("architectures", [cls.architectures[values["model_type"]]])
         ends = values.get("eos_token_id")
         if is_classifier(values) and values.get("pad_token_id") is None and ends is not None:

@@ -132,6 +132,7 @@ class GLMConfig(Config):
 
     def check(self) -> None:
         self.require("position_encoding_2d", True)
+        self.require("quantization_bit", 0, 8)
         if self.hidden_size % self.num_attention_heads or self.dims.head_dim % 4:
             raise InputError(
                 f"config.json: hidden_size {self.hidden_size} over num_attention_heads {self.num_attention_heads}: "

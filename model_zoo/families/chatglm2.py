@@ -93,6 +93,7 @@ class ChatGLM2Config(Config):
             self.require(key, True)
         for key in ("add_bias_linear", "apply_residual_connection_post_layernorm", "tie_word_embeddings"):
             self.require(key, False)
+        self.require("quantization_bit", 0, 8)
         if self.extra.get("pre_seq_len"):
             raise InputError("config.json: pre_seq_len is set: load the base without it and its P-Tuning v2 file apart")
         n = self.dims

@@ -5,6 +5,7 @@ import json
 import mindspore as ms
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from adapters.lora import LoRAConfig
 from adapters.matching import plan
@@ -143,6 +144,31 @@ def test_chatglm_masks_of_a_file_that_says_sop_alone(mask, before):
     config = config_class(values).from_dict({**values, "gmask_token_id": None})
     positions, end = config.family.document_layout(config, [30000, 30001, mask + before, 30002, 130004 + before, 30003])
     assert positions.tolist() == [[0, 1, 2, 3, 2, 2], [0, 0, 0, 0, 1, 2]] and end.tolist() == [4, 4, 4, 4, 5, 6]
+
+
+@pytest.mark.parametrize("name", ["chatglm1", "chatglm2"])
+def test_weights_that_chatglms_code_has_packed(fixtures, tmp_path, name):
+    """Those of 8 bits are numbers times a scale for each row; of 4 bits there are two in a byte."""
+    tensors, scaled = load_file(fixtures / name / "model.safetensors"), {}
+    for key, weight in tensors.items():
+        if key.endswith((".query_key_value.weight", ".dense.weight", "4h.weight", "to_h.weight")):
+            scale = (np.abs(weight).max(1) / 127).astype(np.float16)
+            codes = np.round(weight / scale[:, None].astype(np.float32)).astype(np.int8)
+            tensors[key] = codes * scale[:, None].astype(np.float32)
+            scaled |= {key: codes, f"{key}_scale": scale}
+    values = json.loads((fixtures / name / "config.json").read_text())
+    for directory, bits, stored in (("plain", 0, tensors), ("packed", 8, {**tensors, **scaled})):
+        (tmp_path / directory).mkdir()
+        save_file(stored, tmp_path / directory / "model.safetensors")
+        (tmp_path / directory / "config.json").write_text(json.dumps({**values, "quantization_bit": bits}))
+    model, plain = (AutoModel.from_pretrained(tmp_path / directory) for directory in ("packed", "plain"))
+    ids = np.load(fixtures / name / "ref.npz")["input_ids"]
+    assert np.array_equal(model(ids).asnumpy(), plain(ids).asnumpy())
+    model.save_pretrained(tmp_path / "saved")
+    assert "quantization_bit" not in json.loads((tmp_path / "saved" / "config.json").read_text())
+    (tmp_path / "packed" / "config.json").write_text(json.dumps({**values, "quantization_bit": 4}))
+    with pytest.raises(InputError, match="quantization_bit is 4; supported: 0, 8"):
+        AutoModel.from_pretrained(tmp_path / "packed")
 
 
 def test_chatglm_without_sop_is_refused(fixtures):
