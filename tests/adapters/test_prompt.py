@@ -16,6 +16,7 @@ from adapters.registry import registry
 from model_zoo.engine import available
 from model_zoo.errors import InputError
 from model_zoo.generation.decoders import CachedDecoder, bucket
+from pet.train.step import in_whole
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 LIMIT = 1e-4
@@ -172,6 +173,47 @@ def test_peft_and_we_read_each_others_prompts(models, fixtures, tmp_path, family
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "ours").eval()
     with torch.no_grad():
         assert np.abs(theirs(torch.tensor(ids)).logits[:, 5:].numpy() - ours).max() < LIMIT
+
+
+@pytest.mark.parametrize("kind", ("prompt", "prefix"))
+def test_what_stands_in_front_is_seen_from_beyond_the_window(fixtures, tmp_path, kind):
+    """As transformers' own model has it under a mask that says so. In PEFT it takes places of the window: the first
+    w − T tokens agree."""
+    torch = pytest.importorskip("torch", reason="torch is not installed: nothing to compare with")
+    peft = pytest.importorskip("peft", reason="peft is not installed: nothing to compare with")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: nothing to compare with")
+    front, count = 2, 12
+    ids = np.random.default_rng(0).integers(3, 60, (2, count))
+    model = pet.AutoModel.from_pretrained(fixtures / "mistral")
+    window = model.config.windows[0]
+    (pet.apply_prompt if kind == "prompt" else pet.apply_prefix)(model, length=front)
+    for number, parameter in enumerate(pet.trainable_parameters(model)):
+        values = np.random.default_rng(number).standard_normal(parameter.shape).astype(np.float32)
+        ops.assign(parameter, Tensor(values))
+    pet.save_adapter(model, tmp_path)
+    base = transformers.AutoModelForCausalLM.from_pretrained(fixtures / "mistral", attn_implementation="eager").eval()
+    query, key = torch.arange(front + count)[:, None], torch.arange(front + count)
+    seen = (key <= query) & ((key > query - window) | (key < front))
+    mask = torch.where(seen, 0.0, torch.finfo(torch.float32).min)[None, None].expand(2, 1, -1, -1)
+    with torch.no_grad():
+        theirs = peft.PeftModel.from_pretrained(base, tmp_path).eval()
+        pefts = theirs(torch.tensor(ids)).logits[:, -count:].numpy()
+        given = {"inputs_embeds": base.get_input_embeddings()(torch.tensor(ids)), "attention_mask": mask}
+        if kind == "prompt":
+            given["inputs_embeds"] = torch.cat([theirs.get_prompt(2), given["inputs_embeds"]], 1)
+        else:  # a cache that keeps all, not the window alone
+            layers = [(layer.keys, layer.values) for layer in theirs.get_prompt(2).layers]
+            given["past_key_values"] = transformers.DynamicCache(layers)
+            places = front + torch.arange(count)[None].expand(2, -1)
+            given |= {"attention_mask": mask[:, :, front:], "position_ids": places}
+        expected = base(**given).logits[:, -count:].numpy()
+    agree = np.abs(pefts - expected).max((0, 2)) < LIMIT
+    assert agree.tolist() == [token < window - front for token in range(count)]
+    model.set_train(False)
+    for fast in (False, True):
+        model.set_fast(fast)
+        with in_whole(model):  # as a training step runs them
+            assert np.abs(model(ids).asnumpy() - expected).max() < LIMIT
 
 
 def test_peft_opens_a_prompt_that_began_as_its_text_and_was_trained_on(models, prompted, tmp_path):
