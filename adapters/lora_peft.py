@@ -20,8 +20,6 @@ from model_zoo.quantization.storage import is_quantized
 
 BASE_LAYER = ".base_layer."
 A, B, TABLE = ".lora_A.weight", ".lora_B.weight", ".lora_embedding_A"
-NAMED = re.compile(r"\.(lora_[AB])\.[^.]+\.weight$")
-"""A factor as PEFT calls it within a model, where an adapter has a name; files leave that out."""
 
 
 def targets_to_peft(entries, paths: list[str]):
@@ -217,9 +215,6 @@ def check_ranks(config, model, tensors, where) -> None:
                 seen.add(path)
                 largest = max(largest, info.shape[0] if info.shape else 0)
     if not seen:
-        if key := next(filter(NAMED.search, tensors), None):
-            plain = NAMED.sub(r".\1.weight", key)
-            raise InputError(f"{where}: {key} has an adapter's name in it, as within PEFT's model; files have {plain}")
         raise InputError(f"{where}: the file holds no LoRA tensors")
     for site in chosen_sites(model, config):
         if site.path not in seen and config.rank_at(site.path) > largest:

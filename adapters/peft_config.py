@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from adapters.adalora import ADALORA, shown_as
+from adapters.file_names import PREFIX, put_right, without_second
 from adapters.initial import START
 from adapters.patterns import as_list, check_expression
 from adapters.peft_others import CHECKPOINT, WAYS
@@ -23,7 +24,7 @@ from adapters.settings import LoRA
 from model_zoo.atomic import no_directory, read_json
 from model_zoo.checkpoint.digests import check_beside
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile
-from model_zoo.checkpoint.wrappers import WITHIN, unstacked
+from model_zoo.checkpoint.wrappers import unstacked
 from model_zoo.errors import InputError, similar, warn_once
 from model_zoo.labels import SCORE
 
@@ -32,14 +33,6 @@ ADAPTER_WEIGHTS = (WEIGHTS, "adapter_model.bin")
 """What the tensor file is called now, and what PEFT before 0.7 called it."""
 VALUE_HEADS = ("value_head.safetensors", "value_head.bin")
 """What LLaMA-Factory writes beside the adapter of a model with TRL's value head."""
-BASE = "base_model."
-"""What the names of the base's own tensors begin with beside a prompt or a prefix, which have none."""
-PREFIX = f"{BASE}model."
-TWICE = re.compile(r"^(base_model\.model\.){2,}")
-"""Of an adapter within another one's model."""
-SECOND = re.compile(r"\.(modules_to_save|original_module)\.")
-"""In names of a second copy of what is trained whole, and of the base's own, which PEFT writes where a vocabulary was
-extended, and passes over."""
 FINGERPRINT, QUANTIZATION, STARTED_BY, LABELS = "base_fingerprint", "base_quantization", "init", "labels"
 """What an adapter's tensor file says in its metadata: of the base, how it was started where that matters, and what the
 numbers of its head mean (`model_zoo.labels.Labels.read`)."""
@@ -164,36 +157,16 @@ def open_weights(directory: str | Path, values: dict[str, Any] | None = None) ->
         raise InputError(f"{directory}: holds no {WEIGHTS}")
     values = values or read_json(where, "a PEFT adapter configuration")
     if (form := shown_as(values)) is None:
-        file = SafetensorsFile(path)
-        file.rename(bare_names(file))
+        file = put_right(SafetensorsFile(path))
         file.tensors = unstacked(file.tensors, file.made)
         check_task(file, values.get("task_type"))
-        return without_second(file)
+        return file
     try:
         return without_second(form(path, values, PREFIX))
     except InputError as error:
         raise error if str(directory) in str(error) else InputError(f"{where}: {error}") from None
     except (TypeError, ValueError, AttributeError, ZeroDivisionError, re.error) as error:
         raise InputError(f"{where}: a value of the wrong type ({error})") from None
-
-
-def bare_names(file: SafetensorsFile) -> dict[str, str]:
-    """{stored name: its name without what torch.compile, DistributedDataParallel, FSDP or a second PeftModel puts in
-    front, or PEFT's model behind a magnitude}, where that is PEFT's and no other tensor's."""
-    found = {key: TWICE.sub(PREFIX, WITHIN.sub("", key).removeprefix("module.")) for key in file.tensors}
-    found = {key: bare.replace("_vector.weight", "_vector") for key, bare in found.items()}
-    odd = [name for name, bare in found.items() if name != bare]
-    if not odd or len({*found.values()}) < len(found) or not all(found[name].startswith(PREFIX) for name in odd):
-        return {}
-    warn_once(f"{file.path}: {odd[0]} and {len(odd) - 1} more are read as {found[odd[0]]}, without what a wrapper adds")
-    return found
-
-
-def without_second(file: SafetensorsFile) -> SafetensorsFile:
-    """The file without its `SECOND` copies."""
-    for name in [name for name in file.tensors if SECOND.search(name) and SECOND.sub(".", name) in file.tensors]:
-        del file.tensors[name]
-    return file
 
 
 def with_one_head(modules_to_save: Collection[str] | None) -> list[str]:

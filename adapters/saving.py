@@ -19,6 +19,7 @@ from mindspore import nn
 
 from adapters.adapter import Adapter
 from adapters.cells import weight_of
+from adapters.file_names import BASE, PREFIX
 from adapters.fitting import add_whole, check_apart, fit, misfits, shapes_of
 from adapters.initial import START
 from adapters.matching import saved_in_full
@@ -26,11 +27,9 @@ from adapters.method import MethodConfig
 from adapters.methods import BY_PEFT_TYPE
 from adapters.peft_config import (
     ALL_THE_SAME,
-    BASE,
     CONFIG,
     FINGERPRINT,
     LABELS,
-    PREFIX,
     QUANTIZATION,
     STARTED_BY,
     TASK_SCORE,

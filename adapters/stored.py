@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from adapters.deltas import dora_delta, ia3_delta, low_rank_product, wide
+from adapters.file_names import PREFIX
 from adapters.fitting import add_whole, fit, misfits
 from adapters.initial import START
 from adapters.matching import chosen_sites, means, sites, token_rows, wanted
@@ -216,6 +217,7 @@ class StoredAdapter:
             sizes = {name: self.file.info(key).shape for name, key in plain.items()}
             flat = {name: (max(size),) for name, size in sizes.items() if name.endswith("_vector") and 1 in size}
             problems += misfits(expected, {**sizes, **flat})
+            problems += [f"{key} does not begin with {PREFIX}" for key in plain.values() if not key.startswith(PREFIX)]
         elif not absent:
             problems = ["holds no tensors"]
         InputError.raise_any(f"{self.file.path}: {problem}" for problem in problems)

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adapters.peft_config import CONFIG, PREFIX, WEIGHTS
+from adapters.file_names import PREFIX
+from adapters.peft_config import CONFIG, WEIGHTS
 from adapters.settings import LoRA
 from adapters.stacked import UnstackedFile
 from adapters.stored import UNMERGEABLE, Change, StoredAdapter

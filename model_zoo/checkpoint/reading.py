@@ -27,7 +27,7 @@ from model_zoo.checkpoint.dtypes import STORAGE, float_name, typed
 from model_zoo.checkpoint.made import MadeTensor
 from model_zoo.checkpoint.parameters import retype, write_parameter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, Slices, TensorInfo, nbytes
-from model_zoo.checkpoint.wrappers import unstacked, unwrapped
+from model_zoo.checkpoint.wrappers import PUBLISHED, unstacked, unwrapped
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError, located, nearest
 from model_zoo.generation_settings import settings_beside
@@ -291,10 +291,6 @@ def assignment(
             problems.append(f"{stored} is of type {info.dtype}; supported are {', '.join(STORAGE)}")
     InputError.raise_any([f"{checkpoint.directory}: {problem}" for problem in problems])
     return sources, copies
-
-
-PUBLISHED = {"language_model.model.": "model.language_model.", "language_model.lm_head.": "lm_head."}
-"""How the names of text models within multimodal ones begin in published files, and how in the models."""
 
 
 def _with_prefix(stored: Iterable[str], shapes: Mapping[str, object], tied: Mapping[str, str]) -> dict[str, str]:

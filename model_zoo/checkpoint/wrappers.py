@@ -12,6 +12,8 @@ from model_zoo.errors import InputError
 
 WITHIN = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 """What these may put around a part of a model, too."""
+PUBLISHED = {"language_model.model.": "model.language_model.", "language_model.lm_head.": "lm_head."}
+"""How the names of text models within multimodal ones begin in published files, and how in the models."""
 STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """{parameter: matrices of an expert that it holds, one below the other}, as PEFT wraps them."""
 ADAPTER = re.compile(r".+\.(lora_[AB]|lora_embedding_[AB]|base_layer)\b.*")

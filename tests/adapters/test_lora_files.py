@@ -530,13 +530,45 @@ def change_tensors(directory, change):
 PART = "base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"
 
 
-def test_names_within_peft_s_model_are_told_from_those_of_files(llama, directory):
+@pytest.mark.parametrize("name", ["default", "tuned"])
+def test_names_within_peft_s_model_are_read_without_the_adapter_s(llama, fixtures, directory, tmp_path, name):
+    """PEFT 0.21 opens them, too, where the adapter is called as it is there."""
+    pet.apply_lora(llama, rank=2, targets=["q_proj", "embed_tokens"], use_dora=True, modules_to_save=["lm_head"])
+    randomise(llama)
+    expected = llama(IDS).asnumpy()
+    pet.save_adapter(llama, directory)
+    pet.delete_adapter(llama, "default")
+
     def change(tensors):
-        for name in list(tensors):
-            tensors[name.replace(".weight", ".tuned.weight")] = tensors.pop(name)
+        for key in list(tensors):
+            part = "modules_to_save" if "lm_head" in key else key.removesuffix(".weight").rpartition(".")[2]
+            before, found, after = key.partition(part)
+            named = f"{before}{part}.{name}{after}" if found else key.replace("lm_head", f"lm_head.{part}.{name}")
+            tensors[named] = tensors.pop(key)
 
     change_tensors(directory, change)
-    refuse(llama, directory, r"lora_A\.tuned\.weight has an adapter's name in it.*files have .*lora_A\.weight$")
+    pet.merge_checkpoint(fixtures / "llama_gqa", directory, tmp_path / "merged")
+    pet.load_adapter(llama, directory)
+    np.testing.assert_array_equal(llama(IDS).asnumpy(), expected)
+    merged = pet.AutoModel.from_pretrained(tmp_path / "merged")(IDS).asnumpy()
+    np.testing.assert_allclose(merged, expected, atol=1e-4)
+
+
+def test_a_file_with_adapters_of_two_names_is_refused(llama, directory):
+    def change(tensors):
+        for key in list(tensors):
+            tensors.update({key.replace(".weight", f".{name}.weight"): tensors[key] for name in ("one", "two")})
+            del tensors[key]
+
+    change_tensors(directory, change)
+    refuse(llama, directory, r"adapter_model\.safetensors: holds adapters of several names \(one, two\)")
+
+
+def test_what_does_not_begin_as_peft_s_names_do_is_not_merged_either(llama, fixtures, directory, tmp_path):
+    change_tensors(directory, lambda tensors: tensors.update({PART[len("base_model.model.") :]: tensors.pop(PART)}))
+    refuse(llama, directory, "q_proj.lora_B.weight does not begin with base_model.model")
+    with pytest.raises(InputError, match=r"q_proj\.lora_B\.weight does not begin with base_model\.model\."):
+        pet.merge_checkpoint(fixtures / "llama_gqa", directory, tmp_path / "merged")
 
 
 @pytest.mark.parametrize(
