@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from adapters.fused import FusedFile
 from adapters.stacked import UnstackedFile
 from model_zoo.checkpoint.made import MadeTensor
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, TensorInfo
@@ -47,7 +48,9 @@ class AdaLoraFile(SafetensorsFile):
         }
 
 
-def shown_as(values: dict[str, Any]) -> type[AdaLoraFile] | type[UnstackedFile] | None:
+def shown_as(values: dict[str, Any]) -> type[AdaLoraFile] | type[UnstackedFile] | type[FusedFile] | None:
     """What shows an adapter's tensors as those of a LoRA, where they are none as they stand."""
-    stacked = values["peft_type"] == "LORA" and values.get("target_parameters")
-    return AdaLoraFile if values["peft_type"] == ADALORA else UnstackedFile if stacked else None
+    if values["peft_type"] == ADALORA:
+        return AdaLoraFile
+    forms = {"target_parameters": UnstackedFile, "enable_lora": FusedFile} if values["peft_type"] == "LORA" else {}
+    return next((form for key, form in forms.items() if values.get(key)), None)

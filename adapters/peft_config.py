@@ -45,7 +45,7 @@ OF_TASKS = re.compile(r"((score|classifier|qa_outputs)\.(weight|bias))|(encoder\
 
 COMMON_KEYS = ("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "revision", "task_type")
 """Keys that every adapter_config.json has."""
-VERSION = ("peft_version", "runtime_config")
+VERSION = ("peft_version", "runtime_config", "merge_weights")
 """Keys of how it was written and is to be run, which change no number."""
 
 

@@ -16,7 +16,7 @@ from adapters.stacked import UnstackedFile
 from adapters.stored import UNMERGEABLE, Change, StoredAdapter
 from model_zoo.atomic import atomic_write, read_json, write_json
 from model_zoo.checkpoint.reading import read_config
-from model_zoo.checkpoint.safetensors_io import write_stream
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_stream
 from model_zoo.configs import Config
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError
@@ -160,15 +160,25 @@ def check_served(adapter: str | Path, base: str | Path, engine: Engine) -> int:
             problems.append(f"{engine.says}, and would scale {other[0].name} otherwise")
         if outside := sorted(name for name in ranks if name.split(".")[-2] in none_at):
             problems.append(f"on this base it takes no LoRA on {', '.join(outside)}")
-        if isinstance(stored.file, UnstackedFile):
+        if not as_it_lies(stored.file):
+            written = (
+                "the matrices of each expert, not stacked ones (target_parameters)"
+                if isinstance(stored.file, UnstackedFile)
+                else "the names and the matrices that PEFT writes now, not those of this file"
+            )
             problems.append(
-                "it takes the matrices of each expert, not stacked ones (target_parameters); load and save it here "
-                "(pet.load_adapter, pet.save_adapter) for one in that form"
+                f"it takes {written}; load and save it here (pet.load_adapter, pet.save_adapter) for one in that form"
             )
         if engine.plain_bias and lora.bias != "none":
             problems.append(f"it takes bias 'none' only; adapter_config.json has {lora.bias!r}")
         InputError.raise_any(f"{adapter}: {engine.name} cannot serve it: {why}; {MERGE}" for why in problems)
     return found["rank"]
+
+
+def as_it_lies(file: SafetensorsFile) -> bool:
+    """Whether an adapter's tensors are shown under the names and in the shapes that others find in the file."""
+    with closing(SafetensorsFile(file.path)) as bare:
+        return all(name in bare.tensors and bare.info(name).shape == info.shape for name, info in file.tensors.items())
 
 
 def fill(adapter: str | Path, base: str | Path, output: Path) -> int:

@@ -571,6 +571,47 @@ def test_what_does_not_begin_as_peft_s_names_do_is_not_merged_either(llama, fixt
         pet.merge_checkpoint(fixtures / "llama_gqa", directory, tmp_path / "merged")
 
 
+@pytest.mark.parametrize("parts", [[True, False, True], [True, True, True]], ids=["two", "three"])
+def test_parts_of_a_fused_matrix_by_peft_before_0_3(fixtures, tmp_path, parts):
+    """Its `MergedLinear`: B is a convolution of two groups, whose outputs go to the chosen parts in turn."""
+    base, generator, count = fixtures / "gpt2", np.random.default_rng(5), sum(parts)
+    changed, tensors = pet.AutoModel.from_pretrained(base), {}
+    weights = {name: one for name, one in changed.parameters_dict().items() if name.endswith("attn.c_attn.weight")}
+    for name, weight in weights.items():
+        width, out = weight.shape[0], weight.shape[1] // 3 * count
+        a = generator.normal(0, 0.3, (2 * count, width)).astype(np.float32)
+        b = generator.normal(0, 0.3, (out, count, 1)).astype(np.float32)
+        tensors |= {
+            f"base_model.model.{name.replace('.weight', f'.lora_{key}.weight')}": x
+            for key, x in zip("AB", (a, b), strict=True)
+        }
+        product = np.concatenate([b[: out // 2, :, 0] @ a[:count], b[out // 2 :, :, 0] @ a[count:]])
+        rows = iter(np.split(product, count))
+        delta = np.concatenate([next(rows) if part else np.zeros((len(product) // count, width)) for part in parts])
+        write_parameter(weight, (weight.asnumpy() + 16 / 2 * delta.T).astype(np.float32))
+    save_file(tensors, tmp_path / NAMES[1])
+    values = {"peft_type": "LORA", "r": 2, "lora_alpha": 16, "lora_dropout": 0.1, "bias": "none", "enable_lora": parts}
+    values |= {"target_modules": ["c_attn"], "fan_in_fan_out": True, "merge_weights": True, "task_type": "CAUSAL_LM"}
+    (tmp_path / NAMES[0]).write_text(json.dumps(values))
+    expected, model = changed(IDS).asnumpy(), pet.AutoModel.from_pretrained(base)
+    pet.load_adapter(model, tmp_path)
+    np.testing.assert_allclose(model(IDS).asnumpy(), expected, atol=1e-4)
+    pet.merge_checkpoint(base, tmp_path, tmp_path / "merged")
+    np.testing.assert_allclose(pet.AutoModel.from_pretrained(tmp_path / "merged")(IDS).asnumpy(), expected, atol=1e-4)
+    pet.save_adapter(model, tmp_path / "again")
+    written = json.loads((tmp_path / "again" / NAMES[0]).read_text())
+    assert (written["r"], written["lora_alpha"]) == (2 * count, 16 * count) and "enable_lora" not in written
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [("qv", "enable_lora is 'qv'"), ([False], r"enable_lora is \[False\]"), ([True, True], "chooses 2 parts$")],
+)
+def test_parts_that_do_not_describe_the_file(llama, directory, parts, message):
+    edit(directory, enable_lora=parts)
+    refuse(llama, directory, message)
+
+
 @pytest.mark.parametrize(
     ("around", "within"),
     [("module.", ""), ("_orig_mod.", ""), ("", "_orig_mod."), ("module._orig_mod.", ""), ("base_model.model.", "")],

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import pet
+from adapters.peft_config import WEIGHTS
 from adapters.saving import save_adapter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.errors import InputError
@@ -110,6 +111,22 @@ def test_prefixes_and_other_families_are_refused(made):
     chatglm = made("glm4_tiny", pet.LoRAConfig(rank=4))
     with pytest.raises(InputError, match="MindIE serves no adapters on a base of type 'glm'"):
         check_served(chatglm, bundled_models()["glm4_tiny"], ENGINES["mindie"])
+
+
+def test_tensors_under_other_names_than_peft_s_are_refused_with_a_way(made, tmp_path):
+    """They open here, but not elsewhere; what is saved here does."""
+    adapter, base = made("llama_tiny", pet.LoRAConfig(rank=4)), bundled_models()["llama_tiny"]
+    other = tmp_path / "other"
+    shutil.copytree(adapter, other)
+    with SafetensorsFile(adapter / WEIGHTS) as file:
+        tensors = {name.replace(".weight", ".default.weight"): file.read(name) for name in file.tensors}
+    write_file(other / WEIGHTS, tensors, {"format": "pt"})
+    with pytest.raises(InputError, match=r"it takes the names and the matrices that PEFT writes now.*load and save it"):
+        check_served(other, base, ENGINES["vllm"])
+    model = pet.AutoModel.from_pretrained(base)
+    pet.load_adapter(model, other)
+    save_adapter(model, tmp_path / "saved")
+    assert check_served(tmp_path / "saved", base, ENGINES["vllm"]) == 4
 
 
 @pytest.mark.parametrize(
