@@ -109,6 +109,10 @@ def read_adapter_config(directory: str | Path, supported: Collection[str]) -> di
         raise InputError(f"{directory}: {no_directory(directory)}; an adapter directory was expected")
     if not (directory / CONFIG).exists() and (directory / "adapter" / CONFIG).is_file():
         raise InputError(f"{directory}: is a run directory; its adapter is {directory / 'adapter'}")
+    if not (directory / CONFIG).exists() and (
+        below := sorted(str(one.parent) for one in directory.glob(f"*/{CONFIG}"))
+    ):
+        raise InputError(f"{directory}: holds no {CONFIG} itself; adapter directories in it are {', '.join(below)}")
     check_beside(directory)
     values = read_json(directory / CONFIG, "a PEFT adapter configuration")
     kind = values.get("peft_type")

@@ -513,12 +513,16 @@ def test_paths_as_names(llama, directory, name):
     refuse(llama, directory, "adapter name" if isinstance(name, str) else "name is 3; a text was", name=name)
 
 
-def test_no_such_directory_and_missing_files(llama, directory, tmp_path):
+def test_no_such_directory_and_missing_files(llama, fixtures, directory, tmp_path):
     refuse(llama, tmp_path / "nowhere", "an adapter directory was expected")
     (directory / NAMES[1]).unlink()
     refuse(llama, directory, "holds no adapter_model.safetensors$")
     (directory / NAMES[0]).unlink()
     refuse(llama, directory, "adapter_config.json")
+    shutil.copytree(fixtures / "llama_gqa" / "lora", directory / "sft")  # as PEFT saves an adapter that has a name
+    refuse(
+        llama, directory, rf"holds no adapter_config\.json itself; adapter directories in it are {directory / 'sft'}$"
+    )
 
 
 def change_tensors(directory, change):
