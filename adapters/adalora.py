@@ -8,17 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from adapters.file_names import AdapterFile
 from adapters.fused import FusedFile
 from adapters.stacked import UnstackedFile
 from model_zoo.checkpoint.made import MadeTensor
-from model_zoo.checkpoint.safetensors_io import SafetensorsFile, TensorInfo
+from model_zoo.checkpoint.safetensors_io import TensorInfo
 from model_zoo.errors import InputError
 
 ADALORA = "ADALORA"
 SPENT = ("target_r", "init_r", "tinit", "tfinal", "deltaT", "beta1", "beta2", "orth_reg_weight", "total_step")
 
 
-class AdaLoraFile(SafetensorsFile):
+class AdaLoraFile(AdapterFile):
     """Its tensor file, with E and the scale, which is of the rank before any was taken away, in A. Arguments and
     attribute are those of `adapters.stacked.UnstackedFile`."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.checkpoint.wrappers import PUBLISHED, WITHIN
@@ -17,17 +18,21 @@ SECOND = re.compile(r"\.(modules_to_save|original_module)\.")
 """In names of a second copy of what is trained whole, and of the base's own, which PEFT writes where a vocabulary was
 extended, and passes over."""
 NAMED = re.compile(
-    r"\.(?:lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector|ia3_l|trainable_tokens_delta)"
+    r"\.(?:lora_[ABE]|lora_embedding_[AB]|lora_magnitude_vector|ia3_l|trainable_tokens_delta)"
     r"\.(?!(?:weight|bias)$)(?P<adapter>[^.]+)"
 )
 """A part as it is called within PEFT's model, where an adapter has a name; files leave that out."""
 
 
-def put_right(file: SafetensorsFile) -> SafetensorsFile:
-    """The file under the names that PEFT gives tensors, and without their `SECOND` copies."""
-    file.rename(bare_names(file))
-    file.rename({key: of_text_model(key) for key in file.tensors})
-    return without_second(file)
+class AdapterFile(SafetensorsFile):
+    """An adapter's tensor file under the names that PEFT gives tensors, and without their `SECOND` copies."""
+
+    def __init__(self, path: str | Path):
+        super().__init__(path)
+        self.rename(bare_names(self))
+        self.rename({key: of_text_model(key) for key in self.tensors})
+        for name in [key for key in self.tensors if SECOND.search(key) and SECOND.sub(".", key) in self.tensors]:
+            del self.tensors[name]
 
 
 def bare_names(file: SafetensorsFile) -> dict[str, str]:
@@ -67,10 +72,3 @@ def of_text_model(key: str) -> str:
         if key.startswith(PREFIX + old):
             return PREFIX + new + key[len(PREFIX + old) :]
     return key
-
-
-def without_second(file: SafetensorsFile) -> SafetensorsFile:
-    """The file without its `SECOND` copies."""
-    for name in [name for name in file.tensors if SECOND.search(name) and SECOND.sub(".", name) in file.tensors]:
-        del file.tensors[name]
-    return file

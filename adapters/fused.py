@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from adapters.file_names import AdapterFile
 from model_zoo.checkpoint.made import MadeTensor
-from model_zoo.checkpoint.safetensors_io import SafetensorsFile, TensorInfo
+from model_zoo.checkpoint.safetensors_io import TensorInfo
 from model_zoo.errors import InputError
 
 
-class FusedFile(SafetensorsFile):
+class FusedFile(AdapterFile):
     """Its tensor file, with B as a matrix ``(out, rank)`` that has zeros for the other parts. Arguments and attribute
     are those of `adapters.stacked.UnstackedFile`."""
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from adapters.adalora import ADALORA, shown_as
-from adapters.file_names import PREFIX, put_right, without_second
+from adapters.file_names import PREFIX, AdapterFile
 from adapters.initial import START
 from adapters.patterns import as_list, check_expression
 from adapters.peft_others import CHECKPOINT, WAYS
@@ -161,12 +161,12 @@ def open_weights(directory: str | Path, values: dict[str, Any] | None = None) ->
         raise InputError(f"{directory}: holds no {WEIGHTS}")
     values = values or read_json(where, "a PEFT adapter configuration")
     if (form := shown_as(values)) is None:
-        file = put_right(SafetensorsFile(path))
+        file = AdapterFile(path)
         file.tensors = unstacked(file.tensors, file.made)
         check_task(file, values.get("task_type"))
         return file
     try:
-        return without_second(form(path, values, PREFIX))
+        return form(path, values, PREFIX)
     except InputError as error:
         raise error if str(directory) in str(error) else InputError(f"{where}: {error}") from None
     except (TypeError, ValueError, AttributeError, ZeroDivisionError, re.error) as error:

@@ -16,9 +16,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from adapters.file_names import AdapterFile
 from adapters.patterns import pattern_value
 from model_zoo.checkpoint.made import MadeTensor
-from model_zoo.checkpoint.safetensors_io import SafetensorsFile, TensorInfo
+from model_zoo.checkpoint.safetensors_io import TensorInfo
 from model_zoo.checkpoint.wrappers import STACKS
 from model_zoo.errors import InputError
 
@@ -28,7 +29,7 @@ ROUTER = r"gate(\.weight)?"
 CELL = re.compile(r"(?P<cell>.+)\.lora_(A\.weight|embedding_A)")
 
 
-class UnstackedFile(SafetensorsFile):
+class UnstackedFile(AdapterFile):
     """The tensor file of an adapter with ``target_parameters``, with the experts' matrices under names of their own.
 
     Args:

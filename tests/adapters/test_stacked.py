@@ -85,6 +85,22 @@ def test_each_matrix_gets_its_expert_s_part(written, sizes, modules):
                     assert np.allclose(after[weight], before[weight] + expected, rtol=1e-6, atol=1e-5)
 
 
+def test_names_from_within_a_wrapper(written):
+    """These are put right before the experts are told apart."""
+
+    def change(tensors):
+        for key in list(tensors):
+            tensors["module." + key.replace(".weight", ".default.weight")] = tensors.pop(key)
+
+    found = []
+    for changed in (None, change):
+        stored = StoredAdapter(written(changed)[0])
+        changes = stored.changes(MetaModel(AutoModel.from_pretrained(BASE).config))
+        found.append({one.name: Delta(stored, one, False).block(None, slice(None)) for one in changes})
+    assert found[0].keys() == found[1].keys() and len(found[0]) > 1
+    assert all(np.array_equal(found[0][name], found[1][name]) for name in found[0])
+
+
 def test_what_is_saved_is_on_the_matrices(written, tmp_path):
     model = AutoModel.from_pretrained(BASE)
     directory, _ = written(rank_pattern={r".*\.down_proj": RANK})
