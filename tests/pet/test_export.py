@@ -634,7 +634,7 @@ def test_directories_that_are_none(fixtures, tmp_path):
     refused(base, tmp_path / "x", tmp_path / "out", "an adapter directory was expected")
     refused(base, [], tmp_path / "out", "no adapter directory was given")
     refused(base, [adapter, adapter.parent / "." / adapter.name], tmp_path / "out", "lora is given twice")
-    refused(base, base, tmp_path / "out", "adapter_config.json: not found")
+    refused(base, base, tmp_path / "out", "holds no adapter_config.json itself; adapter directories in it are ")
     for taken in (base, adapter):
         with pytest.raises(InputError, match="is an input of the merge"):
             merge_checkpoint(base, adapter, taken)
