@@ -309,7 +309,7 @@ TABLE = {
     **same(jobs.LOGS, "use_tensorboard gc_* use_trackio trackio_* hf_mlflow_* profiler_steps* include_t*"),
     "push_dataset_to_hub": Refused("rows are not uploaded; push_dataset_to_hub=null on the command line leaves it out"),
     "hub_model_id": lambda t, n, v: jobs.upload(t, n, v, private=True),
-    "hub_revision": lambda t, n, v: is_off(t.values.get("hub_model_id")) or t.refuse(n, "there is one branch, main"),
+    "hub_revision": Refused("results go to the branch main"),
     "hub_*": Ignored("hub_model_id is uploaded to once, at the end"),
     "strict": Ignored("checkpoints are always read strictly"),
     **same(Ignored("train.save_every says when a checkpoint is written"), "save_first_step dynamic_checkpoint"),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import yaml
 from hub_server import TOKEN, running
 
+import pet
 from model_zoo.errors import InputError
 from pet.cli.main import main
 from pet.train.callbacks.hub import Hub
@@ -63,8 +65,15 @@ def test_a_run_is_uploaded_at_its_end(hub, tmp_path, capsys):
     assert hub.repositories["me/merged"]["model.safetensors"] == (tmp_path / "merged/model.safetensors").read_bytes()
     assert hub.private == {"me/mine", "me/gguf"}
 
-    # a run whose upload fails is whole
+    # a run whose upload fails is whole, also one of a script's objects
     hub.full = True
+    batch = [{"input_ids": np.arange(1, 9).reshape(1, 8).astype(np.int32)}]
+    model = pet.apply_lora(pet.AutoModel.from_pretrained("llama_tiny"), rank=2)
+    trainer = pet.Trainer(
+        model=model, args=pet.TrainingArguments(output_dir="own"), train_dataset=batch, callbacks=Hub("me/own")
+    )
+    with pytest.raises(InputError, match=r"the run is whole: hf upload me/own .*own/adapter uploads it"):
+        trainer.finetune()
     assert main(["finetune", file, "output.dir=two"]) == 2
     told = capsys.readouterr().err
     assert (

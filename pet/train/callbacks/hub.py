@@ -40,17 +40,18 @@ class Hub(Callback):
         from pet.recipe.loading import load
 
         run = Path(trainer.directory)
+        result = next((run / name for name in ("adapter", "model") if (run / name).is_dir()), None)
+        if result is None:
+            raise InputError("callbacks: hub: a cell of no family has neither adapter/ nor model/ to upload")
+        described = (run / "recipe.yaml").is_file()  # else model and data are objects of a script
         try:
-            result = next((run / name for name in ("adapter", "model") if (run / name).is_dir()), None)
-            if result is None:
-                raise InputError("callbacks: hub: a cell of no family has neither adapter/ nor model/ to upload")
             with TemporaryDirectory() as place:
-                if (run / "recipe.yaml").is_file():
+                if described:
                     recipe = load(run / "recipe.yaml", check_files=False)
                     share(Path(place), result, recipe.name or run.name, recipe.model.path, recipe, run)
-                    result = Path(place)
                 message = f"{run.resolve().name}: {summary['steps']} steps"
-                summary["uploaded"] = self.repository.fill(result, message)
+                summary["uploaded"] = self.repository.fill(place if described else result, message)
         except InputError as error:
-            again = f"pet export {run} --output DIR --hub {self.repository.name}"
+            name = self.repository.name
+            again = f"pet export {run} --output DIR --hub {name}" if described else f"hf upload {name} {result}"
             raise InputError(f"{error}; the run is whole: {again} uploads it") from None

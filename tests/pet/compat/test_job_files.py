@@ -1194,7 +1194,7 @@ def test_axolotls_messages(tmp_path, entry, columns, roles):
         ({"chat_template": "chatml"}, {"train_on_eos": "all"}, "train_on_eos: 'all' is not supported"),
         ({"train_on_inputs": True}, {}, "train_on_inputs: of messages what all say is learnt there"),
         ({"push_dataset_to_hub": "me/rows"}, {}, "push_dataset_to_hub: 'me/rows': rows are not uploaded"),
-        ({"hub_model_id": "me/it", "hub_revision": "two"}, {}, "hub_revision: there is one branch, main"),
+        ({"hub_model_id": "me/it", "hub_revision": "two"}, {}, "hub_revision: 'two': results go to the branch main"),
     ],
 )
 def test_what_axolotl_learns_otherwise_is_refused(tmp_path, given, entry, problem):
