@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from types import SimpleNamespace
 
@@ -20,9 +21,11 @@ ADAPTER = {"adapter_config.json", "adapter_model.safetensors", "README.md", "tok
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    constants = pytest.importorskip("huggingface_hub.constants")
+    api = pytest.importorskip("huggingface_hub.hf_api")
+    constants = importlib.import_module("huggingface_hub.constants")
     with running() as server:
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        for module in (constants, api):  # older ones have it in both
+            monkeypatch.setattr(module, "ENDPOINT", server.url, raising=False)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # which other tests' peers set for this process
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True, raising=False)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
