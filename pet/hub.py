@@ -144,7 +144,7 @@ class Repository:
 
     def make(self) -> None:
         """Makes it, unless it is there. Raises InputError: it cannot be made."""
-        with self._told("cannot be made"):
+        with self._told("cannot be made", "; HF_TOKEN or hf auth login says whose account it is"):
             self.name = self.api.create_repo(self.name, private=self.private, exist_ok=True).repo_id
 
     def fill(self, source: str | Path, message: str) -> str:
@@ -157,13 +157,12 @@ class Repository:
             return str(self.api.upload_folder(folder_path=source, **how))
 
     @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _told(self, what: str, hint: str = "") -> Iterator[None]:
         try:
             with progress.pausing():
                 yield
         except Exception as error:  # of many classes
-            whose = "; HF_TOKEN or hf auth login says whose account it is" if what.endswith("made") else ""
-            raise InputError(f"hub {self.name!r}: {what}: {_reason(error)}{whose}") from None
+            raise InputError(f"hub {self.name!r}: {what}: {_reason(error)}{hint}") from None
 
 
 def _reason(error: Exception) -> str:

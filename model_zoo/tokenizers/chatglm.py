@@ -53,7 +53,8 @@ class ChatGLMTokenizer(SentencePieceTokenizer):
         def lacking(*names: str) -> list[str]:
             return [name for name in names if processor.piece_to_id(name) == processor.unk_id()]
 
-        if not lacking("<pad>", "<n>") and len(lacking(*_CONTROLS, *_BLANKS_OF_TEXT)) == 8 + _LONGEST_BLANK:
+        behind = [*_CONTROLS, *_BLANKS_OF_TEXT]
+        if not lacking("<pad>", "<n>") and lacking(*behind) == behind:
             processor = parse_sentencepiece(data + _added(), vocab_file)
         if missing := lacking("[MASK]", "[gMASK]", "<sop>", "<eop>", "<pad>", "<n>", "<|tab|>", "<|blank_2|>"):
             raise InputError(

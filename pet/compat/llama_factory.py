@@ -72,7 +72,9 @@ def _anew(t: Translation, name: str, value: Any) -> None:
 
 def _upload(t: Translation, name: str, value: Any) -> None:
     if switched_on(value):
-        where = t.values.get("hub_model_id") or Path(str(t.values.get("output_dir"))).name
+        where = t.values.get("hub_model_id") or Path(str(t.values.get("output_dir") or "")).name
+        if not where:
+            t.refuse(name, "hub_model_id or output_dir has to say where to")
         jobs.upload(t, name, where, switched_on(t.values.get("hub_private_repo")) or None)
 
 

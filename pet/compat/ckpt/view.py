@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -139,11 +139,8 @@ class MindFormersCheckpoint(Checkpoint):
             for name in weights
             if name not in wanted
         ]
-        for group in found:
-            for name, shape in zip(group.theirs, their_shapes(group, self._shapes), strict=True):
-                there = self.file.tensors.get(name, (None, shape))[1]
-                if there != shape and not (name.endswith("feed_forward.w2.weight") and there == shape[::-1]):
-                    problems.append(f"{name} has shape {there}, this model needs {shape}")
+        there = {name: info[1] for name, info in self.file.tensors.items()}
+        problems += [problem for group in found for problem in misshapen(group, self._shapes, there)]
         InputError.raise_any([f"{self.path}: {problem}" for problem in sorted(problems)])
 
     def close(self) -> None:
@@ -193,6 +190,16 @@ def their_shapes(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> list[tu
     if len(group.theirs) == 1:
         return [first if len(group.ours) == 1 else (sum(group.rows), *rest)]
     return [(rows, *rest) for rows in group.rows]
+
+
+def misshapen(
+    group: Group, shapes: Mapping[str, tuple[int, ...]], there: Mapping[str, tuple[int, ...]]
+) -> Iterator[str]:
+    """What is wrong with the shapes of MindFormers' tensors of a group, as far as they are there."""
+    for name, shape in zip(group.theirs, their_shapes(group, shapes), strict=True):
+        found = there.get(name, shape)
+        if found != shape and not (name.endswith("feed_forward.w2.weight") and found == shape[::-1]):
+            yield f"{name} has shape {found}, this model needs {shape}"
 
 
 class HuggingFaceView:

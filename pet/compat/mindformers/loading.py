@@ -21,7 +21,7 @@ from model_zoo.causal_lm import CausalLM
 from model_zoo.errors import InputError
 from pet.compat.ckpt.lora import to_adapter
 from pet.compat.ckpt.names import Form, form_of, groups, shapes_of
-from pet.compat.ckpt.view import is_lora, is_weight, our_tensors, own_names
+from pet.compat.ckpt.view import is_lora, is_weight, misshapen, our_tensors, own_names
 
 Held = MutableMapping[str, ms.Parameter]  # what `mindspore.load_checkpoint` returns
 
@@ -51,17 +51,21 @@ def rename(model: CausalLM, held: Held) -> None:
 
     Args:
         held: is changed, so that no tensor is in memory twice.
+
+    Raises:
+        InputError: tensors of other shapes than the model's, all of them.
     """
     values = model.config.to_dict()
     form = form_of(held, Form(use_rearrange_rope=bool(getattr(model.config, "use_rearrange_rope", False))))
-    shapes, found = shapes_of(values), []
-    with suppress(InputError):  # MindFormers has no names for this model
-        found = groups(values, form)
     if own_names(values, filter(is_weight, held), form):
         return
-    for group in found:
-        if not held.keys() >= {*group.theirs}:
-            continue
+    shapes, whole = shapes_of(values), []
+    with suppress(InputError):  # MindFormers has no names for this model
+        whole = [group for group in groups(values, form) if held.keys() >= {*group.theirs}]
+    there = {name: held[name].shape for group in whole for name in group.theirs}
+    wrong = (problem for group in whole for problem in misshapen(group, shapes, there))
+    InputError.raise_any(f"load_param_into_net: {problem}" for problem in wrong)
+    for group in whole:
         theirs = [held.pop(name) for name in group.theirs]
         if len(theirs) == len(group.ours) and not (group.rearranged or theirs[0].shape != shapes[group.ours[0]]):
             held.update(zip(group.ours, theirs, strict=True))

@@ -12,7 +12,8 @@ from pet.train.callbacks.base import Callback
 
 class Hub(Callback):
     """Uploads a run's adapter, or the model where every weight was trained, at its end: as `pet export` writes it, with
-    the tokenizer and a README.md. A run that fails or is stopped uploads nothing.
+    the tokenizer and a README.md; of a script's own objects the adapter or the model alone. A run that fails or is
+    stopped uploads nothing.
 
     Args:
         name: of the repository, ``owner/name``, or ``name`` for the account's own. It is made before the first step,

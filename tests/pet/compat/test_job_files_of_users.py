@@ -261,6 +261,9 @@ def test_what_changes_no_result_is_no_problem(tmp_path, system, given, found, no
 def test_what_is_refused_says_how_to_go_on(tmp_path):
     t = axolotl.translate({**JOBS["axolotl"], "push_dataset_to_hub": "me"}, tmp_path / "job.yaml")
     assert "rows are not uploaded; push_dataset_to_hub=null on the command line leaves it out" in t.problems[0]
+    given = {key: one for key, one in JOBS["llama_factory"].items() if key != "output_dir"}
+    t = llama_factory.translate({**given, "push_to_hub": True}, tmp_path / "job.yaml")
+    assert t.problems == ["job.yaml: push_to_hub: hub_model_id or output_dir has to say where to"]
     t = llama_factory.translate({**JOBS["llama_factory"], "stage": "dpo", "ref_model": "other"}, tmp_path / "job.yaml")
     assert "'other': the reference is the base without adapters, where this is left out" in t.problems[0]
 

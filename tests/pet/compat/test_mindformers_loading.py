@@ -8,6 +8,7 @@ import pytest
 from mindspore import load_param_into_net  # before this library is there, as scripts have it
 
 import pet
+from model_zoo.errors import InputError
 from pet.compat.ckpt.doors import to_file
 from pet.compat.ckpt.names import Form
 from pet.compat.mindformers import AutoModel, ChatGLM2Config, ChatGLM2ForConditionalGeneration
@@ -47,6 +48,14 @@ def test_outputs_in_another_order(tmp_path):
     for _ in range(2):
         other = ChatGLM2ForConditionalGeneration(ChatGLM2Config(**GLM2, use_rearrange_rope=True))
         assert load_param_into_net(other, held) == ([], []) and same(other, model.get_parameters())
+
+
+def test_tensors_of_other_shapes_are_named(tmp_path):
+    to_file("llama_tiny", tmp_path / "m.ckpt", Form(qkv_concat=True))
+    held = ms.load_checkpoint(str(tmp_path / "m.ckpt"))
+    model = AutoModel.from_config(pet.LlamaConfig(num_layers=4, hidden_size=64, num_heads=4, vocab_size=1216))
+    with pytest.raises(InputError, match=r"load_param_into_net: model\.tok_embeddings\.embedding_weight has shape"):
+        load_param_into_net(model, held)
 
 
 def test_what_is_not_whole_stays(tmp_path):
