@@ -21,6 +21,8 @@ class TrainSettings(TypedDict, total=False):
     schedule: Literal["constant", "linear", "cosine", "cosine_restarts", "polynomial", "wsd", "inverse_sqrt"]
     warmup: float
     warmup_power: float
+    warmup_from: float
+    schedule_steps: int | None
     warmup_like: Literal["transformers", "mindformers", "axolotl"] | None
     warmup_most: int | None
     final_ratio: float

@@ -174,12 +174,21 @@ def clip(translation: Translation, name: str, value: Any) -> None:
     translation.settings["train.clip_norm"] = float(value) or None
 
 
-def final_rate(t: Translation, name: str, value: Any) -> None:
-    """The last learning rate, which a recipe has as a share of the peak."""
-    if not (peak := t.get("train.learning_rate")):
-        t.refuse(name, "give learning_rate beside it, of which it is a share here")
-    else:
-        t.put("train.final_ratio", min(1.0, float(value) / peak))
+def share_of_peak(key: str) -> Callable[[Translation, str, Any], None]:
+    """A rule for a learning rate that a recipe has as a share of the peak."""
+
+    def rule(t: Translation, name: str, value: Any) -> None:
+        peak = t.get("train.learning_rate")
+        if float(value) and not peak:
+            t.refuse(name, "give learning_rate beside it, of which it is a share here")
+        else:
+            t.put(key, min(1.0, float(value) / (peak or 1.0)))
+
+    return rule
+
+
+final_rate = share_of_peak("train.final_ratio")
+"""The last one."""
 
 
 def schedule_of_transformers(t: Translation, name: str, given: Mapping[str, Any]) -> None:

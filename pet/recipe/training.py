@@ -89,6 +89,13 @@ class Train(Section):
     )
     warmup: StepsOrShare = Field(0.03, description="Warm-up: a number of steps, or below 1 a fraction of all steps.")
     warmup_power: float = Field(1.0, gt=0, description="Exponent of the warm-up: 1 is linear, 2 quadratic.")
+    warmup_from: float = Field(0.0, ge=0, le=1, description="Where the warm-up begins, as a fraction of the peak.")
+    schedule_steps: int | None = Field(
+        None,
+        ge=1,
+        description="Steps that the schedule and its fractions are of, where these are more or fewer than the run's: "
+        "a longer run stays at the schedule's end, a shorter one does not reach it.",
+    )
     warmup_like: Literal["transformers", "mindformers", "axolotl"] | None = Field(
         None,
         description="Warm-up as there: its first step at a rate of 0, a fraction of all steps rounded up "

@@ -24,20 +24,25 @@ def length(recipe: Recipe) -> Iterator[Finding]:
     train = recipe.train
     if train.steps is not None and train.epochs is not None:
         yield "train.steps", "train.epochs", "give steps or epochs, not both"
-    if given(train, "warmup_power") and not train.warmup:
-        yield "train.warmup_power", "train.warmup", "has no effect without a warm-up"
+    for name in ("warmup_power", "warmup_from"):
+        if given(train, name) and not train.warmup:
+            yield f"train.{name}", "train.warmup", "has no effect without a warm-up"
+    if train.schedule_steps is not None and train.schedule == "constant" and not 0 < train.warmup < 1:
+        yield "train.schedule_steps", "train.schedule", "has no effect on a constant rate whose warm-up is no fraction"
     if train.schedule != "wsd":
         return  # a warm-up longer than the run is shortened to it
     phases = [("train.warmup", train.warmup), ("train.decay", train.decay)]
     shares = sum(value for _, value in phases if value < 1)
     steps = sum(value for _, value in phases if value >= 1)
-    if train.steps is not None:
+    key = "train.schedule_steps" if train.schedule_steps is not None else "train.steps"
+    whole = train.schedule_steps or train.steps
+    if whole is not None:
         for name, value in phases:
-            if value >= 1 and value > train.steps:
-                yield name, "train.steps", f"{value} steps are more than the run has (train.steps: {train.steps})"
+            if value >= 1 and value > whole:
+                yield name, key, f"{value} steps are more than the run has ({key}: {whole})"
                 return
-        if steps + shares * train.steps > train.steps:
-            yield "train.warmup", "train.steps train.decay", "warm-up and descent are longer than the run"
+        if steps + shares * whole > whole:
+            yield "train.warmup", f"{key} train.decay", "warm-up and descent are longer than the run"
     elif shares > 1:
         yield "train.warmup", "train.decay", "the shares of warm-up and descent are more than the whole run"
 

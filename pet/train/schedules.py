@@ -82,7 +82,7 @@ def due(step: int, every: float | None, total: int) -> bool:
     return every is not None and step % steps_of(every, total, "transformers") == 0
 
 
-SAME = ("final_ratio", "cycles", "power", "decay_shape", "warmup_power", "warmup_like")
+SAME = ("final_ratio", "cycles", "power", "decay_shape", "warmup_power", "warmup_from", "warmup_like")
 SAME += ("restart_every", "restart_warmup", "restart_decay")
 """Settings of a recipe that a `Schedule` has as they are."""
 
@@ -95,9 +95,10 @@ class Schedule:
         name: ``constant``, ``linear``, ``cosine``, ``cosine_restarts``, ``polynomial``, ``wsd`` (warm-up, stable,
             decay; Hu et al. 2024) or ``inverse_sqrt`` (Vaswani et al. 2017; slower the longer the warm-up).
         peak: the learning rate at the end of the warm-up.
-        total: optimizer steps of the run.
+        total: optimizer steps of the schedule, which is the run's length unless it is to be another.
         warmup: steps of warm-up; at ``total`` or more, the run is all warm-up.
         warmup_power: exponent of the warm-up; 1 is linear.
+        warmup_from: where it begins, as a share of the peak.
         warmup_like: whose warm-up, of `ROUNDED`: all but this library's begin at a rate of 0. transformers' ``wsd``
             rises from where it ends, and begins amid a descent that is longer than what the warm-up leaves.
         final_ratio: where the body ends, as a share of the peak; ``constant`` and ``inverse_sqrt`` have no end.
@@ -124,6 +125,7 @@ class Schedule:
     decay: int = 0
     decay_shape: str = "linear"
     warmup_power: float = 1.0
+    warmup_from: float = 0.0
     warmup_like: str | None = None
     restart_every: int | None = None
     restart_warmup: int = 10
@@ -141,6 +143,7 @@ class Schedule:
     @classmethod
     def from_settings(cls, train, total: int) -> Schedule:
         """From a recipe's ``train`` section and its number of steps; a longer warm-up of our own is shortened."""
+        total = train.schedule_steps or total
         warmup = steps_of(train.warmup, total, train.warmup_like, train.warmup_most)
         if warmup > total and not train.warmup_like:
             log.warning("train.warmup: %d steps are more than the run has: shortened to %d", warmup, total)
@@ -177,7 +180,7 @@ class Schedule:
         """The share of the peak but for restarts."""
         if step < self.warmup:
             share = ((step + (not self.warmup_like)) / self.warmup) ** self.warmup_power
-            lowest = self.final_ratio if self.name == "wsd" and self.like_transformers else 0.0
+            lowest = self.final_ratio if self.name == "wsd" and self.like_transformers else self.warmup_from
             return lowest + (1.0 - lowest) * share
         body = self.total - self.warmup
         progress = min(1.0, (step - self.warmup) / body) if body > 0 else 1.0

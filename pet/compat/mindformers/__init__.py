@@ -59,7 +59,7 @@ _LR = {
     _RATES: (
         *("ConstantWarmUpLR", "ConstantWithCoolDownLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts"),
         *("CosineWithRestartsAndWarmUpLR", "CosineWithWarmUpLR", "LinearWithWarmUpLR"),
-        *("PolynomialWithWarmUpLR", "WarmUpStableDecayLR"),
+        *("LearningRateWiseLayer", "PolynomialWithWarmUpLR", "WarmUpStableDecayLR"),
     ),
     _REGISTERING: ("build_lr",),
 }

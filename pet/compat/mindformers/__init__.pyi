@@ -82,6 +82,7 @@ from pet.compat.mindformers.learning_rates import (
     CosineAnnealingWarmRestarts as CosineAnnealingWarmRestarts,
     CosineWithRestartsAndWarmUpLR as CosineWithRestartsAndWarmUpLR,
     CosineWithWarmUpLR as CosineWithWarmUpLR,
+    LearningRateWiseLayer as LearningRateWiseLayer,
     LinearWithWarmUpLR as LinearWithWarmUpLR,
     PolynomialWithWarmUpLR as PolynomialWithWarmUpLR,
     WarmUpStableDecayLR as WarmUpStableDecayLR,

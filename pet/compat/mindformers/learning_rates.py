@@ -108,6 +108,8 @@ class _Rates(LearningRateSchedule):
         known, make = KINDS[name]
         values = {**known, **dict(zip(list(known)[:1], placed, strict=False)), **given}
         values = {one: read_number(value) for one, value in values.items()}
+        if "keep_steps" in known and values["decay_steps"] is None:
+            values["decay_steps"] = values["total_steps"]
         if name.startswith("Constant") and values["total_steps"] is None:
             values["total_steps"] = (values["warmup_steps"] or 0) + 1
         for part in ("warmup", "decay", "decay_start"):
@@ -138,3 +140,14 @@ def _named(name: str) -> type[_Rates]:
 ConstantWarmUpLR, LinearWithWarmUpLR, CosineWithWarmUpLR = map(_named, list(KINDS)[:3])
 CosineWithRestartsAndWarmUpLR, PolynomialWithWarmUpLR, WarmUpStableDecayLR = map(_named, list(KINDS)[3:6])
 ConstantWithCoolDownLR, CosineAnnealingLR, CosineAnnealingWarmRestarts = map(_named, list(KINDS)[6:])
+
+
+class LearningRateWiseLayer(LearningRateSchedule):
+    """Another schedule's rates times a number."""
+
+    def __init__(self, base_lr: LearningRateSchedule, lr_scale: float):
+        super().__init__()
+        self.base_lr, self.lr_scale = base_lr, lr_scale
+
+    def construct(self, global_step):
+        return self.lr_scale * self.base_lr(global_step)

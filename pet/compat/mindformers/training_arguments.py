@@ -24,6 +24,7 @@ from pet.compat.translation import (
     per_process,
     positive,
     same,
+    share_of_peak,
     switched_on,
 )
 from pet.recipe.callback_names import UPLOAD
@@ -128,8 +129,9 @@ TABLE = {
     **same(choice("train.schedule", SCHEDULES), "lr_scheduler_type lr_scheduler"),
     "lr_end": _last_rate,
     **same(optimizer, "optim optimizer"),
-    **same(Refused("there are no such schedules"), "layer_scale lr_scale warmup_lr_init"),
-    "total_steps": Refused("the schedule ends with the run", harmless=(0, -1)),
+    **same(Refused("there are no such schedules"), "layer_scale lr_scale"),
+    "warmup_lr_init": share_of_peak("train.warmup_from"),
+    "total_steps": positive("train.schedule_steps"),
     "repeat": Refused("give num_train_epochs", harmless=(0, 1)),
     # checkpoints, logs, evaluation
     "save_steps": "train.save_every",
@@ -239,6 +241,10 @@ def put_of_schedule(t: Translation) -> None:
     t.put("train.warmup_like", LIKE if "train.warmup" in t.settings else None)
     if t.get("train.schedule") in WITHOUT_END:
         t.drop("train.final_ratio")
+    if t.get("train.warmup") == 0:
+        t.drop("train.warmup_from")
+    if t.get("train.schedule") == "constant" and not 0 < t.get("train.warmup", 0) < 1:
+        t.drop("train.schedule_steps")  # nothing is a share of it
     for key, value in OF_SCHEDULES.get(t.get("train.schedule"), {}).items():
         if key not in t.settings:
             t.put(key, value)

@@ -17,10 +17,11 @@ from pet.compat.mindformers.padding import EARLIER, put_padding
 from pet.compat.mindformers.parallel import layout_in, put_pipeline, rows_of, translate_parallel
 from pet.compat.mindformers.pet_config import put_method
 from pet.compat.mindformers.presets import CLASSES, split_name
+from pet.compat.mindformers.schedule_section import SCHEDULE, schedule_section
 from pet.compat.mindformers.sizes import config_of, contradictions, dropouts, says_sizes
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS, put_of_schedule
 from pet.compat.modelarts import output_directory
-from pet.compat.translation import ANY_LAYOUT, EVALUATIONS, OWN_STEP, SCHEDULES, elsewhere, per_process, picked, same
+from pet.compat.translation import ANY_LAYOUT, EVALUATIONS, OWN_STEP, elsewhere, per_process, picked, same
 from pet.recipe.callback_names import translate_callbacks
 from pet.recipe.training_rules import USERS
 from pet.recipe.translation import NOT_GIVEN, Ignored, Refused, Translation
@@ -97,15 +98,6 @@ OPTIMIZER = {
     "betas": lambda t, n, v: t.put("train.betas", [float(one) for one in v]),
     **picked(ARGUMENTS, "beta1=adam_beta1 beta2=adam_beta2"),
 }
-SCHEDULE = {
-    **picked(ARGUMENTS, "type=lr_scheduler learning_rate warmup_steps warmup_ratio warmup_epochs lr_end"),
-    "total_steps": Refused("the schedule ends with the run; leave it -1"),
-    "warmup_lr_init": Refused("the warm-up begins at zero", harmless=(None, 0, 0.0)),
-    "power": lambda t, n, v: t.put("train.power", float(v)) if t.get("train.schedule") == "polynomial" else None,
-    "num_cycles": lambda t, n, v: _cycles(t, n, v),
-    "decay_start_ratio": lambda t, n, v: t.put("train.decay", 1.0 - float(v)),
-    "decay_start_steps": Refused("give decay_start_ratio: how many steps a run has shows when its data are read"),
-}
 SECTIONS = {
     "trainer": TRAINER,
     "runner_config": RUNNER,
@@ -119,8 +111,6 @@ DEFAULTS = {
     "runner_wrapper": {"use_clip_grad": False},
     "lr_schedule": {"type": "constant", "warmup_steps": 0},
 }
-ENDS = {"lr_end": 1e-7}
-"""Of the schedules that fall to something else than 0 where nothing is said."""
 OF_1E8 = ("AdamW", "PmaAdamW", "Adam")
 """Optimizers whose ``eps`` is 1e-8; that of the others is 1e-6."""
 
@@ -140,9 +130,7 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
             kind = "AdamWeightDecay" if kind == "adamw" else kind  # as MindFormers registers it
             section = {"eps": 1e-8 if kind in OF_1E8 else 1e-6, **section, "type": kind}
         if name == "lr_schedule":
-            section = {key: value for key, value in section.items() if value != -1}
-            ends = SCHEDULES.get(str(section.get("type")).lower()) in ("polynomial", "wsd")
-            section = {**(ENDS if ends else {}), **section}
+            section = schedule_section(t, section)
         trains = section or values.get("optimizer")
         t.apply({**(DEFAULTS.get(name, {}) if trains else {}), **section}, table, f"{name}.")
     put_of_schedule(t)
@@ -169,13 +157,6 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
     entries = [*(values.get("callbacks") or []), *(values.get("eval_callbacks") or [])]
     translate_callbacks(t, entries, {**values, "remote_save_url": url})
     return t
-
-
-def _cycles(t: Translation, name: str, value: Any) -> None:
-    if t.get("train.schedule") == "cosine_restarts":
-        t.put("train.cycles", int(value) if float(value).is_integer() else float(value))
-    elif float(value) != 0.5:  # a cosine's half wave
-        t.refuse(name, f"{value!r}: only CosineWithRestartsAndWarmUpLR has several")
 
 
 def _task(t: Translation, name: str, value: Any) -> None:

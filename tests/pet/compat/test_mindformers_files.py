@@ -385,3 +385,46 @@ def test_warm_up_stable_decay_has_mindformers_rates(job):
     assert [round(Schedule.from_settings(train, 33)(step) * 1e6) for step in range(1, 33)] == expected
     with pytest.raises(InputError, match=r"lr_schedule.decay_start_steps: .*give decay_start_ratio"):
         load_any(job(lr_schedule={"type": "WarmUpStableDecayLR", **given, "decay_start_steps": 9}), check_files=False)
+
+
+FELL = {"type": "ConstantWithCoolDownLR", "keep_steps": 3, "decay_steps": 4, "lr_end1": 1e-4}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"type": "cosine", "warmup_lr_init": 1e-4}, [100, 400, 700, 1000, 970, 883, 750, 587, 413, 250, 117, 30]),
+        ({"type": "linear", "total_steps": 8}, [0, 333, 667, 1000, 800, 600, 400, 200, 0, 0, 0, 0]),
+        (
+            {"type": "linear", "warmup_ratio": 0.25, "total_steps": 20},
+            [0, 200, 400, 600, 800, 1000, 933, 867, 800, 733, 667, 600],
+        ),
+        (
+            {"type": "WarmUpStableDecayLR", "decay_start_steps": 6, "total_steps": 12, "lr_end": 0},
+            [0, 333, 667, 1000, 1000, 1000, 1000, 833, 667, 500, 333, 167],
+        ),
+        (FELL, [0, 333, 667, 1000, 1000, 1000, 1000, 868, 550, 232, 100, 100]),
+        (
+            {**FELL, "decay_steps": None, "decay_ratio": 0.5, "total_steps": 12, "warmup_lr_init": 1e-4},
+            [100, 400, 700, 1000, 1000, 1000, 1000, 940, 775, 550, 325, 160],
+        ),
+    ],
+)
+def test_a_schedule_of_its_own_length_and_start(job, given, expected):
+    """Rates of the first 12 steps, as the classes of release 1.7 give them."""
+    section = {"learning_rate": 1e-3, "warmup_steps": 3, **given}
+    train = load_any(job(lr_schedule=section), check_files=False).train
+    schedule = Schedule.from_settings(train, 12)
+    assert [round(schedule(step) * 1e6) for step in range(12)] == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"decay_steps": None, "decay_ratio": 0.5}, "decay_steps: is missing"),
+        ({"lr_end2": 1e-5}, "the rate falls once"),
+    ],
+)
+def test_a_cool_down_that_is_not_here_says_why(job, given, message):
+    with pytest.raises(InputError, match=message):
+        load_any(job(lr_schedule={"learning_rate": 1e-3, "warmup_steps": 3, **FELL, **given}), check_files=False)

@@ -361,9 +361,12 @@ def test_training_arguments_as_mindformers_defines_them(tmp_path):
     train = recipe.train
     assert (train.final_ratio, train.clip_norm, train.save_prefix) == (pytest.approx(0.1), None, "gpt")
     assert (recipe.data.shuffle, recipe.data.max_samples, recipe.parallel.data) == (False, 1, 1)
+    longer = TrainingArguments(learning_rate=1e-3, warmup_steps=2, warmup_lr_init=1e-4, total_steps=50)
+    train = Trainer(model="gpt_tiny", args=longer, train_dataset=str(rows)).recipe("train").train
+    assert (train.warmup_from, train.schedule_steps) == (pytest.approx(0.1), 50)
     divided = Trainer(model="gpt_tiny", args={"use_parallel": True, "model_parallel": 2}, train_dataset=str(rows))
     assert divided.recipe("train").parallel.tensor == 2
-    for wrong in ({"layer_scale": True}, {"expert_num": 4}, {"total_steps": 50}):
+    for wrong in ({"layer_scale": True}, {"expert_num": 4}):
         with pytest.raises(InputError, match=next(iter(wrong))):
             Trainer(model="gpt_tiny", args=TrainingArguments(**wrong), train_dataset=str(rows)).recipe()
     with pytest.raises(InputError, match="has no 'unheard_of'"):

@@ -52,6 +52,7 @@ ENDS = {**STEPS, "total_steps": 20}
             {**STEPS, "keep_steps": 10, "decay_steps": 10, "final_steps": 10, "lr_end1": 2e-7, "lr_end2": 1e-7},
             {1: 0.0005, 15: 0.005, 29: 0.00012255, 35: 2e-7, 45: 1e-7},
         ),
+        ("ConstantWithCoolDownLR", {**ENDS, "lr_end1": 1e-4}, {1: 0.0005, 10: 0.005, 20: 0.00255, 30: 1e-4}),
         (
             "CosineAnnealingLR",
             {"base_lr": 0.005, "t_max": 10, "eta_min": 1e-7},
