@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from model_zoo.errors import InputError
-from pet.compat.translation import optimizer as optimizer_of
+from pet.compat.translation import optimizer as optimizer_of, same
+from pet.recipe.training_rules import USERS
 from pet.recipe.translation import Translation
 
 # a recipe's key → what MindSpore or torch calls it
@@ -19,6 +20,16 @@ FIELDS = {
     "train.momentum": ("momentum",),
     "train.weight_decay": ("weight_decay",),
 }
+
+ADAFACTOR_HERE = (
+    "adafactor has no first moment here, and does not scale by the weights; beta1 0 and scale_parameter False"
+)
+SWITCHES = {
+    "is_group_lr": "is not here (groups of learning rates are train.groups of a recipe)",
+    **same("is not here", "amsgrad nesterov use_amsgrad use_nesterov maximize"),
+    **same(f"{ADAFACTOR_HERE} make it so", "use_first_moment scale_parameter"),
+}
+"""Of optimizers as objects, where they are on."""
 
 
 def put_optimizer(t: Translation, optimizer: Any) -> Callable[[int], float] | None:
@@ -41,9 +52,9 @@ def put_optimizer(t: Translation, optimizer: Any) -> Callable[[int], float] | No
     if kind == "SGD" and number(known.get("momentum", 0)):
         kind = "Momentum"
     optimizer_of(t, "optimizer", kind)
-    for switch in ("is_group_lr", "amsgrad", "nesterov", "use_amsgrad", "use_nesterov", "maximize"):
+    for switch, why in SWITCHES.items():
         if known.get(switch) is True:
-            t.refuse("optimizer", f"{switch}: is not here (groups of learning rates are train.groups of a recipe)")
+            t.refuse("optimizer", f"{switch}: {why}")
     if isinstance(known.get("weight_decay"), tuple):
         decays = {number(decay) for decay in known["weight_decay"]}
         if len(decays - {0.0}) > 1:
@@ -52,7 +63,7 @@ def put_optimizer(t: Translation, optimizer: Any) -> Callable[[int], float] | No
             t.ignore("groups of weight decay", "matrices decay, vectors do not")
             known["decay_vectors"] = False
         known["weight_decay"] = max(decays, default=0.0)
-    if "beta1" in known:
+    if "beta1" in known and "beta2" in known:
         known["betas"] = (known["beta1"], known["beta2"])
     if "betas" in known:
         t.put("train.betas", [number(beta) for beta in known["betas"]])
@@ -63,8 +74,15 @@ def put_optimizer(t: Translation, optimizer: Any) -> Callable[[int], float] | No
             schedule = rates_of(getattr(optimizer, "learning_rate", value))
         elif value is not None:
             t.put(key, number(value))
+    drop_unused(t)
     t.put("train.decay_vectors", known.get("decay_vectors", bool(t.get("train.weight_decay"))))  # theirs decay all
     return schedule
+
+
+def drop_unused(t: Translation) -> None:
+    """Leaves out numbers that the optimizer has elsewhere and not here."""
+    chosen = t.get("train.optimizer") or "adamw"
+    t.drop(*(f"train.{name}" for name in ("betas", "eps", "momentum") if chosen not in USERS[name][0]))
 
 
 def number(value: Any) -> float:

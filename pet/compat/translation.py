@@ -66,6 +66,11 @@ def same(rule: Any, names: str) -> dict[str, Any]:
     return dict.fromkeys(names.split(), rule)
 
 
+def refused(why: str) -> Rule:
+    """A rule for an object, which is not shown: it may have many lines."""
+    return lambda t, name, value: t.refuse(name, why)
+
+
 def picked(table: Mapping[str, Rule], names: str) -> dict[str, Rule]:
     """The entries of another table, for names with spaces between them; ``own=theirs`` where it has another name."""
     return {own or theirs: table[theirs] for own, _, theirs in (name.rpartition("=") for name in names.split())}

@@ -10,17 +10,20 @@ from typing import Any
 from model_zoo.errors import InputError
 from pet.compat.mindformers.classes import AutoModel, AutoTokenizer
 from pet.compat.mindformers.presets import TRUST, Listed, take_said
+from pet.compat.translation import refused, same
 from pet.pipelines import check_task
-from pet.recipe.translation import Ignored
+from pet.recipe.translation import Ignored, Refused
 from pet.text_classification import TextClassification
 from pet.text_generation import TextGeneration
 
 NAME = "text_generation_text"
 BUILT = {
-    name: Ignored("keys and values are kept in any case, and rows are as long as their texts")
-    for name in ("use_past", "seq_length")
-} | TRUST
-"""Arguments by which MindFormers makes its model."""
+    **same(Ignored("keys and values are kept in any case, and rows are as long as their texts"), "use_past seq_length"),
+    "backend": Refused("only 'ms' is supported", harmless=("ms",)),
+    **same(refused("only text generation is supported"), "image_processor audio_processor"),
+    **TRUST,
+}
+"""Arguments by which MindFormers makes its model, and what else its pipelines take."""
 OF_LABELS = {
     **BUILT,
     "max_length": Ignored("a text is cut where the model's context ends"),

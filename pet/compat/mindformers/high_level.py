@@ -25,10 +25,10 @@ from pet.compat.mindformers.sizes import tokenizer_of
 from pet.compat.mindformers.training_arguments import TrainingArguments
 from pet.compat.mindformers.watching import Watched, way_of
 from pet.compat.results import bring_checkpoint, find_weights, last_run
-from pet.compat.translation import ANY_LAYOUT, same
+from pet.compat.translation import ANY_LAYOUT, refused, same
 from pet.names import bundled_models
 from pet.recipe.callback_names import is_named
-from pet.recipe.translation import Ignored, Rule, Translation, is_off
+from pet.recipe.translation import Ignored, Translation, is_off
 from pet.recipe.trl_names import hint
 
 if TYPE_CHECKING:
@@ -43,11 +43,6 @@ OF_FILES = ("auto_trans_ckpt", "transform_process_num", "src_strategy")
 """Arguments of every call of MindFormers' trainer that say how a checkpoint's files are divided."""
 UNLESS_OFF = (*OF_FILES, "ignore_data_skip", "data_skip_steps")
 """Those that count as not given where they are off."""
-
-
-def _refused(why: str) -> Rule:
-    """A rule for an object, which is not shown: it may have many lines."""
-    return lambda t, name, value: t.refuse(name, why)
 
 
 def _eval_callbacks(t: Translation, name: str, value: Any) -> None:
@@ -66,10 +61,10 @@ THEIRS = {
     "model_name": Ignored("the model says itself what it is"),
     "save_config": Ignored("the run directory holds the settings"),
     "eval_callbacks": _eval_callbacks,
-    "wrapper": _refused("the step is this library's own; args has what changes it: max_grad_norm …"),
-    "compute_metrics": _refused("loss and perplexity are measured; eval.metrics of a recipe asks for more"),
-    **same(_refused("only text generation is supported"), "image_processor audio_processor"),
-    "reset_model": _refused("every trainer has one model"),
+    "wrapper": refused("the step is this library's own; args has what changes it: max_grad_norm …"),
+    "compute_metrics": refused("loss and perplexity are measured; eval.metrics of a recipe asks for more"),
+    **same(refused("only text generation is supported"), "image_processor audio_processor"),
+    "reset_model": refused("every trainer has one model"),
 }
 """Arguments of MindFormers' trainer that this one has not."""
 

@@ -21,9 +21,9 @@ from pet.compat.mindformers.schedule_section import SCHEDULE, schedule_section
 from pet.compat.mindformers.sizes import config_of, contradictions, dropouts, says_sizes
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS, put_of_schedule
 from pet.compat.modelarts import output_directory
-from pet.compat.translation import ANY_LAYOUT, EVALUATIONS, OWN_STEP, elsewhere, per_process, picked, same
+from pet.compat.optimizers import ADAFACTOR_HERE, drop_unused
+from pet.compat.translation import ANY_LAYOUT, EVALUATIONS, OWN_STEP, elsewhere, number, per_process, picked, same
 from pet.recipe.callback_names import translate_callbacks
-from pet.recipe.training_rules import USERS
 from pet.recipe.translation import NOT_GIVEN, Ignored, Refused, Translation
 
 LOADERS = Ignored("rows are read and packed by this library")
@@ -97,6 +97,7 @@ OPTIMIZER = {
     **picked(ARGUMENTS, "learning_rate weight_decay type=optimizer eps=adam_epsilon"),
     "betas": lambda t, n, v: t.put("train.betas", [float(one) for one in v]),
     **picked(ARGUMENTS, "beta1=adam_beta1 beta2=adam_beta2"),
+    "momentum": number("train.momentum"),
 }
 SECTIONS = {
     "trainer": TRAINER,
@@ -114,6 +115,9 @@ DEFAULTS = {
 OF_1E8 = ("AdamW", "PmaAdamW", "Adam")
 """Optimizers whose ``eps`` is 1e-8; that of the others is 1e-6."""
 
+ADAFACTOR = {"beta1": 0.9, "scale_parameter": True}
+"""What MindSpore's has where a file does not say it; beside a schedule it does not scale."""
+
 
 def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ()) -> Translation:
     """A MindFormers file's settings.
@@ -126,17 +130,14 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
     for name, table in SECTIONS.items():
         section = {key: value for key, value in _section(t, values, name).items() if value not in NOT_GIVEN}
         if name == "optimizer" and section:
-            kind = section.get("type")
-            kind = "AdamWeightDecay" if kind == "adamw" else kind  # as MindFormers registers it
-            section = {"eps": 1e-8 if kind in OF_1E8 else 1e-6, **section, "type": kind}
+            section = _optimizer(t, values, section)
         if name == "lr_schedule":
             section = schedule_section(t, section)
         trains = section or values.get("optimizer")
         t.apply({**(DEFAULTS.get(name, {}) if trains else {}), **section}, table, f"{name}.")
     put_of_schedule(t)
     _model(t, values, "load_checkpoint" in changes)
-    chosen = t.get("train.optimizer") or "adamw"
-    t.drop(*(f"train.{name}" for name in ("betas", "eps") if chosen not in USERS[name][0]))
+    drop_unused(t)
     if t.get("train.objective") == "classification":
         count = _section(t, _section(t, values, "model"), "model_config").get("num_labels", 2)
         t.put("model.config", {**(t.get("model.config") or {}), "num_labels": count})
@@ -157,6 +158,18 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
     entries = [*(values.get("callbacks") or []), *(values.get("eval_callbacks") or [])]
     translate_callbacks(t, entries, {**values, "remote_save_url": url})
     return t
+
+
+def _optimizer(t: Translation, values: Mapping[str, Any], section: dict[str, Any]) -> dict[str, Any]:
+    """The section with the class that MindFormers makes, and its numbers."""
+    kind = str(section.get("type"))
+    kind = "AdamWeightDecay" if kind == "adamw" else kind  # as MindFormers registers it
+    kind = "Momentum" if kind.lower() == "sgd" and section.get("momentum") else kind
+    if kind.lower() == "adafactor":
+        for key, usual in ADAFACTOR.items():
+            if section.get(key, usual) and not (key == "scale_parameter" and values.get("lr_schedule")):
+                t.refuse(f"optimizer.{key}", f"{section.get(key, usual)}, as without it: {ADAFACTOR_HERE}")
+    return {"eps": 1e-8 if kind in OF_1E8 else 1e-6, **section, "type": kind}
 
 
 def _task(t: Translation, name: str, value: Any) -> None:

@@ -79,7 +79,11 @@ def test_control_tokens_around_a_text_can_be_left_out():
 
 
 def test_arguments_of_the_model_and_of_files(tmp_path):
-    assert pipeline(model="gpt_tiny", use_past=True, seq_length=64, max_new_tokens=1)("a")
+    unused = {"image_processor": None, "audio_processor": None, "backend": "ms"}
+    assert pipeline(model="gpt_tiny", use_past=True, seq_length=64, max_new_tokens=1, **unused)("a")
+    for wrong, why in (({"backend": "mslite"}, "only 'ms' is supported"), ({"image_processor": object()}, "only text")):
+        with pytest.raises(InputError, match=why):
+            pipeline(model="gpt_tiny", **wrong)
     with pytest.raises(InputError, match="task 'translation' is not known"):
         pipeline("translation", model="llama_tiny")
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from mindspore import nn
 from recipe_jobs import changed
 
 from model_zoo.errors import InputError
 from pet.cli.main import main
-from pet.compat.mindformers import MindFormerConfig, Trainer, TrainingArguments
+from pet.compat.mindformers import AutoModel, MindFormerConfig, Trainer, TrainingArguments
 from pet.compat.mindformers.sizes import config_of, contradictions
 from pet.compat.yaml_files import load_any
 from pet.train.schedules import Schedule
@@ -349,6 +350,29 @@ def test_sections_that_are_not_there_are_mindformers_defaults(job):
     """Without a schedule the optimizer's rate stays, and without a wrapper nothing is clipped."""
     train = load_any(job(lr_schedule=None, optimizer={"type": "AdamW", "learning_rate": 1e-3}), check_files=False).train
     assert (train.schedule, train.learning_rate, train.warmup, train.clip_norm) == ("constant", 1e-3, 0, None)
+
+
+def test_adafactor_of_a_file_is_that_without_a_first_moment(job):
+    """MindSpore's has one unless ``beta1`` is 0, and scales by the weights where the rate is no schedule."""
+    plain = {"type": "AdaFactor", "beta1": 0.0, "relative_step": False}
+    assert load_any(job(optimizer=plain), check_files=False).train.optimizer == "adafactor"
+    with pytest.raises(InputError, match=r"optimizer\.beta1: 0\.9"):
+        load_any(job(optimizer={"type": "adafactor"}), check_files=False)
+    with pytest.raises(InputError, match=r"optimizer\.scale_parameter: True"):
+        load_any(job(optimizer={**plain, "learning_rate": 1e-3}, lr_schedule=None), check_files=False)
+    model = AutoModel.from_pretrained("llama_tiny")
+    theirs = nn.AdaFactor(model.trainable_params(), learning_rate=1e-3, relative_step=False)
+    with pytest.raises(InputError, match=r"use_first_moment: (?s:.*)scale_parameter: adafactor"):
+        Trainer(model=model, optimizers=theirs).recipe("train")
+    settings = {"relative_step": False, "scale_parameter": False, "beta1": 0.0}
+    alike = nn.AdaFactor(model.trainable_params(), learning_rate=1e-3, **settings)
+    assert Trainer(model=model, optimizers=alike).recipe("train").train.optimizer == "adafactor"
+
+
+@pytest.mark.parametrize("kind", ["SGD", "sgd", "Momentum"])
+def test_momentum_of_a_file_counts(job, kind):
+    train = load_any(job(optimizer={"type": kind, "momentum": 0.8}), check_files=False).train
+    assert (train.optimizer, train.momentum) == ("momentum", 0.8)
 
 
 def test_a_schedule_without_an_end_has_none(job, caplog):
