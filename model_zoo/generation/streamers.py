@@ -19,19 +19,21 @@ class TextStreamer:
         tokenizer: decodes the tokens.
         skip_prompt: leave the prompt out. True by default: the caller has just typed it.
         file: where to; default the standard output.
+        skip_special_tokens: leave control tokens out.
     """
 
     @checked
-    def __init__(self, tokenizer, skip_prompt: bool = True, file=None):
+    def __init__(self, tokenizer, skip_prompt: bool = True, file=None, skip_special_tokens: bool = True):
         for name, value, method in (("tokenizer", tokenizer, "stream_decoder"), ("file", file or sys.stdout, "write")):
             if not hasattr(value, method):
                 raise InputError(f"{name} is of the type {type(value).__name__}, which has no {method}()")
         self.tokenizer, self.skip_prompt, self.file = tokenizer, skip_prompt, file
+        self.skip_special_tokens = skip_special_tokens
         self.reset()
 
     def reset(self) -> None:
         """Makes it ready for an answer."""
-        self.decoder = self.tokenizer.stream_decoder()
+        self.decoder = self.tokenizer.stream_decoder(self.skip_special_tokens)
         self.at_prompt = True
 
     def put(self, ids) -> None:
@@ -68,15 +70,21 @@ class TextIteratorStreamer(TextStreamer):
     """An iterator over the pieces of the answer, while another thread generates it.
 
     Args:
-        tokenizer, skip_prompt: as in `TextStreamer`.
+        tokenizer, skip_prompt, skip_special_tokens: as in `TextStreamer`.
         timeout: seconds to wait for the next piece before `queue.Empty` is raised; None waits for ever.
     """
 
     _END = object()
 
     @checked
-    def __init__(self, tokenizer, skip_prompt: bool = True, timeout: float | None = None):
-        super().__init__(tokenizer, skip_prompt)
+    def __init__(
+        self,
+        tokenizer,
+        skip_prompt: bool = True,
+        timeout: float | None = None,
+        skip_special_tokens: bool = True,
+    ):
+        super().__init__(tokenizer, skip_prompt, skip_special_tokens=skip_special_tokens)
         self.pieces: queue.Queue = queue.Queue()
         self.timeout = timeout
 

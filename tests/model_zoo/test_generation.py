@@ -232,7 +232,7 @@ class Letters:
     def decode(self, ids, skip_special_tokens=True):
         return "".join(chr(65 + int(token) % 26) for token in ids)
 
-    def stream_decoder(self):
+    def stream_decoder(self, skip_special_tokens=True):
         tokenizer = self
 
         class Decoder:

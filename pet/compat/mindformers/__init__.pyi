@@ -1,9 +1,5 @@
 """The names, each with the module that has it: for editors, and for `__init__.py`, which finds them here."""
 
-from model_zoo.generation.streamers import (
-    TextIteratorStreamer as TextIteratorStreamer,
-    TextStreamer as TextStreamer,
-)
 from pet.compat.mindformers.asking import (
     TextClassificationPipeline as TextClassificationPipeline,
     TextGenerationPipeline as TextGenerationPipeline,
@@ -140,6 +136,10 @@ from pet.compat.mindformers.script_config import (
     ActionDict as ActionDict,
     DictConfig as DictConfig,
     MindFormerConfig as MindFormerConfig,
+)
+from pet.compat.mindformers.streaming import (
+    TextIteratorStreamer as TextIteratorStreamer,
+    TextStreamer as TextStreamer,
 )
 from pet.compat.mindformers.training_arguments import (
     TrainingArguments as TrainingArguments,

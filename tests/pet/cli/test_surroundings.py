@@ -82,7 +82,7 @@ def test_an_answer_is_printed_whatever_the_output(monkeypatch):
     monkeypatch.setattr(sys, "stdout", out)
 
     class Tokenizer:
-        def stream_decoder(self):
+        def stream_decoder(self, skip_special_tokens):
             return None
 
     TextStreamer(Tokenizer()).on_text("a好")

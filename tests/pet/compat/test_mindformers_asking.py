@@ -12,6 +12,8 @@ from pet.compat.mindformers import (
     AutoTokenizer,
     GenerationConfig,
     TextGenerationPipeline,
+    TextIteratorStreamer,
+    TextStreamer,
     Trainer,
     pipeline,
 )
@@ -86,6 +88,24 @@ def test_arguments_of_the_model_and_of_files(tmp_path):
             pipeline(model="gpt_tiny", **wrong)
     with pytest.raises(InputError, match="task 'translation' is not known"):
         pipeline("translation", model="llama_tiny")
+
+
+def test_streamers_write_the_prompt_and_leave_control_tokens_out(capsys):
+    model, tokenizer = AutoModel.from_pretrained("llama_tiny"), AutoTokenizer.from_pretrained("llama_tiny")
+    ids = tokenizer("a red")["input_ids"]
+
+    def written(**settings):
+        model.generate(ids, max_new_tokens=3, do_sample=False, streamer=TextStreamer(tokenizer, **settings))
+        return capsys.readouterr().out
+
+    whole = model.generate(ids, max_new_tokens=3, do_sample=False)[0]
+    assert written() == tokenizer.decode(whole, skip_special_tokens=True) + "\n"
+    assert written(skip_special_tokens=False).startswith("<s>")
+    answer = written(skip_prompt=True, skip_special_tokens=True)
+    assert answer.strip() and written().endswith(answer) and not answer.startswith("a red")
+    pieces = TextIteratorStreamer(tokenizer=tokenizer, skip_prompt=True, timeout=60, skip_special_tokens=True)
+    model.generate(ids, max_new_tokens=3, do_sample=False, streamer=pieces)
+    assert "".join(pieces) + "\n" == answer
 
 
 def test_what_counts_in_a_draw_alone_may_be_anything_without_one(caplog):
