@@ -101,11 +101,15 @@ def path_text(name) -> str:
     return os.fspath(name)
 
 
+BESIDE = ("config.json", "model.safetensors", "model.safetensors.index.json")
+"""Files that stand for the checkpoint directory which they lie in."""
+
+
 def find_model(name: str | os.PathLike) -> Path:
     """The checkpoint directory of a model given by path or bundled name.
 
     Args:
-        name: a bundled name (``glm_tiny``), the path of a directory or of the config.json in it, or a name on a hub
+        name: a bundled name (``glm_tiny``), the path of a directory or of one of `BESIDE` in it, or a name on a hub
             (:mod:`pet.hub`), which is downloaded where it is not here yet.
 
     Raises:
@@ -124,7 +128,7 @@ def find_model(name: str | os.PathLike) -> Path:
         way = f"there is one in {inner.parent}" if inner else foreign(os.listdir(path))
         wanted = "expected a Hugging Face checkpoint directory"
         raise InputError(f"model {text!r}: {path} holds no config.json, {wanted}" + (f"; {way}" if way else ""))
-    if path.name == "config.json" and path.is_file():
+    if path.name in BESIDE and path.is_file() and (path.parent / "config.json").is_file():
         return path.parent
     if path.exists():
         way = foreign([path.name])

@@ -27,6 +27,7 @@ def _mid_dim(t: Translation, name: str, value: Any) -> None:
     t.put("adapter.projection_hidden", value if t.get("adapter.projection") else None)
 
 
+FROZEN = "the base is frozen; see pet.freeze_modules for more"
 PET = {
     "lora_rank": "adapter.rank",
     "lora_alpha": number("adapter.alpha"),
@@ -41,7 +42,8 @@ PET = {
     **same(elsewhere, "pet_type target_modules"),  # targets depend on the model
     **same(Ignored("the matrices' own widths are taken"), "in_channels out_channels"),
     **same(Ignored("a prefix has no dropout of its own here"), "dropout_rate dropout_prob"),
-    **same(Refused("the base is frozen; see pet.freeze_modules for more"), "freeze_include freeze_exclude"),
+    "freeze_include": Refused(FROZEN, harmless=(["*"],)),  # as release 1.7's files say it
+    "freeze_exclude": Refused(FROZEN, harmless=(["*lora*"],)),
 }
 
 

@@ -22,8 +22,10 @@ THEIRS = {
     | {"w_qkv": QKV, "wo": {OUTPUT}, "w1": {GATE}, "w3": {UP}, "w_gate_hidden": UPWARD, "w2": {DOWN}},
     "GLMConfig": GLM,
     "ChatGLM2Config": GLM | PARTS | {"dense_left": {GATE}, "dense_right": {UP}},
+    "": {"linear_qkv": QKV, "linear_proj": {OUTPUT}, "linear_fc1": UPWARD, "linear_fc2": {DOWN}},
 }
-"""By ``model_config.type``."""
+"""By ``model_config.type``; the last are those of files without one (``use_legacy: False``, releases 1.6 to 1.8), whose
+``word_embeddings`` gets no matrices."""
 OURS = {
     QUERY: ("q_proj", "qkv_proj", "query_key_value", "c_attn"),
     KEY: ("k_proj", "qkv_proj", "query_key_value", "c_attn"),

@@ -327,7 +327,10 @@ def _data(t: Translation, section: dict[str, Any], key: str, takes_labels: bool 
     if paths:
         t.put(key, paths)
     if key == "data.train":
-        t.put("data.packing", "longest")  # a text has a row of its own, there
+        packs = [one.get("pack_strategy", "pack") for one in handlers if one.get("type") == "PackingHandler"]
+        t.put("data.packing", "pack" if packs else "longest")  # without it a text has a row of its own, there
+        if "truncate" in packs:
+            t.refuse("train_dataset.data_loader.handler", "pack_strategy: truncate: texts are not cut between rows")
         taken = next((one.get("n") for one in handlers if one.get("type") == "take"), None)
         t.put("data.max_samples", loader.get("num_samples") or taken)
         t.put("data.shuffle", False if loader.get("shuffle") is False else None)

@@ -155,7 +155,17 @@ def test_the_newest_files_name_a_directory_of_hugging_face(config, rows):
     del given.model.model_config["seq_length"]
     recipe = Trainer(given).recipe()
     assert recipe.model.path == "gpt_tiny"
-    assert (recipe.data.max_samples, recipe.data.max_length) == (3, 24)
+    assert (recipe.data.max_samples, recipe.data.max_length, recipe.data.packing) == (3, 24, "longest")
+    handlers.append({"type": "PackingHandler", "seq_length": 24, "pack_strategy": "pack"})
+    pet = {"pet_type": "lora", "freeze_include": ["*"], "freeze_exclude": ["*lora*"]}
+    pet["target_modules"] = ".*word_embeddings|.*linear_qkv|.*linear_proj"
+    given.model.model_config = {"pet_config": pet}
+    recipe = Trainer(given).recipe()
+    assert (recipe.data.packing, recipe.adapter.targets) == ("pack", ["c_attn", "attn.c_proj"])
+    pet["freeze_exclude"] = ["*norm*"]
+    handlers[-1]["pack_strategy"] = "truncate"
+    with pytest.raises(InputError, match=r"(?s)freeze_exclude.*pack_strategy: truncate"):
+        Trainer(given).recipe()
 
 
 def test_a_script_that_loads_and_generates_by_hand(fixtures):

@@ -114,6 +114,16 @@ def test_every_preset_name_and_its_lora_form():
         pet.pipeline(task="text_generation", model="gpt2", max_length=50)
 
 
+def test_a_file_of_a_checkpoint_stands_for_its_directory(base, tmp_path):
+    from pet.names import find_model
+
+    assert [find_model(base / name) for name in ("config.json", "model.safetensors")] == [base, base]
+    alone = tmp_path / "model.safetensors"
+    alone.write_bytes(b"")
+    with pytest.raises(InputError, match="is a file, expected a Hugging Face checkpoint directory"):
+        find_model(alone)
+
+
 def test_what_is_saved_is_opened_again(base, tmp_path):
     model = pet.AutoModel.from_pretrained(str(base))
     model.save_pretrained(tmp_path / "all")

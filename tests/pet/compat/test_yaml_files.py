@@ -120,8 +120,7 @@ def test_mindformers_refuses_what_would_change_results(base, tmp_path):
         ("rms_norm_eps: 1e-5", "rms_norm_eps: 1e-6", "model_config.rms_norm_eps: 1e-06, but the model has 1e-05"),
         ("type: LlamaConfig", "type: GPT2Config", "GPT2Config, but the checkpoint's model_type is 'llama'"),
         ("n_kv_heads: 2", "extend_method: NTK", "extend_method: NTK, but the model has {'rope_type': 'default'"),
-        ("total_steps: -1", "total_steps: 500", "lr_schedule.total_steps: 500"),
-        ("lr_end: 1.e-5", "warmup_lr_init: 1.e-5", "lr_schedule.warmup_lr_init"),
+        ("lr_end: 1.e-5", "warmup_epochs: 2", "lr_schedule.warmup_epochs"),
         ("seed: 7", "moe_config: {expert_num: 4}", "moe_config.expert_num: 4"),
     ):
         changed = MINDFORMERS.format(base=base, parallel=False).replace(old, new)
@@ -223,6 +222,7 @@ def test_what_a_file_is_for(base, tmp_path, capsys):
         ("GLMConfig", "glm_tiny", ".*query_key_value*|.*dense$", ["query_key_value", "attention.dense"], False),
         ("GPT2Config", "gpt_tiny", ".*dense1$|.*dense3$", ["c_attn"], True),
         ("GPT2Config", "gpt_tiny", ".*dense.*|.*projection", ["c_attn", "attn.c_proj", "mlp.c_proj"], False),
+        (None, "llama_tiny", ".*word_embeddings|.*linear_fc2|.*linear_fc1", ["gate_proj", "up_proj", "down_proj"], 0),
         ("LlamaConfig", "llama_tiny", ["q_proj", ".*v_proj$|[kq]_proj"], ["q_proj", "v_proj", "re:[kq]_proj"], False),
     ],
 )
