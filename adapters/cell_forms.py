@@ -52,11 +52,13 @@ class Form:
         kind: ``linear``, ``embedding``, ``conv``, ``attention``, or ``none`` where no adapter fits.
         transposed: whether the weight is stored ``(in, out)``.
         misfit: why none fits, as the rest of a sentence about the cell.
+        arguments: those of its call that make another forward of it: (place behind the first, name, default).
     """
 
     kind: str
     transposed: bool = False
     misfit: str = ""
+    arguments: tuple[tuple[int, str, object], ...] = ()
 
 
 def plain_class(cell: nn.Cell) -> type:
@@ -73,6 +75,8 @@ def form_of(cell: nn.Cell, tried: bool = True) -> Form | None:
     """
     if isinstance(cell, AttentionCore):
         return Form("attention")
+    if getattr(cell, "max_norm", None) is not None:
+        return Form("none", misfit="is an embedding with max_norm, which scales its rows; one without was expected")
     known = next((cls for cls in WEIGHTED if isinstance(cell, cls)), None)
     if known is not None and WEIGHTED[known] == "conv" and (misfit := conv_misfit(cell)):
         return Form("none", misfit=misfit)
@@ -87,6 +91,11 @@ def form_of(cell: nn.Cell, tried: bool = True) -> Form | None:
 
 
 _found: weakref.WeakKeyDictionary[nn.Cell, Form] = weakref.WeakKeyDictionary()
+
+
+def changing_arguments(cell: nn.Cell) -> tuple[tuple[int, str, object], ...]:
+    """`Form.arguments` of a cell that was tried out."""
+    return _found[cell].arguments if cell in _found else ()
 
 
 def conv_misfit(cell: nn.Cell) -> str:
@@ -121,26 +130,6 @@ def names_only_read(cls: type) -> frozenset[str]:
     """
     read = {path for method in forward_of(cls) for path, _ in weights_in(method)}
     return frozenset(read.difference(*map(used_in, methods_of(cls))))
-
-
-@functools.cache
-def weights_read(cls: type) -> frozenset[str]:
-    """The paths, from a cell of this class, of the cells whose weights its forward takes the numbers of, also where it
-    calls them: a head that is tied by ``self.embedding.embedding_table``. Asking for a type or a shape is not that."""
-    read = set()
-    for method in forward_of(cls):
-        asked = {id(node.value) for node in ast.walk(method) if getattr(node, "attr", None) in FACTS}
-        for node in ast.walk(method):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", None) in ("isinstance", "hasattr"):
-                asked.update(map(id, node.args))
-            elif isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
-                asked.add(id(node.left))
-        read.update(path for path, node in weights_in(method) if node.attr != "bias" and id(node) not in asked)
-    return frozenset(read)
-
-
-FACTS = ("dtype", "shape", "ndim", "size", "name", "requires_grad")
-"""What a weight may be asked for without its numbers."""
 
 
 def weights_in(method: ast.FunctionDef) -> Iterator[tuple[str, ast.Attribute]]:
@@ -205,7 +194,7 @@ def tried_out(cell: nn.Cell, known: type | None) -> Form:
         for kind, transposed, example, formula in trials:
             x = example(cell, weight, transposed)
             if agrees(output_of(cell, x), formula(cell, x, weight), bias, kind):
-                return Form(kind, transposed)
+                return Form(kind, transposed, arguments=changing(cell, x))
     what = " or ".join(MEANS[kind] for kind in kinds)
     return Form("none", misfit=f"is a {name}, whose output is not {what}")
 
@@ -279,11 +268,38 @@ MEANS = {
 }
 
 
-def output_of(cell: nn.Cell, x: np.ndarray) -> np.ndarray | None:
+def changing(cell: nn.Cell, x: np.ndarray) -> tuple[tuple[int, str, object], ...]:
+    """The arguments of a call that change what the weight gives, such as a scale; a residual, which is added, does not.
+    Each is tried as a number, a flag, and a tensor."""
+    _, _, *others = inspect.signature(plain_class(cell).construct).parameters.values()
+    y, found = output_of(cell, x), []
+    for place, one in enumerate(others):
+        for value in (0.5, not one.default, Tensor(np.full(y.shape, 0.5, np.float32))):
+            given = None if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) else output_of(cell, x, {one.name: value})
+            if given is not None and not agrees(np.diff(given, axis=-2), np.diff(y, axis=-2), None, ""):
+                found.append((place, one.name, one.default))
+                break
+    return tuple(found)
+
+
+def refuse_changing(cell: nn.Cell, others: tuple, named: dict) -> None:
+    """Refuses arguments by which a cell does something else with its weight than its adapters know. Graph code."""
+    for place, name, usual in cell.changing:
+        given = others[place] if len(others) > place else named.get(name, usual)
+        same = usual is None if given is None else isinstance(given, (int, float, str)) and given == usual
+        if not same:
+            raise ValueError(
+                f"an adapted cell was called with the argument {name}, by which it does something else with its weight "
+                "than its adapter does (scaling, say), so that merging would be wrong; do that outside of the cell"
+            )
+
+
+def output_of(cell: nn.Cell, x: np.ndarray, arguments: dict | None = None) -> np.ndarray | None:
     """What the cell's own forward gives; None where it takes no such input. Hooks are not called."""
     dtype = weight_of(cell).dtype if x.dtype == np.float32 else ms.int32
     try:
-        return plain_class(cell).construct(cell, Tensor(x).astype(dtype)).astype(ms.float32).asnumpy()
+        y = plain_class(cell).construct(cell, Tensor(x).astype(dtype), **(arguments or {}))
+        return y.astype(ms.float32).asnumpy()
     except Exception:
         return None
 

@@ -8,6 +8,7 @@ which they are active counts.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -258,8 +259,14 @@ def merge_and_unload(
     Raises:
         InputError: as `merge`. The model is unchanged then.
     """
-    merge(model, names, safe, requantize)
+    report = merge(model, names, safe, requantize)
     registry(model).keep_merged()
+    if report.untied and getattr(model, "family", None) is None:  # a bundled model's configuration says so
+        warnings.warn(
+            f"{', '.join(report.untied)}: shared a Parameter with another cell, and is a Parameter of its own now; a "
+            "network that ties the two loses it in loading",
+            stacklevel=3,
+        )
     return model
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 
 from mindspore import nn
 
-from adapters.cell_forms import plain_class, weights_read
-from adapters.cells import plain_cells, weight_attribute
+from adapters.cells import weight_attribute
 from adapters.method import AdapterModule
+from adapters.readers import weights_read
 from adapters.registry import Registry
 from model_zoo.errors import InputError
 from model_zoo.quantization.storage import is_quantized
@@ -24,25 +23,23 @@ def refuse_unmergeable(state: Registry, name: str) -> None:
     for reason in (adapter.config.unmergeable, *(module.why_unmergeable() for module in adapter.modules.values())):
         if reason:
             raise InputError(f"adapter {name!r} cannot be merged: {reason}")
-    for path, reader in tables_read(state, name):
+    for path, reader in read_besides(state, name):
         raise InputError(
-            f"adapter {name!r} cannot be merged: {reader} reads the table of {path} besides looking rows up in it, for "
-            "a tied head, say, and would read the merged one there, too; leave it out of the targets"
+            f"adapter {name!r} cannot be merged: {reader} reads the weight of {path} besides calling it, for a tied "
+            "head, say, and would read the merged one there, too; leave it out of the targets"
         )
 
 
-def tables_read(state: Registry, name: str) -> Iterator[tuple[str, str]]:
-    """The embeddings with a module whose tables another cell's forward reads, and that cell's class. Of a bundled
-    model the shared Parameter says so; and a Dense may well be read in a branch that no configuration takes."""
-    model, sites = state.model, state.adapters[name].sites
-    tables = {id(site.cell): path for path, site in sites.items() if site.kind == "embedding"}
-    if not tables or getattr(model, "family", None) is not None:
+def read_besides(state: Registry, name: str) -> Iterator[tuple[str, str]]:
+    """The cells with a module whose weights a forward reads otherwise, and the class of the cell that does. Of a
+    bundled model the shared Parameter says so."""
+    if getattr(state.model, "family", None) is not None:
         return
-    for _, cell in (("", model), *plain_cells(model)):
-        for path in weights_read(plain_class(cell)):
-            read = functools.reduce(lambda outer, part: getattr(outer, part, None), path.split("."), cell)
-            if id(read) in tables:
-                yield tables[id(read)], plain_class(cell).__name__
+    for tables in (True, False):
+        sites = state.adapters[name].sites.values()
+        wanted = {id(site.cell): site.path for site in sites if (site.kind == "embedding") is tables}
+        if wanted:
+            yield from weights_read(state.model, wanted, tables)
 
 
 def refuse_packed(state: Registry, names: tuple[str, ...]) -> None:

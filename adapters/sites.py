@@ -18,7 +18,7 @@ from types import FunctionType
 import numpy as np
 from mindspore import nn, ops
 
-from adapters.cell_forms import Form, form_of, uncalled
+from adapters.cell_forms import Form, changing_arguments, form_of, refuse_changing, uncalled
 from adapters.cells import Site, layer_index, plain_cells, weight_attribute, weight_of
 from adapters.method import AdapterModule
 from model_zoo.checkpoint.dtypes import as_storage, convert
@@ -102,6 +102,8 @@ def _adapted_cell(cls: type, weight_name: str, has_bias: bool) -> type:
         activates = False
 
         def construct(self, x, *others, **named):
+            if others or named:
+                refuse_changing(self, others, named)
             inner = x
             for module in self.active:
                 if module.changes_input:
@@ -228,6 +230,7 @@ def attach(cell: nn.Cell, name: str, module: AdapterModule) -> None:
         made = adapted_class(type(cell), weight_attribute(cell), hasattr(cell, "bias"))
         object.__setattr__(cell, "__class__", made)
         object.__setattr__(cell, "active", ())
+        object.__setattr__(cell, "changing", changing_arguments(cell))
         if getattr(cell, "activation_flag", False):  # it comes behind the adapters
             object.__setattr__(cell, "activation_flag", False)
             object.__setattr__(cell, "activates", True)
@@ -241,7 +244,7 @@ def detach(cell: nn.Cell, name: str) -> None:
     object.__setattr__(cell, "active", tuple(other for other in cell.active if other is not module))
     del cell._cells[f"adapter_{name}"]
     if not any(isinstance(child, AdapterModule) for child in cell._cells.values()):
-        del cell.__dict__["active"]
+        del cell.__dict__["active"], cell.__dict__["changing"]
         if cell.__dict__.pop("activates", False):
             object.__setattr__(cell, "activation_flag", True)
         object.__setattr__(cell, "__class__", type(cell).plain)

@@ -530,7 +530,7 @@ def test_a_table_that_is_a_head_too(make, targets):
     randomise(network)
     changed = network(x).asnumpy()
     if make is Tied and targets == ["words"]:
-        with pytest.raises(pet.InputError, match="cannot be merged: Tied reads the table of words besides"):
+        with pytest.raises(pet.InputError, match="cannot be merged: Tied reads the weight of words besides"):
             pet.merge(network)
     else:
         pet.merge(network)
