@@ -288,6 +288,7 @@ def lora_settings(values: dict[str, Any]) -> dict[str, Any]:
         "use_rslora": bool(values.get("use_rslora", False)),
         "use_dora": bool(values.get("use_dora", False)),
         "init": init_name(values.get("init_lora_weights", True)),
+        **patterns_before(values),
     }
     if settings["init"] == "olora" and values.get("fan_in_fan_out"):
         raise InputError(
@@ -297,6 +298,17 @@ def lora_settings(values: dict[str, Any]) -> dict[str, Any]:
     config = LoRA(**settings)
     config.validate()
     return vars(config)
+
+
+def patterns_before(values: dict[str, Any]) -> dict[str, dict]:
+    """``rank_pattern`` and ``alpha_pattern`` as PEFT before 0.14 trained with them: the first key of either that matches
+    a cell counted for both, with the usual value where one has no such key. What it wrote is known by its keys."""
+    if "megatron_core" not in values or "exclude_modules" in values:
+        return {}
+    ranks, alphas = values.get("rank_pattern") or {}, values.get("alpha_pattern") or {}
+    keys = dict.fromkeys((*ranks, *alphas)) if ranks and alphas else ()
+    pairs = (("rank_pattern", ranks, values.get("r", 8)), ("alpha_pattern", alphas, values.get("lora_alpha", 8)))
+    return {name: {key: given.get(key, usual) for key in keys} for name, given, usual in pairs if keys}
 
 
 def ia3_settings(values: dict[str, Any]) -> dict[str, Any]:

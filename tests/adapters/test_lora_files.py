@@ -442,6 +442,21 @@ def test_an_expression_in_a_file_cannot_keep_the_reader_busy(llama, fixtures, di
     refuse(llama, directory, "matches no cell")
 
 
+def test_patterns_of_older_files_are_read_as_they_were_trained(llama, tmp_path):
+    """PEFT before 0.14 looked for one key in both patterns: here that of the rank, which has no alpha."""
+    pet.apply_lora(llama, rank=2, alpha=6, targets=["q_proj", "v_proj"], rank_pattern={"q_proj": 3})
+    randomise(llama)
+    expected = llama(IDS).asnumpy()
+    pet.save_adapter(llama, tmp_path)
+    pet.delete_adapter(llama, "default")
+    edit(tmp_path, alpha_pattern={"layers.1.self_attn.q_proj": 60}, megatron_core="megatron.core")
+    for later, same in (({}, True), ({"exclude_modules": None}, False)):
+        edit(tmp_path, **later)
+        pet.load_adapter(llama, tmp_path)
+        assert np.allclose(llama(IDS).asnumpy(), expected, atol=1e-5) is same
+        pet.delete_adapter(llama, "default")
+
+
 @pytest.mark.parametrize("init", ["default", "pissa"])
 def test_the_order_of_patterns_survives_the_file(llama, tmp_path, init):
     """The first match counts, in PEFT too, which sorts the keys of what it saves."""
