@@ -301,7 +301,7 @@ def lora_settings(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def patterns_before(values: dict[str, Any]) -> dict[str, dict]:
-    """``rank_pattern`` and ``alpha_pattern`` as PEFT before 0.14 trained with them: the first key of either that matches
+    """``rank_pattern`` and ``alpha_pattern`` as PEFT before 0.14 trained with them: the first key of either that fits
     a cell counted for both, with the usual value where one has no such key. What it wrote is known by its keys."""
     if "megatron_core" not in values or "exclude_modules" in values:
         return {}
