@@ -183,11 +183,13 @@ def share_of_peak(key: str) -> Callable[[Translation, str, Any], None]:
     """A rule for a learning rate that a recipe has as a share of the peak."""
 
     def rule(t: Translation, name: str, value: Any) -> None:
-        peak = t.get("train.learning_rate")
-        if float(value) and not peak:
+        rate, peak = float(value), t.get("train.learning_rate")
+        if rate and not peak:
             t.refuse(name, "give learning_rate beside it, of which it is a share here")
+        elif rate and rate > peak:
+            t.refuse(name, f"{value} is above the learning rate, {peak}, which is the highest here")
         else:
-            t.put(key, min(1.0, float(value) / (peak or 1.0)))
+            t.put(key, rate / (peak or 1.0))
 
     return rule
 
@@ -220,6 +222,8 @@ def schedule_of_transformers(t: Translation, name: str, given: Mapping[str, Any]
                 rule(t, where, value)
         elif value is not None:
             t.refuse(where, f"{value!r}: {word} has no such number here")
+    if own.get("min_lr") is not None and own.get("min_lr_rate") is not None:
+        t.refuse("lr_scheduler_kwargs", "min_lr and min_lr_rate are two ways to say one thing; give one of them")
     needed = NEEDED.get(word, ())
     if needed and not set(needed) & set(own):
         t.refuse(name, f"{word!r} needs lr_scheduler_kwargs: {' or '.join(needed)}")

@@ -289,6 +289,14 @@ def test_schedules_are_those_of_transformers(word, expected):
             ),
             ({key: "cosine_with_min_lr"}, "needs lr_scheduler_kwargs: min_lr or min_lr_rate"),
             ({key: "cosine", "lr_scheduler_kwargs": {"min_lr": 1e-5}}, "min_lr: 1e-05: cosine has no such number"),
+            (
+                {key: "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 0.1}},
+                "0.1 is above the learning rate, 0.001",
+            ),
+            (
+                {key: "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-5, "min_lr_rate": 0.5}},
+                "min_lr and min_lr_rate are two ways to say one thing",
+            ),
             ({key: "linear", "lr_scheduler_kwargs": "{no"}, "lr_scheduler_kwargs"),
         ):
             found = system.translate({**values, **wrong}, Path("x.yaml"))
