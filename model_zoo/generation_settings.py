@@ -182,10 +182,22 @@ def settled(given: Mapping[str, Any], config: Mapping[str, Any], vocabulary: int
     return own | found
 
 
-def holds_stop(tokenizer: Any, ids: list[int], stops: Collection[str]) -> bool:
-    """Whether these ids hold one of some texts, which may be a control token's (``<|im_end|>``)."""
-    text = tokenizer.decode(ids, skip_special_tokens=False) if stops else ""
-    return any(stop in text for stop in stops)
+def completes_stop(tokenizer: Any, ids: list[int], stops: Collection[str]) -> bool:
+    """Whether the last of these ids completes one of some texts, which may be a control token's (``<|im_end|>``).
+
+    Args:
+        tokenizer: the one that the ids are read with.
+        ids: a prompt's and its answer's. A text may begin within the prompt, as in transformers, or with the space of
+            the answer's first piece (sentencepiece), which the answer by itself would lose.
+        stops: the texts.
+    """
+    if not stops:
+        return False
+    # no token is less than a byte; two spaces in front may be the algorithm's own
+    ids = ids[-max(len(stop.encode()) for stop in stops) - 2 :]
+    text, earlier = (tokenizer.decode(part, skip_special_tokens=False) for part in (ids, ids[:-1]))
+    known = len(earlier.rstrip("\ufffd"))  # half a character, which the last id may end
+    return any(stop in text[max(known - len(stop) + 1, 0) :] for stop in stops)
 
 
 def says_limit(config: Mapping[str, Any]) -> bool:

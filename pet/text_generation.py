@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import logging
 import os
@@ -14,7 +13,7 @@ import numpy as np
 from adapters.stored import check_loadable
 from model_zoo.arguments import check_argument
 from model_zoo.errors import InputError
-from model_zoo.generation_settings import DRAWN, LIMITS, holds_stop, says_limit
+from model_zoo.generation_settings import DRAWN, LIMITS, completes_stop, says_limit
 from pet.names import own_tokenizer
 
 log = logging.getLogger("pet")
@@ -106,7 +105,8 @@ class TextGeneration:
         stops = stops_of(options.get("stop_strings"), getattr(self.model, "generation_config", {}))
         if not limited and written.shape[1] == self.model.room and ends and not stops:
             warn_of_full_context(answers, ends, self.model.room)
-        return [until(answer, ends, stops, self.tokenizer) for answer in answers]
+        asked = [prompt for prompt in prompts for _ in range(len(answers) // len(prompts))]
+        return [until(*pair, ends, stops, self.tokenizer) for pair in zip(asked, answers, strict=True)]
 
 
 def opened(model, tokenizer=None, adapter=None) -> tuple[Any, Any]:
@@ -167,11 +167,17 @@ def warn_of_full_context(answers: Sequence[Sequence[int]], ends: Collection[int]
         log.warning("%d of %d answers end where the model's context of %d tokens is full", cut, len(answers), context)
 
 
-def until(ids: list[int], ends: Collection[int], stops: Sequence[str] = (), tokenizer=None) -> list[int]:
-    """The ids before the first end, or up to that which completes a stop text: what follows only fills the row up."""
-    ids = list(itertools.takewhile(lambda token: token not in ends, ids))
-    last = bisect.bisect_left(range(len(ids)), True, key=lambda last: holds_stop(tokenizer, ids[: last + 1], stops))
-    return ids[: last + 1]
+def until(
+    prompt: Sequence[int], ids: Sequence[int], ends: Collection[int], stops: Sequence[str] = (), tokenizer=None
+) -> list[int]:
+    """The ids of an answer before the first end, or up to that which completes a stop text: what follows only fills the
+    row up."""
+    found: list[int] = []
+    for token in itertools.takewhile(lambda token: token not in ends, ids):
+        found.append(token)
+        if completes_stop(tokenizer, [*prompt, *found], stops):
+            break
+    return found
 
 
 def stops_of(asked: str | Sequence[str] | None, own: Mapping[str, Any]) -> list[str]:
@@ -179,8 +185,8 @@ def stops_of(asked: str | Sequence[str] | None, own: Mapping[str, Any]) -> list[
     return np.ravel(own.get("stop_strings") or [] if asked is None else asked).tolist()
 
 
-def before(text: str, stops: Iterable[str]) -> str:
-    """The text in front of the first of these in it."""
-    for stop in stops:
-        text = text.split(stop, 1)[0]
-    return text
+def before(text: str, stops: Iterable[str], prompt: str = "") -> str:
+    """The text in front of the first of these that ends in it; it may begin in the prompt in front."""
+    whole, start = prompt + text, len(prompt)
+    found = (whole.find(stop, max(start - len(stop) + 1, 0)) for stop in stops)
+    return whole[start : min((place for place in found if place >= 0), default=None)]

@@ -36,7 +36,7 @@ def beam_search(
         choice: `Choice`: how scores are processed, and the settings of beams.
         returned: how many continuations of a row.
         generator: of the draw, where ``do_sample`` says so.
-        stopped: whether an answer is at its end, whatever its last token is.
+        stopped: whether a prompt and its answer are at their end, whatever the last token is.
 
     Returns:
         ``(B·returned, new_tokens)`` or shorter, padded with `pad`.
@@ -64,8 +64,10 @@ def beam_search(
             running = []
             for rank, flat in enumerate(order[row]):
                 parent, token = divmod(int(flat), vocabulary)
-                value, before = candidates[row, flat], wide_ids[row * beams + parent, prompt:]
-                ended = token in eos or new + 1 == new_tokens or (stopped and stopped(np.append(before, token)))
+                value, place = candidates[row, flat], row * beams + parent
+                before, real = wide_ids[place, prompt:], wide_mask[place] != 0
+                ended = token in eos or new + 1 == new_tokens
+                ended = ended or (stopped and stopped(np.append(wide_ids[place, real], token)))
                 if not ended:
                     running.append((value, parent, token))
                 elif rank < beams:  # only an end among the best counts as finished

@@ -15,7 +15,7 @@ from model_zoo.generation.choose import Choice, check_left
 from model_zoo.generation.decoders import decoder_for
 from model_zoo.generation.defaults import own_padding, say_unheeded, say_unused, say_window
 from model_zoo.generation.processors import Step
-from model_zoo.generation_settings import FIELDS, holds_stop, own_limit, settled
+from model_zoo.generation_settings import FIELDS, completes_stop, own_limit, settled
 from model_zoo.graph import evaluating
 from model_zoo.inputs import as_array, as_int_tensor, as_mask
 from model_zoo.settings import require
@@ -97,7 +97,8 @@ def generate(
         max_length: length of prompt and answer together, instead of `max_new_tokens`.
         num_return_sequences: how many answers to each row: draws, or the best of so many beams at least.
         pad_token_id: what follows a finished row; default the model's own, or else the first end id, or 0.
-        stop_strings: texts that end a row once they appear in its answer; they need `tokenizer`.
+        stop_strings: texts that end a row once its answer completes one, which may begin in the prompt; they need
+            `tokenizer`.
 
     Returns:
         Integers ``(B·num_return_sequences, S + new)``: prompt and answer. Rows that ended early are padded at the end.
@@ -159,9 +160,9 @@ def generate(
             f"streamer: one row at a time; the batch has {len(ids)}, and {copies} beams or answers to each"
         )
 
-    def stopped(answer: np.ndarray) -> bool:
-        """Whether an answer is at a stop string."""
-        return holds_stop(tokenizer, answer.tolist(), stops)
+    def stopped(tokens: np.ndarray) -> bool:
+        """Whether a row, without its padding, is at a stop string."""
+        return completes_stop(tokenizer, tokens.tolist(), stops)
 
     common = {"new_tokens": new_tokens, "eos": eos, "pad": pad, "stopped": stopped if stops else None}
     common["generator"] = np.random.default_rng(seed)
@@ -191,7 +192,6 @@ def as_prompt(input_ids, attention_mask) -> tuple[np.ndarray, np.ndarray]:
 
 def continued(decoder, ids, mask, choice, streamer, *, new_tokens, eos, pad, generator, stopped) -> np.ndarray:
     """Greedy or sampled continuation, one token for every row at a time."""
-    prompt = ids.shape[1]
     running, ends = np.ones(len(ids), bool), np.array(eos, np.int64)
     if streamer is not None:
         streamer.put(ids[0])
@@ -207,7 +207,7 @@ def continued(decoder, ids, mask, choice, streamer, *, new_tokens, eos, pad, gen
             streamer.put(tokens[:1])
         running &= (tokens[:, None] != ends).all(-1)
         for row in np.flatnonzero(running) if stopped else ():
-            running[row] = not stopped(ids[row, prompt:])
+            running[row] = not stopped(ids[row, mask[row] != 0])
         if not running.any() or new + 1 == new_tokens:
             break
         logits = decoder.step(tokens)

@@ -182,7 +182,7 @@ class Answers:
         answers = np.asarray(written)[: len(prompts), length:].tolist()
         if longest == room and self.generation.max_new_tokens is None and self.ends and not self.stops:
             warn_of_full_context(answers, self.ends, context_of(self.model))
-        return [self.text(answer[:limit]) for answer, limit in zip(answers, limits, strict=True)]
+        return [self.text(*row) for row in zip(prompts, answers, limits, strict=True)]
 
     def new_tokens(self, asked: int) -> int:
         """How many tokens an answer may have after a question of so many, whatever else is in its batch."""
@@ -195,10 +195,13 @@ class Answers:
             log.warning("%s: answers end there, before generation.max_new_tokens (%d)", said, wanted)
         return min(wanted, room)
 
-    def text(self, ids: list[int]) -> str:
-        """What was written, up to the first end token or stop text."""
-        written = until(ids, self.ends, self.stops, self.tokenizer)
-        return before(self.tokenizer.decode(written, skip_special_tokens=True), self.stops).strip()
+    def text(self, prompt: Sequence[int], ids: list[int], limit: int) -> str:
+        """What was written of so many ids at most, up to the first end token or stop text."""
+        written = until(prompt, ids[:limit], self.ends, self.stops, self.tokenizer)
+        if not self.stops:
+            return self.tokenizer.decode(written).strip()
+        asked, whole = self.tokenizer.decode(prompt), self.tokenizer.decode([*prompt, *written])
+        return before(whole[len(asked) :], self.stops, asked).strip()
 
 
 class Evaluation:

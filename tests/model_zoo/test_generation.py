@@ -296,6 +296,9 @@ def test_stop_strings(small):
         model.generate(prompt[:1], stop_strings=["x", ""], tokenizer=Letters())
     ids = model.generate(prompt[:1], max_new_tokens=NEW, stop_strings=stop, tokenizer=Letters())
     assert Letters().decode(ids[0, prompt.shape[1] :]) == text[: text.index(stop) + 2]
+    across = Letters().decode([*prompt[0, -2:], free[0, prompt.shape[1]]])  # it begins in the prompt
+    ids = model.generate(prompt[:1], max_new_tokens=NEW, stop_strings=across, tokenizer=Letters())
+    assert ids.shape[1] == prompt.shape[1] + 1
     beams = {"num_beams": 3, "max_new_tokens": NEW, "eos_token_id": None}
     text = Letters().decode(model.generate(prompt[:1], **beams)[0, prompt.shape[1] :])
     ids = model.generate(prompt[:1], stop_strings=[text[3:5]], tokenizer=Letters(), length_penalty=-9.0, **beams)

@@ -9,11 +9,13 @@ import pytest
 import pet
 from model_zoo.errors import InputError
 from model_zoo.generation import TextStreamer
+from model_zoo.generation_settings import completes_stop
 from pet.cli.chat_session import add_chat_session, make_chat_session
 from pet.cli.main import main
 from pet.cli.parser import Parser
 from pet.recipe.loading import from_dict
 from pet.recipe.training import Generation
+from pet.text_generation import before, until
 from pet.train.evaluate import Answers
 from pet.train.prepare import attach_adapter
 
@@ -101,6 +103,19 @@ def test_a_stop_text_may_be_a_control_token():
     answers = Answers(plain.model, plain.tokenizer, (), Generation(max_new_tokens=40, stop=["</s>"]))
     answers.ends = [3]  # none of them comes up
     assert answers.write([prompt]) == [plain.tokenizer.decode(expected[0, len(prompt) :]).strip()]
+
+
+def test_a_stop_text_may_begin_in_the_prompt():
+    """Or with the space of the answer's first piece, which the answer alone would lose; it ends in the last token."""
+    tokenizer = pet.AutoTokenizer.from_pretrained("llama_tiny")
+    prompt, (first, *rest) = tokenizer.encode("The shop"), tokenizer.encode("is é", add_special_tokens=False)
+    for stop, answer in ((" i", [first]), ("p i", [first]), ("The shop is", [first]), ("s é", [first, *rest])):
+        assert until(prompt, [first, *rest], [], [stop], tokenizer) == answer
+    for stop in ("shop", "The", "ée", "\n"):
+        assert until(prompt, [first, *rest], [], [stop], tokenizer) == [first, *rest]
+        assert not completes_stop(tokenizer, [*prompt, first], [stop])
+    assert before(" is", ["p i"], "The shop") == before(" is", [" i"], "The shop") == ""
+    assert before(" is so", ["s s", "shop", "o"], "The shop") == " i"
 
 
 def test_what_fills_a_row_up_behind_its_stop_text_is_no_answer():

@@ -131,7 +131,7 @@ def test_a_question_of_two_batches_has_two_draws_and_blocks_change_no_order():
 
 
 def test_stop_texts_and_limit():
-    answers = Answers(Echo(), Words(), [question([2, 3])] * 3, Generation(max_new_tokens=8, stop=["een g"]))
+    answers = Answers(Echo(), Words(), [question([2, 3])] * 3, Generation(max_new_tokens=8, stop=["een"]))
     assert [answer.answer for answer in answers(2)] == ["gr", "gr"]
 
 
