@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from model_zoo.atomic import write_json
 from model_zoo.errors import InputError, shown
-from model_zoo.field_types import TokenId, check_types, field_kinds
+from model_zoo.field_types import Count, Share, TokenId, check_types, field_kinds
 from model_zoo.labels import SCORE, Labels, as_classifier, is_classifier
 
 if TYPE_CHECKING:  # checking a recipe does without it
@@ -27,7 +27,7 @@ OTHER_FIELDS = {
     "eos_token_id": TokenId | list[TokenId],
     "pad_token_id": TokenId,
     "original_max_position_embeddings": int,
-    "sliding_window": int,
+    "sliding_window": Count,
     "sliding_window_pattern": int,
     "use_sliding_window": bool,
     "max_window_layers": TokenId,
@@ -38,9 +38,11 @@ OTHER_FIELDS = {
     "final_logit_softcapping": float,
     "pre_seq_len": TokenId,
     "partial_rotary_factor": float,
-    "initializer_range": float,
 }
 """Fields that are read out of `Config.extra`."""
+
+MAY_BE_0 = dict.fromkeys(("initializer_range", "rms_norm_eps", "layer_norm_epsilon", "layernorm_epsilon"), Share)
+"""Fields of `Config.extra`, or a family's own, of which 0 says what it says."""
 
 MOST_LAYERS = 1 << 14
 
@@ -346,7 +348,7 @@ class Config:
     @classmethod
     def check_types(cls, values: Mapping[str, Any]) -> None:
         """Raises InputError for every value that is not of its field's type, sizes below 1 among them."""
-        check_types("config.json", values, {**OTHER_FIELDS, **field_kinds(cls)})
+        check_types("config.json", values, {**OTHER_FIELDS, **field_kinds(cls), **MAY_BE_0})
 
     def to_dict(self) -> dict[str, Any]:
         """The dictionary that config.json holds."""
@@ -382,7 +384,8 @@ class Config:
     def check_common(self) -> None:
         """Raises InputError where a value is one that transformers heeds in every family, and none here computes: no
         mask, fields of single layers, and a classifier that it does not have."""
-        self.require("is_causal", True)
+        if "is_causal" in self.extra and self.extra["is_causal"] is not True:  # null is false there, too
+            raise InputError(f"config.json: is_causal is {shown(self.extra['is_causal'])}; supported: True")
         if self.labels is not None:
             self.as_classifier(self.labels)
         if layers := self.extra.get("per_layer_config"):

@@ -16,10 +16,18 @@ LARGEST = 1 << 24
 TokenId = NewType("TokenId", int)
 """The row of a token; -1 stands for none."""
 
+Count = NewType("Count", int)
+"""How many, where there may be none."""
+
+Share = NewType("Share", float)
+"""A number that 0 is a value of."""
+
 RULES: dict[Any, tuple[Callable[[Any], bool], str]] = {
     int: (lambda value: type(value) is int and 0 < value <= LARGEST, f"a whole number from 1 to {LARGEST}"),
     TokenId: (lambda value: type(value) is int and -1 <= value <= LARGEST, "a token's id"),
+    Count: (lambda value: type(value) is int and 0 <= value <= LARGEST, f"a whole number from 0 to {LARGEST}"),
     float: (lambda value: type(value) in (int, float) and 0 < value < 1e38, "a number above 0"),
+    Share: (lambda value: type(value) in (int, float) and 0 <= value < 1e38, "a number from 0"),
     bool: (lambda value: type(value) is bool, "true or false"),
     str: (lambda value: type(value) is str, "a text"),
     dict: (lambda value: type(value) is dict, "an object"),

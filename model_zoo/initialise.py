@@ -35,6 +35,7 @@ def draw(parameter, config: Config, seed: int, depth: int = 1) -> None:
     """Draws one matrix, by its name; narrower by the root of `depth`."""
     digest = hashlib.sha256(f"{seed}:{parameter.name}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(int.from_bytes(digest[:8], "little")))
-    scale = float(config.extra.get("initializer_range") or 0.02) / math.sqrt(depth)
+    said = config.extra.get("initializer_range")
+    scale = float(0.02 if said is None else said) / math.sqrt(depth)
     values = generator.standard_normal(parameter.shape, dtype=np.float32) * np.float32(scale)
     parameter.set_data(ms.Tensor(values).astype(parameter.dtype))

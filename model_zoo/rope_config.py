@@ -24,7 +24,7 @@ FIELDS = {
     "mscale_all_dim": float,
     "truncate": bool,
 }
-MAY_BE_0 = ("mscale", "mscale_all_dim")
+MAY_BE_0 = ("mscale", "mscale_all_dim", "beta_fast", "beta_slow")
 """Numbers of which 0 says what leaving them out does, as in DeepSeek's files."""
 NEEDED = {
     "default": (),
@@ -67,6 +67,10 @@ def rope_settings(config, local: bool = False) -> dict:
         raise InputError(f"config.json: rope_scaling has type {shown(older)}; rope_type was expected")
     kind = merged.setdefault("rope_type", older)
     merged = {key: value for key, value in merged.items() if value != 0 or key not in MAY_BE_0}
+    if merged["partial_rotary_factor"] is None and not hasattr(config, "partial_rotary_factor"):
+        merged["partial_rotary_factor"] = 1.0
+    if kind == "yarn" and merged.get("factor", 0) is None and merged.get(ORIGINAL):  # null, as transformers has it
+        merged["factor"] = config.max_position_embeddings / merged[ORIGINAL]
     check_types("config.json: rotary settings", merged, FIELDS)
     if kind not in NEEDED:
         choices = ", ".join(NEEDED) + similar(kind, NEEDED)

@@ -224,6 +224,8 @@ class RotaryConfig(Config):
                 f"config.json: layer_types must name {' or '.join(LAYER_TYPES)} for each of {self.num_hidden_layers} "
                 f"layers, it is {shown(kinds)}"
             )
+        if self.extra.get("sliding_window") == 0 and any(map(self.slides, range(self.num_hidden_layers))):
+            raise InputError("config.json: sliding_window is 0, so that layers with a window would see nothing")
         rope_settings(self)
         n = self.dims
         if n.heads % n.kv_heads:

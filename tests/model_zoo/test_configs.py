@@ -6,6 +6,7 @@ import json
 import pytest
 
 from model_zoo import field_types
+from model_zoo.configs import MAY_BE_0
 from model_zoo.counting import sizes
 from model_zoo.errors import InputError
 from model_zoo.families import PRESETS as ALL_PRESETS, config_class
@@ -34,7 +35,8 @@ def wrong_values():
             if key.endswith("token_id") or key == "model_type" or value is None:
                 continue
             for wrong in WRONG[type(value)]:
-                yield name, key, wrong
+                if wrong != 0 or key not in MAY_BE_0:
+                    yield name, key, wrong
 
 
 @pytest.mark.parametrize("of_model", (True, False), ids=("a model", "sizes alone"))
@@ -77,6 +79,37 @@ def test_an_unknown_model_type_is_one_short_line(kind):
 )
 def test_sizes_that_make_no_heads_and_prefixes_within_a_base(model, changes, message):
     values = {**preset(model), **changes}
+    with pytest.raises(InputError, match=f"config.json: {message}"):
+        config_class(values).from_dict(values)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
+OF_0_OR_NULL = (
+    ("llama3_8b", {"rms_norm_eps": 0.0, "initializer_range": 0, "sliding_window": 0}, {}),
+    ("gpt2", {"layer_norm_epsilon": 0, "initializer_range": 0.0, "sliding_window": 0}, {}),
+    ("qwen2_5_7b", {"sliding_window": 0, "use_sliding_window": False}, {}),
+    ("qwen2_5_7b", {"rope_parameters": {"rope_theta": 5e4, "partial_rotary_factor": None}}, {"rope_theta": 5e4}),
+    ("llama3_8b", {"rope_scaling": {**YARN, "beta_fast": 0, "beta_slow": 0}}, YARN),
+    ("llama3_8b", {"rope_scaling": {**YARN, "factor": None}, "max_position_embeddings": 32768}, YARN),
+)
+
+
+@pytest.mark.parametrize(("model", "changes", "rotary"), OF_0_OR_NULL)
+def test_0_and_null_where_transformers_computes_by_them(model, changes, rotary):
+    config = config_class(preset(model)).from_dict({**preset(model), **changes})
+    assert not any(config.windows)
+    assert not rotary or rotary.items() <= rope_settings(config).items()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    (
+        ({"sliding_window": 0}, "sliding_window is 0, so that layers"),
+        ({"is_causal": None}, "is_causal is None; supported: True"),
+    ),
+)
+def test_0_and_null_by_which_transformers_sees_nothing_or_all(changes, message):
+    values = {**preset("mistral_7b"), **changes}
     with pytest.raises(InputError, match=f"config.json: {message}"):
         config_class(values).from_dict(values)
 
