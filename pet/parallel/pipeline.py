@@ -19,10 +19,10 @@ from model_zoo.errors import InputError
 from pet.parallel import collectives
 from pet.parallel.mesh import Mesh
 from pet.parallel.schedule import Neighbour, one_forward_one_backward
-from pet.train.compiled import Compiled
-from pet.train.objectives.base import ADD, MODEL_ARRAYS
+from pet.train.compiled import Compiled, slopes
+from pet.train.objectives.base import MODEL_ARRAYS
 from pet.train.segments import vectors_of
-from pet.train.step import TrainStep, in_whole, mix, sum_of, tensors, weighted
+from pet.train.step import TrainStep, in_whole, mix, sum_of, summed, tensors
 
 log = logging.getLogger("pet")
 
@@ -69,7 +69,7 @@ class Pipeline:
         self.arrays = step.objective.arrays
         self.forward = Compiled(hidden_function(model), compiled, functools.partial(in_whole, model), parameters)
         if mesh.is_last:
-            backward = last_gradient(weighted(step.objective, model, compiled), step.weights, step.spans)
+            backward = last_gradient(summed(step.objective, model, compiled), step.weights, step.spans)
         else:
             backward = stage_gradient(hidden_function(model), step.weights, step.spans, mesh.is_first)
         around = functools.partial(in_whole, model, step.weights, not mesh.is_first)
@@ -176,24 +176,15 @@ def hidden_function(model) -> Callable:
 
 
 def stage_gradient(forward: Callable, weights, spans, is_first: bool) -> Callable:
-    """``(x, layout …, dy) → (dx, gradient vectors …)`` of a stage that is not the last; the first gives a zero for dx.
+    """``(x, layout …, dy) → (dx, gradient vectors …)`` of a stage that is not the last; the first has zero for dx."""
+    differentiate = slopes(forward, weights, None if is_first else 0, value=False)
+    nothing = Tensor(0.0, ms.float32)
 
-    The derivative of ``sum(y · dy)`` is the derivative of y applied to dy. The sum itself is not asked for: it would
-    keep y until it is computed.
-    """
+    def first(*arguments):
+        return (nothing, *vectors_of(differentiate(*arguments), spans))
 
-    def against(x, position_ids, start, end, slope):
-        y = forward(x, position_ids, start, end)
-        return ADD(y.astype(ms.float32) * slope.astype(ms.float32))
-
-    differentiate, nothing = ms.grad(against, None if is_first else 0, weights), Tensor(0.0, ms.float32)
-
-    def first(x, position_ids, start, end, slope):
-        gradients = differentiate(x, position_ids, start, end, slope)
-        return (nothing, *vectors_of(gradients, spans))
-
-    def middle(x, position_ids, start, end, slope):
-        dx, gradients = differentiate(x, position_ids, start, end, slope)
+    def middle(*arguments):
+        dx, gradients = differentiate(*arguments)
         return (dx, *vectors_of(gradients, spans))
 
     return first if is_first else middle
@@ -203,12 +194,12 @@ def last_gradient(loss: Callable, weights, spans) -> Callable:
     """``(x, layout …, the objective's arrays …, weight) → (sums, dx, gradient vectors …)`` of the last stage.
 
     Args:
-        loss: see `pet.train.step.weighted`.
+        loss: see `pet.train.step.summed`.
     """
-    differentiate = ms.value_and_grad(loss, 0, weights, has_aux=True)
+    differentiate = slopes(loss, weights, 0)
 
     def last(*arguments):
-        (_, total), (dx, gradients) = differentiate(*arguments)
+        total, (dx, gradients) = differentiate(*arguments)
         return (total, dx, *vectors_of(gradients, spans))
 
     return last

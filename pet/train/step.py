@@ -26,7 +26,7 @@ from model_zoo.ascend.attention import document_ends
 from model_zoo.engine import available, fuse_layers, sums_of_squares
 from model_zoo.layers import AttentionCore
 from model_zoo.turns import in_turn
-from pet.train.compiled import Compiled
+from pet.train.compiled import Compiled, slopes
 from pet.train.distributed import DistributedContext
 from pet.train.feed import count_useful
 from pet.train.objectives.base import MODEL_ARRAYS, Objective, check_head
@@ -94,19 +94,28 @@ def takes_documents(model) -> bool:
     return bool(cores) and all(core.takes_documents for core in cores) and not getattr(model, "active", ())
 
 
-def weighted(objective: Objective, model, compiled: bool = True) -> Callable:
-    """``(*arrays, weight) → (summed loss · weight, sums)``: what is differentiated, and what is reported."""
+def summed(objective: Objective, model, compiled: bool = True) -> Callable:
+    """``(*arrays) → the summed loss``, or a vector of what is reported, of which it is the first and alone has a
+    gradient."""
     forward = objective.forward(model, compiled)
 
-    def scaled(*arguments):
-        total = forward(*arguments[:-1])
-        return total * arguments[-1], total
+    def loss(*arrays):
+        return forward(*arrays).astype(ms.float32).reshape(())
 
-    def scaled_first(*arguments):
-        sums = forward(*arguments[:-1])
-        return sums[0] * arguments[-1], ops.stack(sums)
+    def loss_first(*arrays):
+        sums = forward(*arrays)
+        rows = [sums[0]]
+        for each in sums[1:]:
+            rows.append(ops.stop_gradient(each))
+        return ops.stack(rows)
 
-    return scaled_first if getattr(objective, "reported", False) else scaled
+    return loss_first if getattr(objective, "reported", False) else loss
+
+
+def weighted(weight: float, objective: Objective) -> Tensor:
+    """The slope of what `summed` gives for a loss that counts so much."""
+    sums = objective.sums if getattr(objective, "reported", False) else None
+    return scalar(weight) if sums is None else Tensor([weight] + [0.0] * (sums - 1), ms.float32)
 
 
 class TrainStep:
@@ -142,10 +151,10 @@ class TrainStep:
         borders = np.cumsum([0] + [len(segment.parameters) for segment in optimizer.segments]).tolist()
         self.spans = spans = tuple(itertools.pairwise(borders))
         self.weights = weights = ParameterTuple([one for segment in optimizer.segments for one in segment.parameters])
-        differentiate = ms.value_and_grad(weighted(objective, model, compiled), None, weights, has_aux=True)
+        differentiate = slopes(summed(objective, model, compiled), weights)
 
         def gradient(*arguments):
-            (_, total), gradients = differentiate(*arguments)
+            total, gradients = differentiate(*arguments)
             return total, vectors_of(gradients, spans)
 
         sum_in_graph = self.distributed.sum_in_graph(optimizer.segments)
@@ -153,7 +162,7 @@ class TrainStep:
         def last(earlier):
             def gradient_and_sum(*arguments):
                 given = len(arguments) - earlier
-                (_, total), gradients = differentiate(*arguments[:given])
+                total, gradients = differentiate(*arguments[:given])
                 return total, sum_in_graph(gradients, arguments[given:])
 
             return gradient_and_sum
@@ -208,7 +217,7 @@ class TrainStep:
         batches = [self.objective.prepare(batch, training=True) for batch in batches]
         count = sum(map(self.objective.count, batches))
         count, useful, tokens = (int(number) for number in self.distributed.sum_numbers([count, useful, tokens]))
-        weight = scalar(scale / max(count, 1))
+        weight = weighted(scale / max(count, 1), self.objective)
         sums, vectors = self.accumulate(batches, step, weight)
         vectors = self.distributed.all_reduce_sum(vectors, self.optimizer.segments)
         sums, square = self.distributed.statistics(sums.tolist(), self.squares_of(vectors), self.optimizer.segments)

@@ -20,15 +20,15 @@ from model_zoo.layers import Linear, is_product
 from pet.data.dataset import IGNORED
 from pet.train.objectives.base import ADD, MODEL_ARRAYS, Objective, perplexity
 
-# primitives: MindSpore parses some fifty functions of its own for indices of tensors, in every graph
-_cut, _zeros, _join, _turn = ops.Slice(), ops.ZerosLike(), ops.Concat(1), ops.Transpose()
+# primitives: MindSpore parses some fifty functions of its own for indices of tensors, in every graph; and of these it
+# keeps nothing, as it does of Concat, ZerosLike and casts that run outside of graphs
+_cut, _pad, _turn = ops.Slice(), ops.Pad(((0, 0), (0, 1))), ops.Transpose()
 
 
 def shift_labels(labels):
     """``(B, S)`` labels, where position t is the token itself → targets, where position t is the token after it."""
     batch, length = labels.shape
-    last = _zeros(_cut(labels, (0, 0), (batch, 1))) + IGNORED
-    return _join((_cut(labels, (0, 1), (batch, length - 1)), last))
+    return _pad(_cut(labels, (0, 1), (batch, length - 1)) - IGNORED) + IGNORED  # it pads with zeros
 
 
 def count_labels(labels: np.ndarray) -> int:
