@@ -12,6 +12,7 @@ from model_zoo.counting import layout_of
 from model_zoo.errors import InputError
 from pet.compat.mindformers.config import DROPOUTS
 from pet.compat.mindformers.context import asks_parallel
+from pet.compat.mindformers.handlers import handlers_of, put_handlers
 from pet.compat.mindformers.model_file import model_section
 from pet.compat.mindformers.padding import EARLIER, put_padding
 from pet.compat.mindformers.parallel import layout_in, put_pipeline, rows_of, translate_parallel
@@ -323,16 +324,11 @@ def _data(t: Translation, section: dict[str, Any], key: str, takes_labels: bool 
     loader = _section(t, section, "data_loader")
     local = loader.get("path") if Path(str(loader.get("path"))).exists() else None  # else a format, or a hub's name
     paths = loader.get("dataset_dir") or loader.get("dataset_files") or loader.get("data_files") or local
-    handlers = [one for one in loader.get("handler") or () if isinstance(one, Mapping)]
     if paths:
         t.put(key, paths)
     if key == "data.train":
-        packs = [one.get("pack_strategy", "pack") for one in handlers if one.get("type") == "PackingHandler"]
-        t.put("data.packing", "pack" if packs else "longest")  # without it a text has a row of its own, there
-        if "truncate" in packs:
-            t.refuse("train_dataset.data_loader.handler", "pack_strategy: truncate: texts are not cut between rows")
-        taken = next((one.get("n") for one in handlers if one.get("type") == "take"), None)
-        t.put("data.max_samples", loader.get("num_samples") or taken)
+        put_handlers(t, loader)
+        t.put("data.max_samples", loader.get("num_samples"))
         t.put("data.shuffle", False if loader.get("shuffle") is False else None)
         t.put("data.seed", section.get("seed"))
         t.put("data.drop_last", (loader and section.get("drop_remainder", True)) or None)
@@ -355,7 +351,7 @@ def _data(t: Translation, section: dict[str, Any], key: str, takes_labels: bool 
         elif paths and unread != t.get("data.columns", {}):
             t.put("data.eval_columns", unread)
     known = {"data_loader", "dataset_dir", "dataset_files", "type", "shuffle", "seed", "origin_columns", "num_samples"}
-    known |= {"data_files", "input_columns"} | ({"path"} if local else set())
+    known |= {"data_files", "input_columns", "handler", "packing"} | ({"path"} if local else set())
     if key == "data.train":
         known |= {"drop_remainder"} | ({"tokenizer"} if _vocabulary(t, section) else set())
         if loader.get("type") == KEYWORDS:
@@ -364,7 +360,7 @@ def _data(t: Translation, section: dict[str, Any], key: str, takes_labels: bool 
         t.ignore(f"{key.replace('data.', '')}_dataset", f"{', '.join(unknown)}: {LOADERS.why}")
     lengths = [section.get(name) or 0 for name in ("max_source_length", "max_target_length")]
     longest = sum(lengths) + all(lengths)  # with the answer's end
-    longest = longest or max((one.get("seq_length") or 0 for one in handlers), default=0)
+    longest = longest or max((one.get("seq_length") or 0 for one in handlers_of(loader)), default=0)
     if longest and "data.max_length" not in t.settings:
         t.put("data.max_length", longest)
 

@@ -14,7 +14,7 @@ from recipe_jobs import changed
 
 from model_zoo.errors import InputError
 from pet.cli.main import main
-from pet.compat.mindformers import AutoModel, MindFormerConfig, Trainer, TrainingArguments
+from pet.compat.mindformers import AutoModel, AutoTokenizer, MindFormerConfig, Trainer, TrainingArguments
 from pet.compat.mindformers.sizes import config_of, contradictions
 from pet.compat.yaml_files import load_any
 from pet.train.schedules import Schedule
@@ -393,6 +393,31 @@ def test_a_schedule_without_an_end_has_none(job, caplog):
     trainer.config.lr_schedule.update({"type": "polynomial", "warmup_ratio": 0.1})
     train = trainer.recipe("train").train
     assert (train.power, train.warmup_like) == (1.0, "mindformers")
+
+
+VICUNA = (
+    "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, "
+    "and polite answers to the user's questions. USER: Below is an instruction that describes a task. Write a response "
+    "that appropriately completes the request.\n\n### Instruction:\nsay a\n\n### Response: ASSISTANT:"
+)
+
+
+def test_the_prompt_of_alpacas_handler(job, tmp_path):
+    """The ids and labels are those of release 1.6 for LLaMA: the text as a whole, of which the answer is learnt."""
+    from pet.data import DataSettings, load_dataset
+
+    (tmp_path / "rows.json").write_text('[{"instruction": "say a", "input": "", "output": "a red shirt"}]')
+    handler = {"type": "AlpacaInstructDataHandler", "seq_length": 60}
+    for given, packing, space in ((handler, "longest", ""), ([handler, {"type": "PackingHandler"}], "pack", " ")):
+        loader = {"type": "CommonDataLoader", "data_files": str(tmp_path / "rows.json"), "handler": given}
+        data = load_any(job(train_dataset={"data_loader": loader}), check_files=False).data
+        assert (data.template_without_input.format(prompt="say a"), data.packing) == (VICUNA + space, packing)
+        assert "provides further context" in data.template and "### Input:\n{input}\n\n### Response:" in data.template
+        if not space:
+            tokenizer = AutoTokenizer.from_pretrained("llama_tiny")
+            ids, learnt = load_dataset(data.train[0], tokenizer, settings=DataSettings.of(data, max_length=400))[0][:2]
+            assert list(ids) == tokenizer(f"{VICUNA} a red shirt</s>")["input_ids"]
+            assert tokenizer.decode([one for one, label in zip(ids, learnt, strict=True) if label]) == "a red shirt</s>"
 
 
 def test_so_many_rows_are_measured(job, rows):

@@ -1,0 +1,36 @@
+"""``handler`` of a data loader in a MindFormers file: what is made of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pet.compat.prompts import ALPACA, LLAMA_FACTORY
+from pet.recipe.translation import Translation
+
+PACKS, ASKS = "PackingHandler", "AlpacaInstructDataHandler"
+
+
+def handlers_of(loader: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Those of a loader: one by itself up to release 1.5, a list later."""
+    given = loader.get("handler") or ()
+    return [one for one in ((given,) if isinstance(given, Mapping) else given) if isinstance(one, Mapping)]
+
+
+def put_handlers(t: Translation, loader: Mapping[str, Any]) -> None:
+    """How rows are packed, how many are taken, and the prompt of ``AlpacaInstructDataHandler``: Vicuna's, with Alpaca's
+    as the question. An answer follows it with a space, which tokenizers of SentencePiece put there themselves."""
+    handlers = handlers_of(loader)
+    packs = [one.get("pack_strategy", "pack") for one in handlers if one.get("type") == PACKS]
+    packs += [loader["packing"]] if loader.get("packing") else []  # of releases up to 1.5
+    t.put("data.packing", "pack" if packs else "longest")  # without it a text has a row of its own, there
+    if "truncate" in packs:
+        t.refuse("train_dataset.data_loader.handler", "pack_strategy: truncate: texts are not cut between rows")
+    t.put("data.max_samples", next((one.get("n") for one in handlers if one.get("type") == "take"), None))
+    if others := sorted({str(one.get("type")) for one in handlers} - {PACKS, ASKS, "take"}):
+        t.ignore("train_dataset.data_loader.handler", f"{', '.join(others)}: questions get the model's own prompt")
+    if any(one.get("type") == ASKS for one in handlers):
+        space = "" if isinstance(loader["handler"], Mapping) else " "
+        texts = [text.rstrip() for text in ALPACA["alpaca"][0]]
+        written = [f"{LLAMA_FACTORY['vicuna'].default} USER: {text} ASSISTANT:{space}" for text in texts]
+        t.settings.update(zip(("data.template", "data.template_without_input"), written, strict=True))
