@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pet.compat.prompts import ALPACA, LLAMA_FACTORY
+from pet.names import bundled_models
 from pet.recipe.translation import Translation
 
 PACKS, ASKS = "PackingHandler", "AlpacaInstructDataHandler"
@@ -19,7 +21,7 @@ def handlers_of(loader: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def put_handlers(t: Translation, loader: Mapping[str, Any]) -> None:
     """How rows are packed, how many are taken, and the prompt of ``AlpacaInstructDataHandler``: Vicuna's, with Alpaca's
-    as the question. An answer follows it with a space, which tokenizers of SentencePiece put there themselves."""
+    as the question. An answer follows behind a space, which SentencePiece puts there itself."""
     handlers = handlers_of(loader)
     packs = [one.get("pack_strategy", "pack") for one in handlers if one.get("type") == PACKS]
     packs += [loader["packing"]] if loader.get("packing") else []  # of releases up to 1.5
@@ -30,7 +32,12 @@ def put_handlers(t: Translation, loader: Mapping[str, Any]) -> None:
     if others := sorted({str(one.get("type")) for one in handlers} - {PACKS, ASKS, "take"}):
         t.ignore("train_dataset.data_loader.handler", f"{', '.join(others)}: questions get the model's own prompt")
     if any(one.get("type") == ASKS for one in handlers):
-        space = "" if isinstance(loader["handler"], Mapping) else " "
+        space = "" if _by_sentencepiece(t.get("model.path")) else " "
         texts = [text.rstrip() for text in ALPACA["alpaca"][0]]
         written = [f"{LLAMA_FACTORY['vicuna'].default} USER: {text} ASSISTANT:{space}" for text in texts]
         t.settings.update(zip(("data.template", "data.template_without_input"), written, strict=True))
+
+
+def _by_sentencepiece(model: str | None) -> bool:
+    """Whether the tokenizer beside a checkpoint is one of SentencePiece's."""
+    return (Path(bundled_models().get(str(model), str(model))).expanduser() / "tokenizer.model").is_file()

@@ -408,9 +408,11 @@ def test_the_prompt_of_alpacas_handler(job, tmp_path):
 
     (tmp_path / "rows.json").write_text('[{"instruction": "say a", "input": "", "output": "a red shirt"}]')
     handler = {"type": "AlpacaInstructDataHandler", "seq_length": 60}
-    for given, packing, space in ((handler, "longest", ""), ([handler, {"type": "PackingHandler"}], "pack", " ")):
+    packed = [handler, {"type": "PackingHandler"}]
+    for given, packing, base, space in ((handler, "longest", "llama_tiny", ""), (packed, "pack", "gpt_tiny", " ")):
         loader = {"type": "CommonDataLoader", "data_files": str(tmp_path / "rows.json"), "handler": given}
-        data = load_any(job(train_dataset={"data_loader": loader}), check_files=False).data
+        file = job(train_dataset={"data_loader": loader}, load_checkpoint=base, model={"model_config": {}})
+        data = load_any(file, check_files=False).data
         assert (data.template_without_input.format(prompt="say a"), data.packing) == (VICUNA + space, packing)
         assert "provides further context" in data.template and "### Input:\n{input}\n\n### Response:" in data.template
         if not space:
