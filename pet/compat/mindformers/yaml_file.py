@@ -12,7 +12,7 @@ from model_zoo.counting import layout_of
 from model_zoo.errors import InputError
 from pet.compat.mindformers.config import DROPOUTS
 from pet.compat.mindformers.context import asks_parallel
-from pet.compat.mindformers.handlers import handlers_of, put_handlers
+from pet.compat.mindformers.loaders import handlers_of, put_handlers, put_texts
 from pet.compat.mindformers.model_file import model_section
 from pet.compat.mindformers.padding import EARLIER, put_padding
 from pet.compat.mindformers.parallel import layout_in, put_pipeline, rows_of, translate_parallel
@@ -351,9 +351,9 @@ def _data(t: Translation, section: dict[str, Any], key: str, takes_labels: bool 
         elif paths and unread != t.get("data.columns", {}):
             t.put("data.eval_columns", unread)
     known = {"data_loader", "dataset_dir", "dataset_files", "type", "shuffle", "seed", "origin_columns", "num_samples"}
-    known |= {"data_files", "input_columns", "handler", "packing"} | ({"path"} if local else set())
+    known |= {"data_files", "input_columns", "handler", "packing", "max_length"} | ({"path"} if local else set())
     if key == "data.train":
-        known |= {"drop_remainder"} | ({"tokenizer"} if _vocabulary(t, section) else set())
+        known |= {"drop_remainder"} | put_texts(t, loader) | ({"tokenizer"} if _vocabulary(t, section) else set())
         if loader.get("type") == KEYWORDS:
             known |= _keywords(t, section, loader.get("version") or 1)
     if unknown := sorted({*section, *loader} - known):
@@ -361,6 +361,7 @@ def _data(t: Translation, section: dict[str, Any], key: str, takes_labels: bool 
     lengths = [section.get(name) or 0 for name in ("max_source_length", "max_target_length")]
     longest = sum(lengths) + all(lengths)  # with the answer's end
     longest = longest or max((one.get("seq_length") or 0 for one in handlers_of(loader)), default=0)
+    longest = longest or loader.get("max_length")
     if longest and "data.max_length" not in t.settings:
         t.put("data.max_length", longest)
 

@@ -422,6 +422,21 @@ def test_the_prompt_of_alpacas_handler(job, tmp_path):
             assert tokenizer.decode([one for one, label in zip(ids, learnt, strict=True) if label]) == "a red shirt</s>"
 
 
+def test_loaders_of_texts_name_their_column_and_their_prompt(job, rows):
+    """Rows of these loaders have no labels, so all of a text is learnt."""
+    base = {"load_checkpoint": "llama_tiny", "model": {"model_config": {}}}
+
+    def data(**loader):
+        given = {"data_loader": {"dataset_dir": rows, "column_names": ["input_ids"], "max_length": 99, **loader}}
+        return load_any(job(train_dataset=given, **base), check_files=False).data
+
+    text = data(type="TrainingDataLoader", text_col="content")
+    assert (text.columns, text.format, text.packing, text.max_length) == ({"text": "content"}, "text", "pack", 99)
+    asked = data(type="SFTDataLoader", dataset_name="alpaca")
+    assert asked.template_without_input.endswith("### Instruction:\n{prompt}\n\n### Response:\n")
+    assert (asked.train_on, asked.packing) == ("all", "longest")
+
+
 def test_so_many_rows_are_measured(job, rows):
     loader = {"type": "MindDataset", "dataset_dir": rows, "num_samples": 3}
     assert load_any(job(eval_dataset={"data_loader": loader}), check_files=False).data.eval_rows == [":3"]

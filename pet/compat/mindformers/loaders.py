@@ -1,8 +1,8 @@
-"""``handler`` of a data loader in a MindFormers file: what is made of its rows."""
+"""What a data loader of a MindFormers file makes of rows: its ``handler`` s, ``text_col`` and ``dataset_name``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,30 @@ def put_handlers(t: Translation, loader: Mapping[str, Any]) -> None:
     if any(one.get("type") == ASKS for one in handlers):
         space = "" if _by_sentencepiece(t.get("model.path")) else " "
         texts = [text.rstrip() for text in ALPACA["alpaca"][0]]
-        written = [f"{LLAMA_FACTORY['vicuna'].default} USER: {text} ASSISTANT:{space}" for text in texts]
-        t.settings.update(zip(("data.template", "data.template_without_input"), written, strict=True))
+        _put_templates(t, [f"{LLAMA_FACTORY['vicuna'].default} USER: {text} ASSISTANT:{space}" for text in texts])
+
+
+def put_texts(t: Translation, loader: Mapping[str, Any]) -> set[str]:
+    """Which column a TrainingDataLoader reads, and the prompt of an SFTDataLoader, whose rows have no labels: all of a
+    text is learnt. Gives the keys that this reads."""
+    if loader.get("type") == "TrainingDataLoader" and loader.get("text_col"):
+        t.put("data.columns", {"text": loader["text_col"]})
+        t.put("data.format", "text")
+        t.put("data.packing", "pack" if loader.get("is_align", True) else None)
+    elif loader.get("type") == "SFTDataLoader" and (prompts := BARE.get(str(loader.get("dataset_name")).lower())):
+        _put_templates(t, prompts)
+        t.put("data.train_on", "all")
+    else:
+        return set()
+    return {"text_col", "dataset_name", "is_align"}
+
+
+BARE = {"alpaca": ALPACA["alpaca"][0], "advertisegen": ("{prompt}", "{prompt}")}
+"""Prompts by ``dataset_name``, with and without an input."""
+
+
+def _put_templates(t: Translation, texts: Sequence[str]) -> None:
+    t.settings.update(zip(("data.template", "data.template_without_input"), texts, strict=True))
 
 
 def _by_sentencepiece(model: str | None) -> bool:
