@@ -101,16 +101,22 @@ def _reads_ckpt(source: str) -> bool:
 def _from_ckpt(parser: Parser, options, output: Path):
     from pet.compat.ckpt.beside import kinds_in
     from pet.compat.ckpt.doors import find_ckpt, to_directory
+    from pet.compat.ckpt.prefix import holds_prefix, to_prefix
 
     if output.suffix == ".ckpt":
         raise InputError(f"--output {output}: SOURCE is a .ckpt file, so a directory was expected")
     parser.idle(options, "on a .ckpt file: its names tell it", "qkv_concat", "mlp_concat", "old_names")
     path = find_ckpt(options.source)
     weights, lora = kinds_in(path)
-    if weights and lora and options.part is None:
-        raise InputError(f"{path}: holds weights and LoRA matrices: say --part model, or --part adapter")
-    if lora and not weights and options.part == "model":
-        raise InputError(f"{path}: --part model: holds LoRA matrices, and no weights of a model")
+    prefix = holds_prefix(path)
+    adapter = "a prefix" if prefix else "LoRA matrices" if lora else None
+    if weights and adapter and options.part is None:
+        raise InputError(f"{path}: holds weights and {adapter}: say --part model, or --part adapter")
+    if adapter and not weights and options.part == "model":
+        raise InputError(f"{path}: --part model: holds {adapter}, and no weights of a model")
+    if prefix and (options.part == "adapter" or not weights):
+        parser.idle(options, "on a prefix", "alpha", "dtype", "max_shard_size")
+        return to_prefix(path, output, options.config)
     if options.part == "adapter" or not weights:
         parser.idle(options, "on LoRA matrices", "dtype", "max_shard_size")
         from pet.compat.ckpt.lora import to_adapter

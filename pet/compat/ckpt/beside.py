@@ -13,6 +13,7 @@ from model_zoo.errors import InputError
 from pet.compat.ckpt.doors import config_for, find_ckpt, to_directory
 from pet.compat.ckpt.lora import to_adapter
 from pet.compat.ckpt.names import Form
+from pet.compat.ckpt.prefix import holds_prefix, to_prefix
 from pet.compat.ckpt.view import is_lora, is_weight, opened
 
 MARK = "converted.json"  # in a directory made from a .ckpt file: of which one
@@ -72,8 +73,8 @@ def bring(
     alpha: float | Callable[[Mapping[str, Any], Path], float] | None = None,
     strategy: str | os.PathLike | None = None,
 ) -> tuple[str | None, Path | None]:
-    """(checkpoint directory, adapter directory) for a ``.ckpt`` file of weights, of LoRA matrices or of both; None for
-    what it has not.
+    """(checkpoint directory, adapter directory) for a ``.ckpt`` file of weights, of LoRA matrices or a prefix, or of
+    both; None for what it has not.
 
     Args:
         source, config, form: see `to_directory`.
@@ -85,7 +86,11 @@ def bring(
     """
     path = whole(source, strategy)
     weights, lora = kinds_in(path)
-    model = str(converted(path, config, form)) if weights or not lora else None
+    prefix = holds_prefix(path)
+    model = str(converted(path, config, form)) if weights or not (lora or prefix) else None
+    if prefix:
+        values = config_for(path, config)
+        return model, _beside(path, "adapter", {"config": values}, lambda output: to_prefix(path, output, config))
     if not lora:
         return model, None
     if alpha is None:

@@ -107,6 +107,9 @@ NO_WEIGHTS = (
     r"backbone\.blocks\.\d+\.attention\.(beta|masked_beta)",
     r"transformer\.rotary_pos_emb\.inv_freq",
 )
+PREFIX = re.compile(
+    r"(?:.*\.)?mindpet_delta_(?:ptuning2|prefixtuning)_(?P<part>prefix|embedding\.\w+|trans\.[02]\.(?:weight|bias))"
+)
 LORA = re.compile(r"(?P<stem>.+)\.(mindpet|tk)_delta_lora_(?P<part>[aAbB])")
 
 

@@ -21,7 +21,7 @@ from model_zoo.checkpoint.safetensors_io import SafetensorsFile, TensorInfo, nby
 from model_zoo.counting import parameter_shapes, tied_head
 from model_zoo.errors import InputError, nearest
 from model_zoo.families import config_class
-from pet.compat.ckpt.names import LORA, NO_WEIGHTS, Form, Group, form_of, groups, shapes_of
+from pet.compat.ckpt.names import LORA, NO_WEIGHTS, PREFIX, Form, Group, form_of, groups, shapes_of
 
 log = logging.getLogger("pet")
 _LAYER = re.compile(r"\.(\d+)\.")
@@ -34,8 +34,8 @@ def opened(path: str | Path) -> CkptFile | SafetensorsFile:
 
 
 def is_weight(name: str) -> bool:
-    """Whether a name is that of a weight: no optimizer state, counter, cache or LoRA matrix."""
-    return _LEFT_OUT.fullmatch(name) is None and LORA.fullmatch(name) is None
+    """Whether a name is that of a weight: no optimizer state, counter, cache, LoRA matrix or part of a prefix."""
+    return not any(pattern.fullmatch(name) for pattern in (_LEFT_OUT, LORA, PREFIX))
 
 
 def is_lora(name: str) -> bool:

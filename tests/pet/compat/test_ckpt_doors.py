@@ -137,6 +137,41 @@ def test_a_file_of_weights_and_lora_is_both(base, tmp_path, lora_file):
     assert (trainer._weights(), len(pet.list_adapters(model))) == ((None, None), 1)
 
 
+@pytest.mark.parametrize("kind", ["ptuning2", "prefixtuning"])
+def test_a_file_that_holds_a_prefix_is_the_base_and_an_adapter(base, tmp_path, kind, caplog):
+    """Logits were compared with MindFormers 1.3 for such files of LLaMA: they are equal, but for its float16."""
+    from model_zoo.checkpoint.safetensors_io import SafetensorsFile
+    from pet.cli.main import main
+
+    to_file(base, tmp_path / "gpt.ckpt")
+    tensors, random = ms.load_checkpoint(str(tmp_path / "gpt.ckpt")), np.random.default_rng(0)
+    shapes = {"embedding.embedding_table": (3, 128), "trans.0.weight": (5, 128), "trans.0.bias": (5,)}
+    shapes |= {"trans.2.weight": (128, 5), "trans.2.bias": (128,)}
+    parts = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    saved = [*tensors.items(), (f"mindpet_delta_{kind}_prefix", ms.Tensor(np.arange(3)))]
+    saved += [(f"mindpet_delta_{kind}_{name}", ms.Tensor(one)) for name, one in parts.items()]
+    both = tmp_path / "both.ckpt"
+    ms.save_checkpoint([{"name": name, "data": one} for name, one in saved], str(both))
+    directory, adapter = bring(both, str(base))
+    with SafetensorsFile(adapter / "adapter_model.safetensors") as file:
+        found = {name.removeprefix("transformer.prefix_encoder."): file.read(name) for name in file.tensors}
+    parts["embedding.weight"] = parts.pop("embedding.embedding_table")
+    assert found.keys() == parts.keys() and all(np.array_equal(found[name], one) for name, one in parts.items())
+    model, ids = pet.AutoModel.from_pretrained(directory), ms.Tensor([[5, 6, 7]], ms.int32)
+    plain = model(ids).asnumpy()
+    assert np.array_equal(plain, pet.AutoModel.from_pretrained(str(base))(ids).asnumpy())
+    pet.load_adapter(model, adapter)
+    assert not np.allclose(model(ids).asnumpy(), plain)
+    shape = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "seq_length": 128, "vocab_size": 1216}
+    pet.GPT2LMHeadModel(pet.GPT2Config(checkpoint_name_or_path=str(both), **shape))
+    assert "both.ckpt: its prefix is left out" in caplog.text
+    to = ["convert", str(both), "--config", str(base), "--output", str(tmp_path / "made")]
+    assert (main(to), main([*to, "--part", "adapter"])) == (2, 0)
+    ms.save_checkpoint([{"name": name, "data": one} for name, one in saved[:-1]], str(both))
+    with pytest.raises(InputError, match=r"trans\.2\.bias of its prefix is missing"):
+        bring(both, str(base))
+
+
 def test_get_pet_model_puts_on_the_lora_of_the_models_file(base, tmp_path, lora_file, caplog):
     """As MindFormers' loads ``checkpoint_name_or_path`` once more when the matrices are there."""
     from pet.compat.mindformers import AutoModel, GPT2Config, GPT2LMHeadModel, GPT2WithLora, LoraConfig, get_pet_model
