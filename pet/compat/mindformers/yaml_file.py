@@ -45,6 +45,7 @@ MARKS = {1: (1, 2)}
 """What a version of it counts in max_source_length and max_target_length beside text; others count ``[gMASK]`` and
 ``<sop>`` in front of the question."""
 ACCELERATOR = Ignored("nothing of it changes the results")
+SKIPS = Refused("no batch is left out for the norm of its gradients")
 
 
 def _recompute(t: Translation, name: str, value: Any) -> None:
@@ -71,7 +72,13 @@ TOP = {
     **same(ANY_LAYOUT, "src_strategy_path_or_dir auto_trans_ckpt transform_process_num"),
     **same(Ignored("the profiler callback has steps of its own"), "profile* init_start_profile"),
     **same(ACCELERATOR, "context parallel auto_tune filepath_prefix autotune_per_step infer local_rank device_num"),
-    **same(ACCELERATOR, "trust_remote_code use_legacy"),
+    **same(ACCELERATOR, "trust_remote_code use_legacy kernel_launch_group infer_precision_sync train_precision_sync"),
+    **same(Ignored("metrics.jsonl has the loss and the gradients' norm"), "monitor_config print_separate_loss"),
+    "calculate_per_token_loss": Ignored("a loss is always the mean over the batch's tokens"),
+    "check_for_nan_in_loss_and_grad": Ignored("a run ends where its loss is no number"),
+    "use_graceful_exit": Ignored("a run ends by SIGTERM"),
+    "use_skip_data_by_global_norm": SKIPS,
+    "grouped_lr_schedule": Refused("give lr_schedule; a recipe has rates of some parameters in train.groups"),
     **same(elsewhere, "model arch trainer runner_config runner_wrapper optimizer lr_schedule parallel_config"),
     **same(elsewhere, "recompute_config train_dataset train_dataset_task eval_dataset eval_dataset_task callbacks"),
     **same(elsewhere, "eval_callbacks run_mode do_eval use_parallel load_checkpoint remote_save_url"),
@@ -84,7 +91,7 @@ TRAINER = {
 WRAPPER = {
     **picked(ARGUMENTS, "max_grad_norm use_clip_grad"),
     "scale_sense": Ignored("losses are scaled with train.precision: fp16 only; see train.loss_scale"),
-    "use_skip_data_by_global_norm": Refused("no batch is left out for the norm of its gradients"),
+    "use_skip_data_by_global_norm": SKIPS,
     "type": elsewhere,
     "*": OWN_STEP,
 }

@@ -437,6 +437,15 @@ def test_loaders_of_texts_name_their_column_and_their_prompt(job, rows):
     assert (asked.train_on, asked.packing) == ("all", "longest")
 
 
+def test_switches_of_the_newest_files(job, caplog):
+    on = dict.fromkeys(("calculate_per_token_loss", "print_separate_loss", "check_for_nan_in_loss_and_grad"), True)
+    load_any(job(**on, monitor_config={"monitor_on": True}, train_precision_sync=True), check_files=False)
+    assert "calculate_per_token_loss: a loss is always the mean over the batch's tokens" in notes(caplog)
+    for name in ("use_skip_data_by_global_norm", "grouped_lr_schedule"):
+        with pytest.raises(InputError, match=f"{name}: True: (no batch is left out|give lr_schedule)"):
+            load_any(job(**{name: True}), check_files=False)
+
+
 def test_so_many_rows_are_measured(job, rows):
     loader = {"type": "MindDataset", "dataset_dir": rows, "num_samples": 3}
     assert load_any(job(eval_dataset={"data_loader": loader}), check_files=False).data.eval_rows == [":3"]
