@@ -42,7 +42,7 @@ _DATASET = {_REGISTERING: ("build_dataset", "build_dataset_loader")}
 _PLACES = ("get_output_root_path", "set_output_path")
 _UTILS = {
     "pet.compat.command_line": ("str2bool",),
-    _CONTEXT: ("get_real_rank",),
+    _CONTEXT: ("get_real_group_size", "get_real_rank"),
     _SCRIPT_CONFIG: ("parse_value",),
     _SCRIPT: (
         *_PLACES,
@@ -131,7 +131,7 @@ __lacking__ = {
     r"DataLoader|^dataset\b|Dataset": "rows are read and packed here; give the files as train_dataset=, or a job file",
     r"ogits_?[pP]rocess": "generate's settings choose tokens",
     r"(Llama|GPT2|GLM2?)Model$": "model.hidden_states(ids, *model.layout(ids)) is what a head gets",
-    r"^tools\.(ckpt_transform|utils\.get_real_group_size)": "pet transform divides and joins checkpoints",
+    r"^tools\.(ckpt_transform|utils\.get_remote_save_url)": "pet transform divides and joins checkpoints",
     r"convert": "pet convert reads and writes .ckpt files",
     r"^models\.|Model$|Tokenizer$|For[A-Z]\w+$": "the models here are GPT-2, LLaMA and GLM",
 }

@@ -144,6 +144,13 @@ def get_real_rank() -> int:
     return read_job().rank
 
 
+def get_real_group_size() -> int:
+    """How many processes the job has."""
+    from pet.launching.environment import read_job
+
+    return read_job().size
+
+
 def get_last_checkpoint(directory: str) -> str | None:
     """The newest ``.ckpt`` file in a directory; None where there is none."""
     found = sorted(Path(directory).glob("*.ckpt"), key=lambda path: path.stat().st_mtime)

@@ -36,7 +36,7 @@ from mindformers.generation.generation_config import GenerationConfig
 from mindformers import GenerationConfig
 from mindformers.auto_class import AutoModel
 from mindformers.tools.logger import logger
-from mindformers.tools.utils import str2bool, get_real_rank
+from mindformers.tools.utils import str2bool, get_real_rank, get_real_group_size
 from mindformers.trainer.utils import get_last_checkpoint, transform_and_load_checkpoint
 from mindformers.pet import PetAdapter, is_supported_pet_type
 from mindformers.pet.tuners import LoraAdapter, Ptuning2Adapter, PrefixTuningAdapter
@@ -72,7 +72,7 @@ from mindformers.models import build_model, build_network, build_tokenizer, buil
 from mindformers.models import BaseModel, BaseConfig, BaseTokenizer, BaseProcessor, PreTrainedModel, PretrainedConfig
 from mindformers.models.build_config import build_model_config
 from mindformers.core import build_lr, build_optim, build_callback, build_metric, build_loss
-from mindformers.core.lr import build_lr
+from mindformers.core.lr import build_lr, LearningRateWiseLayer
 from mindformers.core.optim import build_optim
 from mindformers.core.metric import PerplexityMetric, EmF1Metric
 from mindformers.dataset import build_dataset, build_dataset_loader
@@ -392,7 +392,7 @@ def test_loaders_of_scripts_can_be_imported_and_are_refused_when_made():
         ("from pet.compat.mindformers.models.llama.llama import LlamaModel", "is what a head gets"),
         ("from pet.compat.mindformers.models.bert import BertConfig", "the models here are GPT-2, LLaMA and GLM"),
         ("from pet.compat.mindformers import T5ForConditionalGeneration", "the models here are GPT-2, LLaMA and GLM"),
-        ("from pet.compat.mindformers.tools.utils import get_real_group_size", "pet transform"),
+        ("from pet.compat.mindformers.tools.utils import get_remote_save_url", "pet transform"),
         ("from pet.compat.mindformers.utils.convert_utils import pt2ms", "pet convert"),
     ],
 )
