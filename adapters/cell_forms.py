@@ -44,6 +44,9 @@ CLOSE = 0.02
 """Largest difference of a tried cell's output, relative to the largest number: it may compute in float16."""
 
 
+Argument = tuple[int, str, object, bool]
+
+
 @dataclasses.dataclass(frozen=True)
 class Form:
     """How a cell looks to an adapter.
@@ -52,13 +55,14 @@ class Form:
         kind: ``linear``, ``embedding``, ``conv``, ``attention``, or ``none`` where no adapter fits.
         transposed: whether the weight is stored ``(in, out)``.
         misfit: why none fits, as the rest of a sentence about the cell.
-        arguments: those of its call that make another forward of it: (place behind the first, name, default).
+        arguments: those of its call that make another forward of it: (place behind the first, name, default, whether
+            it but adds something).
     """
 
     kind: str
     transposed: bool = False
     misfit: str = ""
-    arguments: tuple[tuple[int, str, object], ...] = ()
+    arguments: tuple[Argument, ...] = ()
 
 
 def plain_class(cell: nn.Cell) -> type:
@@ -93,7 +97,7 @@ def form_of(cell: nn.Cell, tried: bool = True) -> Form | None:
 _found: weakref.WeakKeyDictionary[nn.Cell, Form] = weakref.WeakKeyDictionary()
 
 
-def changing_arguments(cell: nn.Cell) -> tuple[tuple[int, str, object], ...]:
+def changing_arguments(cell: nn.Cell) -> tuple[Argument, ...]:
     """`Form.arguments` of a cell that was tried out."""
     return _found[cell].arguments if cell in _found else ()
 
@@ -268,29 +272,35 @@ MEANS = {
 }
 
 
-def changing(cell: nn.Cell, x: np.ndarray) -> tuple[tuple[int, str, object], ...]:
-    """The arguments of a call that change what the weight gives, such as a scale; a residual, which is added, does not.
+def changing(cell: nn.Cell, x: np.ndarray) -> tuple[Argument, ...]:
+    """The arguments of a call that change what the weight gives, such as a scale, or add to it, such as a residual.
     Each is tried as a number, a flag, and a tensor."""
     _, _, *others = inspect.signature(plain_class(cell).construct).parameters.values()
     y, found = output_of(cell, x), []
     for place, one in enumerate(others):
-        for value in (0.5, not one.default, Tensor(np.full(y.shape, 0.5, np.float32))):
-            given = None if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) else output_of(cell, x, {one.name: value})
-            if given is not None and not agrees(np.diff(given, axis=-2), np.diff(y, axis=-2), None, ""):
-                found.append((place, one.name, one.default))
-                break
+        values = (0.5, not one.default, Tensor(np.full(y.shape, 0.5, np.float32)))
+        named = one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        given = [z for value in values if named and (z := output_of(cell, x, {one.name: value})) is not None]
+        added = all(agrees(np.diff(z, axis=-2), np.diff(y, axis=-2), None, "") for z in given)
+        if not added or not all(agrees(z, y, None, "") for z in given):
+            found.append((place, one.name, one.default, added))
     return tuple(found)
 
 
 def refuse_changing(cell: nn.Cell, others: tuple, named: dict) -> None:
-    """Refuses arguments by which a cell does something else with its weight than its adapters know. Graph code."""
-    for place, name, usual in cell.changing:
+    """Refuses arguments by which a cell does something else with its weight than its adapters know, or adds what they
+    would rescale. Graph code."""
+    rescaled = False
+    for module in cell.active:
+        if module.needs_base or module.rescales:
+            rescaled = True
+    for place, name, usual, added in cell.changing:
         given = others[place] if len(others) > place else named.get(name, usual)
         same = usual is None if given is None else isinstance(given, (int, float, str)) and given == usual
-        if not same:
+        if not same and (rescaled or not added):
             raise ValueError(
-                f"an adapted cell was called with the argument {name}, by which it does something else with its weight "
-                "than its adapter does (scaling, say), so that merging would be wrong; do that outside of the cell"
+                f"an adapted cell was called with the argument {name}, which changes what its weight gives (scales it, "
+                "say), or adds to what the adapter rescales: merging would be wrong; do that outside of the cell"
             )
 
 

@@ -84,6 +84,7 @@ class IA3(AdapterModule):
     def __init__(self, site, feedforward: bool):
         super().__init__()
         self.changes_input, self.reads_output = feedforward, not feedforward
+        self.rescales = self.reads_output
         self.transposed = site.transposed
         shape = (1, site.in_features) if feedforward else (site.out_features, 1)
         self.ia3_l = Parameter(Tensor(np.ones(shape, np.float32)), name="ia3_l")

@@ -42,6 +42,7 @@ class AdapterModule(nn.Cell):
             differ.
         rows: ``(B,)`` 0/1 Tensor while a batch mixes adapters, else None: the rows that this module applies to.
         reads_output: whether what it adds depends on the output so far, so that the order on a cell matters.
+        rescales: whether it scales the output so far, as if that came of the weight alone.
         starts_from_base: whether its first values are taken out of the base's weights.
         comes_last: whether it acts behind all others on its cell, in whatever order they are active.
         added: that it is no cell of the model's own (`adapters.cells.plain_cells`).
@@ -52,6 +53,7 @@ class AdapterModule(nn.Cell):
     changes_input = False
     needs_base = False
     reads_output = False
+    rescales = False
     starts_from_base = False
     comes_last = False
 

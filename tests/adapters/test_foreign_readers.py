@@ -179,6 +179,17 @@ def test_an_argument_that_scales_what_the_weight_gives_is_refused(mode):
         np.testing.assert_allclose(network(numbers(2, 8)).asnumpy(), changed, atol=1e-5)
 
 
+def test_a_residual_is_refused_where_an_adapter_would_rescale_it(mode):
+    network, x = Asking(), numbers(2, 8)
+    for config in (pet.LoRAConfig(rank=2, targets=["inner"], use_dora=True), pet.IA3Config(targets=["inner"])):
+        pet.apply(network, config)
+        with pytest.raises(ValueError, match="called with the argument residual"):
+            network(x)
+        with pet.disable_adapters(network):
+            network(x)
+        pet.delete_adapter(network, "default")
+
+
 def test_an_embedding_that_scales_its_rows_is_no_target():
     for make in (nn.EmbeddingLookup, mint.nn.Embedding):
         with pytest.raises(pet.InputError, match="is an embedding with max_norm"):
