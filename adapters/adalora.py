@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from adapters.file_names import AdapterFile
 from adapters.fused import FusedFile
+from adapters.patterns import keys_for
 from adapters.stacked import UnstackedFile
 from model_zoo.checkpoint.made import MadeTensor
 from model_zoo.checkpoint.safetensors_io import TensorInfo
@@ -41,7 +41,8 @@ class AdaLoraFile(AdapterFile):
                 self.tensors[name] = TensorInfo("float32", own.shape, 0, 0)
                 self.made[name] = MadeTensor(self.tensors[name], lambda slices, own=own: own[slices or ...].copy())
         rank = max(ranks.values(), default=1)
-        pattern = {f"^{re.escape(path)}": own for path, own in ranks.items() if own != rank}
+        keys = keys_for(ranks)
+        pattern = {keys[path]: own for path, own in ranks.items() if own != rank}
         self.values = {key: value for key, value in values.items() if key not in SPENT} | {
             **{"peft_type": "LORA", "target_modules": sorted(ranks), "use_rslora": False},
             **{"r": rank, "lora_alpha": rank, "rank_pattern": pattern, "alpha_pattern": pattern},

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Sequence
 
 import mindspore as ms
@@ -30,6 +29,7 @@ from mindspore import Tensor, nn, ops
 from adapters.adapter import Adapter
 from adapters.factors import generator_for
 from adapters.lora import LoRAConfig
+from adapters.patterns import keys_for
 from adapters.registry import registry
 from adapters.schema import LARGEST
 from adapters.sites import weight_array
@@ -265,7 +265,8 @@ def new_config(pairs) -> LoRAConfig:
     """A LoRA of these ranks with scale 1 everywhere, its cells named in full."""
     ranks = {path: a.shape[0] for path, (_, a) in pairs.items()}
     usual = max(set(ranks.values()), key=list(ranks.values()).count)
-    others = {f"^{re.escape(path)}": rank for path, rank in ranks.items() if rank != usual}
+    keys = keys_for(ranks)
+    others = {keys[path]: rank for path, rank in ranks.items() if rank != usual}
     return LoRAConfig(
         rank=usual,
         alpha=usual,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 import warnings
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 from adapters.cells import own_parameters, plain_cells, weight_of
 from adapters.initial import START
 from adapters.matching import chosen_sites
-from adapters.patterns import GROUPS, as_list, in_any_order, is_glob, pattern_matches, pattern_value, within
+from adapters.patterns import GROUPS, as_list, in_any_order, is_glob, keys_for, pattern_matches, pattern_value, within
 from adapters.stacked import settings
 from model_zoo.errors import InputError
 from model_zoo.quantization.storage import is_quantized
@@ -57,11 +56,16 @@ def to_peft(config, model, adapter) -> dict[str, Any]:
     growth = growth_of(config, ranks)
     tables = [path for path in paths if adapter.sites[path].kind == "embedding"] if doubled else []
 
-    def scaled(patterns, usual, factor):
-        if not tables:
-            return {key: value * factor for key, value in in_any_order(patterns, paths).items()}
-        values = {path: pattern_value(patterns, path, usual) * (1 if path in tables else factor) for path in paths}
-        return {f"^{re.escape(path)}": value for path, value in values.items() if value != usual * factor}
+    patterns = [in_any_order(one, paths) for one in (config.rank_pattern, config.alpha_pattern)]
+    # PEFT before 0.14 looks for one key in both: a cell that is in both has the same one
+    apart = tables or (all(patterns) and patterns[0].keys() != patterns[1].keys())
+    keys = keys_for(paths)
+
+    def scaled(pattern, usual, factor):
+        if not apart:
+            return {key: value * factor for key, value in pattern.items()}
+        own = {path: pattern_value(pattern, path, usual) * (1 if path in tables else factor) for path in paths}
+        return {keys[path]: value for path, value in own.items() if value != usual * factor}
 
     values = {
         **{key: getattr(config, name) for name, key in config.peft_names().items()},
@@ -71,8 +75,8 @@ def to_peft(config, model, adapter) -> dict[str, Any]:
         "layers_pattern": None,
         "layers_to_transform": None,
         "modules_to_save": saved_whole(config, model),
-        "rank_pattern": scaled(config.rank_pattern, config.rank, ranks),
-        "alpha_pattern": scaled(config.alpha_pattern, config.alpha, growth),
+        "rank_pattern": scaled(patterns[0], config.rank, ranks),
+        "alpha_pattern": scaled(patterns[1], config.alpha, growth),
         "init_lora_weights": config.init if config.init == "gaussian" else True,
         "fan_in_fan_out": any(site.published_transposed for site in adapter.sites.values()),
     }

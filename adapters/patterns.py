@@ -8,6 +8,7 @@ has neither look-around nor back-references. A user's own expression with those 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -115,6 +116,17 @@ def pattern_value(patterns: dict | None, path: str, default):
     return next((value for key, value in (patterns or {}).items() if pattern_matches(key, path)), default)
 
 
+def keys_for(paths: Iterable[str]) -> dict[str, str]:
+    """A key of a pattern for each of these cells, which matches no other of them.
+
+    PEFT before 0.15 looks for a key behind a dot alone, so that the path's first part is left out where that suffices.
+    """
+    paths = list(paths)
+    ends = Counter(path[at:] for path in paths for at in range(len(path)) if at == 0 or path[at - 1] == ".")
+    shorts = ((path, path.partition(".")[2]) for path in paths)
+    return {path: re.escape(short) if ends[short] == 1 else f"^{re.escape(path)}" for path, short in shorts}
+
+
 def in_any_order(patterns: dict | None, paths: Iterable[str]) -> dict:
     """The same values for these paths, whatever order the keys are read in: PEFT sorts them when it saves.
 
@@ -125,7 +137,8 @@ def in_any_order(patterns: dict | None, paths: Iterable[str]) -> dict:
     found = {path: [value for key, value in patterns.items() if pattern_matches(key, path)] for path in paths}
     if all(len(set(values)) < 2 for values in found.values()):
         return dict(patterns)
-    return {f"^{re.escape(path)}": values[0] for path, values in found.items() if values}
+    keys = keys_for(paths)
+    return {keys[path]: values[0] for path, values in found.items() if values}
 
 
 def check_expression(key: str, text, bounded: bool = True) -> None:

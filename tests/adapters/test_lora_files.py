@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tracemalloc
 import warnings
@@ -455,6 +456,28 @@ def test_patterns_of_older_files_are_read_as_they_were_trained(llama, tmp_path):
         pet.load_adapter(llama, tmp_path)
         assert np.allclose(llama(IDS).asnumpy(), expected, atol=1e-5) is same
         pet.delete_adapter(llama, "default")
+
+
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        {"rank_pattern": {"q_proj": 3}, "alpha_pattern": {"layers.1.self_attn.q_proj": 60}},
+        {"rank_pattern": {"layers.1.self_attn.q_proj": 5, "q_proj": 3}},
+        {"alpha_pattern": {"layers.1.self_attn.q_proj": 7, ".*layers.[12].*": 60}, "rank_pattern": {"v_proj": 2}},
+        {"rank_pattern": {"embed_tokens": 3, "q_proj": 2}, "init": "pissa"},
+    ],
+)
+def test_patterns_mean_the_same_to_every_peft(llama, tmp_path, patterns):
+    """Before 0.15 it looked for keys behind a dot alone, before 0.14 for one key in both patterns."""
+    adapter = registry(pet.apply_lora(llama, rank=4, targets=["q_proj", "v_proj", "embed_tokens"], **patterns))
+    pet.save_adapter(llama, tmp_path)
+    values = as_values(tmp_path / NAMES[0])
+    ranks, alphas = values["rank_pattern"], values.get("alpha_pattern", {})
+    for path, module in adapter.get("default").modules.items():
+        found = next((key for key in (*ranks, *alphas) if re.match(rf".*\.{key}$", path)), path)
+        rank, alpha = ranks.get(found, values["r"]), alphas.get(found, values["lora_alpha"])
+        first = next(iter(module.tensors().values()))
+        assert (rank, alpha / rank) == (first.shape[0] * (1 + hasattr(module, "initial_A")), module.scale), path
 
 
 @pytest.mark.parametrize("init", ["default", "pissa"])
