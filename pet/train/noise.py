@@ -15,7 +15,7 @@ from operator import attrgetter
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
-from adapters.dropout import drawn, seed_of
+from adapters.dropout import Dropout, drawn, dropouts, seed_of, set_dropout_key
 from model_zoo.errors import InputError
 from model_zoo.layers import int_range, on_ascend
 
@@ -88,11 +88,7 @@ def key_setter(model: nn.Cell, neftune_alpha: float = 0.0) -> Callable[..., None
         model: looked through for dropout cells.
         neftune_alpha: above 0, noise is added to its embedding.
     """
-    from adapters.dropout import dropouts, set_dropout_key
-
-    for _, cell in model.cells_and_names():
-        if isinstance(cell, Noise):
-            cell.alpha = 0.0  # an earlier run's
+    release(model)  # of an earlier run
     noise = attach_noise(model, neftune_alpha) if neftune_alpha > 0 else None
     drops = bool(dropouts(model))
     if noise is None and not drops:
@@ -102,6 +98,16 @@ def key_setter(model: nn.Cell, neftune_alpha: float = 0.0) -> Callable[..., None
         if drops:
             set_dropout_key(model, key, block)
         if noise is not None:
+            noise.alpha = neftune_alpha
             ops.assign(noise.key, Tensor([key & 0x7FFFFFFF, block], ms.int32))
 
     return set_key
+
+
+def release(model: nn.Cell) -> None:
+    """Ends what `key_setter` began: a loop of the user's own has no noise, and dropout draws anew in each step."""
+    for _, cell in model.cells_and_names():
+        if isinstance(cell, Noise):
+            cell.alpha = 0.0
+        elif isinstance(cell, Dropout):
+            cell.keyed = False

@@ -25,7 +25,7 @@ from pet.train.feed import as_feed, check_counted, steps, where
 from pet.train.loss_scale import LossScale
 from pet.train.measuring import Measuring
 from pet.train.memory import present_memory
-from pet.train.noise import key_setter
+from pet.train.noise import key_setter, release
 from pet.train.objectives import make_objective
 from pet.train.objectives.base import Objective
 from pet.train.optimizers import make_optimizer, segments_of
@@ -226,6 +226,7 @@ class Trainer(Measuring, Saving):
                 self.run_steps(begin, signals)
             finally:
                 self.model.set_train(False)
+                release(self.model)
         interrupted = self.distributed.any(signals.received is not None)
         self.phase = stop.WRITING
         if not interrupted and self.eval_settings.load_best_model_at_end:

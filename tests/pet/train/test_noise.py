@@ -5,10 +5,11 @@ import types
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 
-from adapters.apply import apply, apply_lora
+from adapters.apply import apply, apply_lora, delete_adapter
 from adapters.lora import LoRAConfig
+from adapters.registry import registry
 from model_zoo.auto import AutoModel
 from model_zoo.errors import InputError
 from model_zoo.layers import Embedding
@@ -89,6 +90,34 @@ def test_a_later_run_without_noise_has_none(fixtures):
     first, second = (apply(AutoModel.from_pretrained(fixtures / "gpt2"), LoRAConfig(rank=2)) for _ in range(2))
     plain, noisy = loss(second), loss(first, neftune_alpha=50.0)
     assert loss(first) == pytest.approx(plain, abs=1e-5) != pytest.approx(noisy, abs=1e-3)
+
+
+@pytest.mark.parametrize("compiled", (False, True))
+def test_a_loop_of_the_users_own_after_a_run(fixtures, compiled):
+    """There dropout draws anew in each step, and no noise is added; a run that goes on has both as before."""
+    ids = np.load(fixtures / "gpt2" / "ref.npz")["input_ids"]
+    how = {"batch_size": 2, "warmup": 0, "learning_rate": 1e-12, "schedule": "constant", "compiled": compiled}
+
+    def outputs(model):
+        model.set_train(True)
+        found = [model(Tensor(ids, ms.int32)).asnumpy() for _ in range(6)]
+        model.set_train(False)
+        return np.ptp(found, axis=0).max()
+
+    model = apply(AutoModel.from_pretrained(fixtures / "gpt2"), LoRAConfig(rank=2, dropout=0.5))
+    for parameter in registry(model).get("default").parameters():
+        ops.assign(parameter, ops.ones_like(parameter))
+    trainer = Trainer(model, [{"input_ids": ids}], steps=1, neftune_alpha=50.0, **how)
+    trainer.train()
+    assert outputs(model) > 1e-3
+    trainer.total_steps = 2
+    trainer.train()
+    again = Trainer(model, [{"input_ids": ids}], steps=2, neftune_alpha=50.0, **how)
+    again.train()
+    for first, second in zip(trainer.history, again.history, strict=True):
+        assert first["loss"] == pytest.approx(second["loss"], rel=1e-5)
+    delete_adapter(model, "default")
+    assert outputs(model) == 0
 
 
 def test_nothing_random_needs_no_key(fixtures):
