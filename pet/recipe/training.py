@@ -258,7 +258,9 @@ class Eval(Section):
     patience: int | None = Field(
         None, ge=1, description="Early stopping: evaluations without improvement of best_metric. Default: off."
     )
-    min_delta: float = Field(0.0, ge=0, description="Minimum change that counts as an improvement.")
+    min_delta: float = Field(
+        0.0, ge=0, description="Minimum change that counts as an improvement, for patience and for the best checkpoint."
+    )
     load_best_model_at_end: bool | None = Field(
         None,
         description="Whether the result is of the best evaluation's step instead of the last one's: adapter/, merged/ "
