@@ -217,6 +217,12 @@ LFS_POINTER = b"version https://git-lfs"
 NOT_FETCHED = "only a Git LFS pointer, not the file itself; fetch it with 'git lfs pull'"
 
 
+def is_pointer(path: str | Path) -> bool:
+    """Whether a file is only a Git LFS pointer."""
+    with open_file(path) as file:
+        return file.read(len(LFS_POINTER)) == LFS_POINTER
+
+
 def read_bytes(path: str | Path, expected: str = "a file") -> bytes:
     """The content of a file. Raises InputError where it is missing, cannot be read or is only a Git LFS pointer."""
     try:

@@ -111,7 +111,7 @@ def _llama(files: TokenizerFiles) -> type[Tokenizer]:
     a kind of model that only the older file is read in."""
     by_class = goes_by_class(files) or str(files.settings.get("tokenizer_class")).startswith("Gemma")
     by_json = files.has("tokenizer.json") and not by_class and is_bpe(files.json("tokenizer.json"))
-    if by_json or not files.has("tokenizer.model"):
+    if by_json or files.json_for("tokenizer.model") or not files.has("tokenizer.model"):
         return FastTokenizer
     source = files.path("tokenizer.model")
     data = read_bytes(source)
@@ -130,7 +130,7 @@ def _bare(files: TokenizerFiles) -> type[Tokenizer]:
     named = files.settings.get("tokenizer_class") or ""
     if files.has("ice_text.model"):
         return ChatGLMTokenizer
-    if files.has("tokenizer.model"):
+    if files.has("tokenizer.model") and not files.json_for("tokenizer.model"):
         if describe(read_bytes(files.path("tokenizer.model"))) == "tiktoken ranks" and not named.startswith("Llama"):
             return GLM4Tokenizer
         if named.startswith("ChatGLM"):

@@ -22,6 +22,8 @@ BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _USUAL_BOS = ("<|begin_of_text|>", "<s>")
 _USUAL_EOS = ("<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "</s>")
 _USUAL_PAD = ("<|finetune_right_pad_id|>", "<|pad|>", "<pad>", "<|endoftext|>")
+CLASSES = {"gpt2": "GPT2Tokenizer", "qwen": "Qwen2Tokenizer", "glm": "PreTrainedTokenizerFast"}
+"""How a model_type begins -> the class of its tokenizers in transformers, where it is not LLaMA's."""
 FLAGGED = "Llama", "CodeLlama", "Gemma", "Cohere"
 """How the classes of transformers 4 begin that heed add_bos_token and add_eos_token. The others, and all of
 transformers 5, go by tokenizer.json."""
@@ -86,7 +88,7 @@ class FastTokenizer(Tokenizer):
             eos = stops[0] if stops else first(_USUAL_EOS, "eos_token")
         pad = first(_USUAL_PAD, "pad_token")
         by_file = before, after
-        if str(settings.get("tokenizer_class", "Llama")).startswith(FLAGGED):
+        if class_of(files).startswith(FLAGGED):
             before = _by_flag(before, bos, settings.get("add_bos_token"))
             after = _by_flag(after, eos, settings.get("add_eos_token"))
         as_in_file = by_file == (before, after)
@@ -163,7 +165,9 @@ def parse_description(data: bytes, source) -> dict:
     description = parse_json(data, source)
     if not is_bpe(description):
         model = description.get("model")
-        found = f"a {model['type']} model" if isinstance(model, dict) and "type" in model else "no tokenizer model"
+        found = f"a {model.get('type', 'BPE')} model" if isinstance(model, dict) and model else "no tokenizer model"
+        if isinstance(model, dict) and model and model.get("vocab") is None:
+            found += " without a vocabulary"
         raise InputError(f"{source}: found {found} in the JSON, expected a tokenizer.json with a BPE model")
     _build(description, source)
     return description
@@ -198,6 +202,13 @@ def _engine(description: dict, controls: dict[str, int], source: str):
     return _build(plain, source)
 
 
+def class_of(files: TokenizerFiles) -> str:
+    """The class that transformers reads a tokenizer.json by: the one that is named, or else the model's."""
+    model_type = str(files.config.get("model_type"))
+    usual = next((name for start, name in CLASSES.items() if model_type.startswith(start)), "LlamaTokenizer")
+    return str(files.settings.get("tokenizer_class") or usual)
+
+
 def goes_by_class(files: TokenizerFiles) -> bool:
     """Whether transformers 5 reads a vocabulary as its LLaMA class does, whatever spaces tokenizer.json puts."""
     named = str(files.settings.get("tokenizer_class")).removesuffix("Fast").endswith("LlamaTokenizer")
@@ -210,8 +221,7 @@ def _as_its_class(description: dict, files: TokenizerFiles) -> dict:
     or by ``add_prefix_space`` nowhere. GPT-2's class goes by ``add_prefix_space`` alone, in transformers 4 too, where
     words are made by nothing else."""
     settings, bytewise = files.settings, description.get("pre_tokenizer") or {}
-    usual = "GPT2Tokenizer" if files.config.get("model_type") == "gpt2" else ""
-    if bytewise.get("type") == "ByteLevel" and str(settings.get("tokenizer_class") or usual).startswith("GPT2"):
+    if bytewise.get("type") == "ByteLevel" and class_of(files).startswith("GPT2"):
         spaced = bool(settings.get("add_prefix_space"))
         return {**description, "pre_tokenizer": {**bytewise, "add_prefix_space": spaced}}
     kinds = [step["type"] for step in steps(description.get("pre_tokenizer"), "pretokenizers")]

@@ -103,6 +103,12 @@ class TokenizerFiles:
         known = [*map(int, listed)] if self.older else listed_controls(self.settings).values()
         return not {number for number in wanted if number >= count} <= {*known}
 
+    def json_for(self, name: str) -> bool:
+        """Whether tokenizer.json is there in the place of a file that is only a Git LFS pointer."""
+        if not self.has(name, "tokenizer.json"):
+            return False
+        return atomic.is_pointer(self.path(name)) and not atomic.is_pointer(self.path("tokenizer.json"))
+
     @property
     def stops(self) -> list[int]:
         """End tokens that generation_config.json, or else config.json, lists."""

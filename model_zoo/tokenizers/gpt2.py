@@ -44,7 +44,7 @@ class GPT2Tokenizer(FastTokenizer):
     ):
         pair = {"vocab.json": vocab_file, "merges.txt": merges_file}
         self._open({"tokenizer.json": vocab_file} if merges_file is None else pair, prompt_style, settings, files)
-        if self._settings.get("add_bos_token"):
+        if merges_file is not None and self._settings.get("add_bos_token"):  # a tokenizer.json says it itself
             self._before = self.call_tokens()[0]
 
     def _read(self, data: Mapping[str, bytes], settings: dict) -> dict:

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from sentencepiece import SentencePieceTrainer
-from tiny_tokenizers import sentencepiece_like_json
+from tiny_tokenizers import sentencepiece_like_json, write_byte_level
 from tokenizers import ByteLevelBPETokenizer
 
 from model_zoo.errors import InputError
@@ -463,6 +463,29 @@ def test_what_stands_around_a_text_is_the_class_s_matter_or_tokenizer_json_s(mak
         assert theirs("")["input_ids"] == expected[0] + expected[1]
 
 
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "gpt2"])
+def test_without_a_class_the_model_says_which_tokenizer_it_is(make, model_type):
+    """Of these both transformers 4 and 5 go by tokenizer.json alone."""
+    write_byte_level(directory := make(config={"model_type": model_type}), ("<|endoftext|>", "<s>", "</s>"))
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True, "add_eos_token": True}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    assert tokenizer.encode("a") == tokenizer.encode("a", add_special_tokens=False)
+
+
+@pytest.mark.parametrize("named", ["LlamaTokenizer", "PreTrainedTokenizerFast", None])
+@pytest.mark.parametrize("model_type", ["llama", None])
+def test_a_tokenizer_json_serves_where_the_older_file_was_not_fetched(make, fixtures, named, model_type):
+    said = {"tokenizer_config": {"tokenizer_class": named}, "config": {"model_type": model_type}}
+    said = {name: {key: one for key, one in values.items() if one} for name, values in said.items()}
+    directory = make(tokenizer=sentencepiece_like_json(fixtures), **said)
+    expected = AutoTokenizer.from_pretrained(directory).encode(TEXT)
+    (directory / "tokenizer.model").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    assert AutoTokenizer.from_pretrained(directory).encode(TEXT) == expected
+    (directory / "tokenizer.json").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    assert "only a Git LFS pointer" in complaint(directory)
+
+
 def test_plain_added_tokens_stay_text(make, fixtures):
     description = _describe(parse_ranks((fixtures / RANKS).read_bytes(), "ranks"))
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -763,6 +786,8 @@ def test_other_damage(make, fixtures):
     assert "line 301 is damaged or cut off; expected a new base64 token and the rank 300" in complaint(directory)
     (directory / "tokenizer.model").write_bytes(b"\n".join(lines[:200]))
     assert "56 of the 256 single bytes have no rank" in complaint(directory)
+    for model in ({"type": "BPE", "vocab": None, "merges": []}, {"merges": []}):
+        assert "found a BPE model without a vocabulary in the JSON" in complaint(make(tokenizer={"model": model}))
     directory = make(LLAMA)
     (directory / "tokenizer.model").write_bytes(b"")
     assert "tokenizer.model: the tokenizer file is empty" in complaint(directory)
