@@ -159,7 +159,8 @@ class CausalLM(nn.Cell):
             position_ids: ``(B, S)``, for ChatGLM-6B ``(B, 2, S)``; default counted over the real tokens.
 
         Raises:
-            InputError: an id outside the vocabulary, a sequence beyond the context, shapes that do not fit.
+            InputError: an id outside the vocabulary, a sequence beyond the context, shapes that do not fit, a position
+                that the model has not.
         """
         return super().__call__(*self.prepared(input_ids, attention_mask, position_ids))
 
@@ -174,6 +175,10 @@ class CausalLM(nn.Cell):
             shape = tuple(position_ids.shape)
             if len(shape) < 2 or (shape[0], shape[-1]) != tuple(ids.shape):
                 raise InputError(f"position_ids has shape {shape}, input_ids {tuple(ids.shape)}")
+            context, found = self.config.dims.context, position_ids.asnumpy()
+            beyond = found[(found < 0) | (found >= context)] if self.config.bounded_positions else []
+            if len(beyond):
+                raise InputError(f"position_ids holds {beyond[0]}, but the model has positions 0 … {context - 1}")
         return ids, attention_mask, position_ids
 
     def check_ids(self, ids: Tensor, predicted: int = 0) -> None:

@@ -40,7 +40,6 @@ OTHER_FIELDS = {
     "partial_rotary_factor": float,
 }
 """Fields that are read out of `Config.extra`."""
-
 MAY_BE_0 = dict.fromkeys(("initializer_range", "rms_norm_eps", "layer_norm_epsilon", "layernorm_epsilon"), Share)
 """Fields of `Config.extra`, or a family's own, of which 0 says what it says."""
 
@@ -208,6 +207,7 @@ class Config:
         sized_by: the keys that a config.json must have for a model to be counted by it.
         feed_forwards: how many of its own width a layer computes.
         logit_cap: logits become ``cap·tanh(logit/cap)``; 0 for as they are.
+        bounded_positions: whether the context's positions are all that can be computed.
         left_out: what of the published models is not opened.
         dropouts: {field of config.json: the place of ``train.base_dropout`` that it means, "" for none} of the shares
             that the family's own implementation drops while training.
@@ -221,6 +221,7 @@ class Config:
     sized_by: ClassVar[tuple[str, ...]] = ()
     feed_forwards: ClassVar[int] = 1
     logit_cap: ClassVar[float] = 0.0
+    bounded_positions: ClassVar[bool] = False
     left_out: ClassVar[str] = ""
     dropouts: ClassVar[Mapping[str, str]] = {}
     assumed_dropout: ClassVar[float] = 0.0

@@ -41,6 +41,7 @@ class GPT2Config(Config):
     architectures: ClassVar[dict[str, str]] = {"gpt2": "GPT2LMHeadModel"}
     acts = *GELUS, "relu", "silu", "swish", "tanh"
     reads_window = False
+    bounded_positions = True
     dropouts: ClassVar[dict[str, str]] = {"embd_pdrop": "embedding", "resid_pdrop": "hidden", "attn_pdrop": "attention"}
     assumed_dropout = 0.1
     sized_by = ("n_embd", "n_head", "n_layer", "vocab_size")

@@ -138,6 +138,11 @@ class RotaryConfig(Config):
         return -1 if row is None or row >= self.vocab_size else row % self.vocab_size
 
     @property
+    def bounded_positions(self) -> bool:
+        # beyond the context transformers goes on by frequencies that follow from the longest text so far
+        return any(rope_settings(self, local)["rope_type"] == "dynamic" for local in (False, True))
+
+    @property
     def root(self) -> str:
         """The path of all but the head."""
         return self.family.layers.removesuffix(".layers")

@@ -160,6 +160,14 @@ def test_rotary_settings_that_transformers_would_not_follow(name):
     assert config_class(same).from_dict(same).rope_parameters == ROPE
 
 
+def test_positions_are_bounded_where_none_follow():
+    """By a table of them, or by rotations that transformers changes as it goes beyond the context."""
+    for model, kind in (("gpt2", None), ("llama3_8b", "dynamic"), ("llama3_8b", "linear"), ("glm2_6b", None)):
+        scaling = {"rope_scaling": {"rope_type": kind, "factor": 2.0}} if kind else {}
+        config = config_class(preset(model)).from_dict({**preset(model), **scaling})
+        assert config.bounded_positions == (model == "gpt2" or kind == "dynamic")
+
+
 def test_the_first_context_beside_the_rotary_settings_counts():
     """transformers reads it there first, as Phi-3's files have it; of settings for each kind of layer it does not."""
     values = {**preset("llama3_8b"), "rope_scaling": ROPE, "original_max_position_embeddings": 16}

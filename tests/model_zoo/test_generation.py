@@ -287,6 +287,12 @@ def test_a_streamer_ends_with_its_answer_however_that_ends(small):
         list(streamer)
 
 
+@pytest.mark.parametrize("position", [-1, 64])
+def test_positions_that_the_model_has_not(small, position):
+    with pytest.raises(InputError, match=f"position_ids holds {position}, but the model has positions 0 … 63"):
+        small[0]([[5, 6, 7]], position_ids=[[0, 1, position]])
+
+
 def test_stop_strings(small):
     model, prompt = small
     free = model.generate(prompt[:1], max_new_tokens=NEW)
