@@ -177,6 +177,9 @@ class MethodConfig(Settings):
         written."""
         return self, arrays
 
+    def say_elsewhere(self, model) -> None:
+        """Warns where PEFT computes something else by the same file."""
+
     def to_peft(self, model, adapter) -> dict[str, Any]:
         """The fields of PEFT's adapter_config.json that describe this configuration."""
         return {key: getattr(self, name) for name, key in self._named_in_files().items()}

@@ -26,7 +26,7 @@ from adapters.matching import sites
 from adapters.method import AdapterModule, MethodConfig
 from adapters.settings import Prefix
 from model_zoo.activations import tanh
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, warn_once
 
 PEFT_NAME = "prompt_embeddings"
 PROMPT_KEYS = (
@@ -49,6 +49,16 @@ class InFront(MethodConfig):
         if self.init_text is not None and ids is None:
             raise InputError(
                 f"{self.method}: init_text needs the model's tokenizer; give tokenizer= or the text's init_ids"
+            )
+
+    def say_elsewhere(self, model) -> None:
+        """In PEFT what stands in front takes places of a window and leaves it; here every token sees it."""
+        dims = model_dims(model, self.method)
+        window = min(filter(None, model.config.windows), default=dims.context)
+        if window < dims.context:
+            warn_once(
+                f"{self.method}: config.json says sliding_window={window}, so that in PEFT tokens behind the first "
+                f"{max(window - self.length, 0)} see less of the {self.length} in front, and answer otherwise"
             )
 
     @classmethod

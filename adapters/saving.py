@@ -107,6 +107,7 @@ def save_adapter(model: nn.Cell, directory: str | Path, name: str = "default") -
     """
     adapter = registry(model).get(name)
     adapter.refuse_lost(model)
+    adapter.config.say_elsewhere(model)
     directory = Path(directory)
     source = adapter.source
     if source and adapter.config == source["config"] and is_unchanged(model, adapter):
@@ -261,6 +262,8 @@ def load_adapter(
         state.delete(name)
         raise
     note_file(state, adapter, config, values, stored, metadata)
+    if FINGERPRINT not in metadata:  # it was not made here
+        config.say_elsewhere(model)
     if activate:
         state.set(name)
     return skipped + problems

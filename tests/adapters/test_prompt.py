@@ -13,6 +13,8 @@ import pet
 from adapters.cells import weight_of
 from adapters.prompt import PromptConfig
 from adapters.registry import registry
+from model_zoo import errors
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.engine import available
 from model_zoo.errors import InputError
 from model_zoo.generation.decoders import CachedDecoder, bucket
@@ -173,6 +175,30 @@ def test_peft_and_we_read_each_others_prompts(models, fixtures, tmp_path, family
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "ours").eval()
     with torch.no_grad():
         assert np.abs(theirs(torch.tensor(ids)).logits[:, 5:].numpy() - ours).max() < LIMIT
+
+
+@pytest.mark.parametrize("method", ("prompt", "prefix", "p_tuning"))
+def test_a_window_by_which_peft_answers_otherwise_is_said(fixtures, tmp_path, caplog, method):
+    """On saving, and on loading what was not made here; once."""
+    model, said = pet.AutoModel.from_pretrained(fixtures / "mistral"), []
+
+    def told():
+        said[:] = [one for one in caplog.messages if "sliding_window" in one]
+        return len(said)
+
+    getattr(pet, f"apply_{method}")(model, length=2)
+    assert not told()
+    for _ in range(2):
+        pet.save_adapter(model, tmp_path)
+        assert told() == 1 and "sliding_window=5, so that in PEFT tokens behind the first 3 see less" in said[0]
+    errors._warned.clear()
+    pet.load_adapter(model, tmp_path, name="again")
+    assert told() == 1
+    file = SafetensorsFile(tmp_path / "adapter_model.safetensors")
+    arrays = {name: file.read(name) for name in file.tensors}
+    write_file(tmp_path / "adapter_model.safetensors", arrays, {"format": "pt"})
+    pet.load_adapter(model, tmp_path, name="theirs")
+    assert told() == 2
 
 
 @pytest.mark.parametrize("kind", ("prompt", "prefix"))
