@@ -53,13 +53,19 @@ ANSWERED = {
     **TYPES,
     "generation_config": "is its settings, by their names",
     "inputs": "is input_ids",
-    "logits_processor": f"{NONE}settings choose tokens",
-    "stopping_criteria": "is stop_strings or max_new_tokens",
+    **dict.fromkeys(("logits_processor", "prefix_allowed_tokens_fn"), f"{NONE}settings choose tokens"),
+    **dict.fromkeys(("stopping_criteria", "max_time"), "is stop_strings or max_new_tokens"),
     "return_dict_in_generate": f"{NONE}ids are given",
-    "output_scores": f"{NONE}ids are given; the model itself gives logits",
+    **dict.fromkeys(("output_scores", "output_logits"), f"{NONE}ids are given; the model itself gives logits"),
+    **dict.fromkeys(("output_attentions", "output_hidden_states"), f"{NONE}ids are given"),
+    "cache_implementation": f"{NONE}keys and values are kept, unless use_cache=False",
+    "remove_invalid_values": f"{NONE}logits that are no numbers are an error",
     "adapter_names": "is a block: with pet.adapter_names(model, names)",
     **dict.fromkeys(("assistant_model", "prompt_lookup_num_tokens"), f"{NONE}answers are the same without it"),
     **dict.fromkeys(("penalty_alpha", "dola_layers", "guidance_scale", "sequence_bias"), f"{NONE}nothing computes it"),
+    **dict.fromkeys(
+        ("forced_bos_token_id", "token_healing", "top_h", "watermarking_config"), f"{NONE}nothing computes it"
+    ),
     **dict.fromkeys(
         ("num_beam_groups", "diversity_penalty", "constraints", "force_words_ids"), f"{NONE}beams are plain ones"
     ),

@@ -125,6 +125,8 @@ def test_arguments_of_other_libraries_are_named_here(tmp_path):
         "from_config: torch_dtype is dtype": (pet.AutoModel.from_config, "llama_7b", "torch_dtype"),
         "generate: generation_config is its settings": (model.generate, [[5]], "generation_config"),
         "generate: penalty_alpha has no counterpart": (model.generate, [[5]], "penalty_alpha"),
+        "generate: prefix_allowed_tokens_fn has no counterpart": (model.generate, [[5]], "prefix_allowed_tokens_fn"),
+        "generate: max_time is stop_strings or max_new": (model.generate, [[5]], "max_time"),
         "generate: token_type_ids has no counterpart: leave it out": (model.generate, [[5]], "token_type_ids"),
         "model: labels has no counterpart: logits are given; pet.Trainer computes": (model, [[5]], "labels"),
         "load_adapter: adapter_name is name": (functools.partial(pet.load_adapter, model), "x", "adapter_name"),
