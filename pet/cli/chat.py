@@ -82,16 +82,19 @@ class Conversation:
             def put(self, ids) -> None:
                 if signals:
                     raise AnswerEnded
+                for token in ids if self.at_prompt else ():  # behind it an answer keeps its first space
+                    self.decoder.put(token)
                 super().put(ids)
 
             def on_text(self, text: str) -> None:
                 pieces.append(text)
-                self.show(max(len(one) for one in ("", *starts) if "".join(pieces).endswith(one)))
+                whole = asked + "".join(pieces)
+                self.show(max(len(one) for one in ("", *starts) if whole.endswith(one)))
 
             def show(self, held: int = 0) -> None:
                 """Writes what is new, but for so many characters at its end, which may begin a stop text."""
-                text = before("".join(pieces), stops)
-                text = text[: len(text) - held]
+                text = before("".join(pieces), stops, asked).lstrip()
+                text = text[: max(len(text) - held, 0)]
                 super().on_text(text[self.shown :])
                 self.shown = max(self.shown, len(text))
 
@@ -101,7 +104,7 @@ class Conversation:
 
         ids, ends = self.prompt(messages), ends_of(session.model, session.tokenizer)
         own = session.model.generation_config
-        stops = stops_of(settings.stop or None, own)
+        stops, asked = stops_of(settings.stop or None, own), session.tokenizer.decode(ids)
         starts = [stop[:length] for stop in stops for length in range(1, len(stop))]
         streamed = settled({"num_beams": settings.num_beams}, own).get("num_beams", 1) == 1
 
@@ -125,10 +128,10 @@ class Conversation:
         except AnswerEnded:
             streamer.show()
             print(" … (stopped)")
-            return before("".join(pieces), stops).strip()
+            return before("".join(pieces), stops, asked).strip()
         if not streamed:
-            pieces = [session.tokenizer.decode(written[0][len(ids) :].tolist(), skip_special_tokens=True)]
-        text = before("".join(pieces), stops).strip()
+            pieces = [session.tokenizer.decode(written[0])[len(asked) :]]
+        text = before("".join(pieces), stops, asked).strip()
         if not streamed:
             print(text)
         if written.shape[1] == session.model.room and written[0, -1] not in ends:

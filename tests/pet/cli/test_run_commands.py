@@ -625,6 +625,20 @@ def test_chat_ends_in_front_of_a_stop_text_as_predict_does(capsys, monkeypatch, 
         assert capsys.readouterr().out.strip() == kept.pop() == answer
 
 
+def test_a_stop_text_may_begin_with_an_answers_first_space(capsys, monkeypatch):
+    """Which sentencepiece leaves out of an answer by itself."""
+    options, question = ["--model", "llama_tiny", "--max-new-tokens", "8"], "Say hello."
+
+    def answers(*stops):
+        monkeypatch.setattr("sys.stdin", io.StringIO(question))
+        for command in (["chat"], ["predict", "--input", question]):
+            assert main([*command, *options, *stops]) == 0
+            yield capsys.readouterr().out.strip()
+
+    free, again = answers()
+    assert free == again and [*answers("--stop", f" {free[:3]}")] == ["", ""]
+
+
 def test_chat_refuses_a_system_message_that_the_template_has_no_place_for(here, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("/system Be brief.\n/quit\n"))
     assert main(["chat", "--model", "base", "--template", "Q: {prompt} A:"]) == 0
