@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from model_zoo.errors import InputError
 from pet.cli.parser import Parser, add_recipe
+from pet.interrupts import SIGNALS
 
 EXAMPLES = [
     ("pet finetune glm_lora", "fine-tune the bundled tiny GLM; results in output/glm_lora"),
@@ -50,12 +53,27 @@ def run_recipe(command: str, parser: Parser, arguments: Sequence[str]) -> int:
 
         code = relaunch(recipe.parallel.processes, [command, *arguments], Path(recipe.output.dir) / "log")
         if code is not None:
+            say_what_is_left(command, code, Path(recipe.output.dir))
             return code
     os.environ.setdefault("GLOG_v", "3")  # MindSpore's C++ side: errors only
     from pet.train import run
 
     (run.finetune if command == "finetune" else run.train)(recipe)
     return 0
+
+
+def say_what_is_left(command: str, code: int, directory: Path) -> None:
+    """Says from where a job can go on of which no worker could: it was killed, hung, or waited for one that did. What a
+    signal to all ends, and a run that cannot begin, says it itself."""
+    if code in (0, 2, *(128 + number for number in SIGNALS)):
+        return
+    from pet.train.checkpoint import checkpoints
+    from pet.train.stop import NO_CHECKPOINT
+
+    found = checkpoints(directory / "checkpoints")
+    then = f"the last checkpoint is {found[-1]}; go on with --resume" if found else NO_CHECKPOINT
+    with contextlib.suppress(OSError):  # a closed terminal
+        print(f"pet {command}: {then}", file=sys.stderr, flush=True)
 
 
 def read_recipe(command: str, options: argparse.Namespace):

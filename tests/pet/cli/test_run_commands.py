@@ -252,6 +252,18 @@ def test_signals_have_exit_codes_of_their_own_and_leave_what_a_resume_needs(here
     assert [line["loss"] for line in lines] == [line["loss"] for line in whole[:2]]
 
 
+@pytest.mark.parametrize(("code", "said"), [(137, True), (124, True), (1, True), (130, False), (2, False), (0, False)])
+def test_a_job_whose_workers_cannot_say_it_names_its_last_checkpoint(tmp_path, monkeypatch, capsys, code, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pet.launching.relaunch.relaunch", lambda *_: code)
+    words = ["finetune", "glm_lora", "parallel.data=2", "output.dir=run", "--resume"]
+    for step in (2, 10):
+        assert main(words) == code
+        expected = "step-000002; go on with --resume" if step > 2 else "there is no checkpoint yet to go on from"
+        assert (expected in (told := capsys.readouterr().err)) == said == bool(told)
+        (tmp_path / f"run/checkpoints/step-{step:06}").mkdir(parents=True)
+
+
 def test_the_result_is_the_best_step_where_that_is_asked_for(here, capsys):
     words = ["eval.every_steps=1", "eval.load_best_model_at_end=true", "eval.metrics=[loss, exact_match]"]
     words += ["eval.generate=ends", "eval.generated_samples=2", "train.learning_rate=0.5", "train.schedule=constant"]
