@@ -11,8 +11,8 @@ Each rule sees what the others do not:
   So they hang only where nobody works: all workers of the job are overdue, idle or say that they wait (heartbeat.py).
   Then it is one that does not wait within another library, and of these the one that was heard from first.
   Of workers that neither write a line nor join the job, one that is idle hangs; but one whose main thread wakes now
-  and then may ask for a file that another one writes. On an accelerator a host rests while the device works: there
-  idleness says nothing.
+  and then may ask for a file that another one writes, and one that sleeps at a lock, a pipe or a socket may be woken by
+  another one (`asks`). On an accelerator a host rests while the device works: there idleness says nothing.
 
 A busy machine is no hang: the seconds in which a worker stood in line for a core hardly count (`Clock`). But those of
 Python code that takes no memory, which work does, count for more.
@@ -47,6 +47,9 @@ BARE = 2.0
 """Seconds that count for one that such code ran, up to those that passed: it is found as soon with a third of a core as
 other code with two thirds."""
 
+
+ALONE = ("pause", "nanosleep", "futex", "sigsuspend", "sigtimedwait")
+"""Parts of the kernel's names for where a thread sleeps that nobody outside of its process wakes, but by a signal."""
 
 WAITS = (WAITING, JOINING, LEAVING)
 """States of a worker that waits for its peers."""
@@ -115,7 +118,8 @@ class Watch:
         state, heard: of its last line: what it is at, and when it was written.
         due: when the next should have come, by its clock.
         seen: when it was last looked at, by its clock: what it does meanwhile is not known.
-        woke: when its main thread, or that of a child, was last seen to have woken.
+        woke: when its main thread, or that of a child, was last seen to have woken, or to sleep where a peer may
+            wake it.
         calm: when its main thread last slept, or had a reason to run for long.
         stack: where it was a second ago, once there was reason to ask; None within C++.
         outside: how many answers in a row were from outside of other libraries.
@@ -145,7 +149,7 @@ class Watch:
         # the beats are no work: 4 KB per second of file traffic is nothing
         if seconds > IDLE_SHARE * spent or moved > 4096 * spent:
             self.active = self.clock.wall
-        if woken:
+        if woken or asks(self.process):
             self.woke = self.clock.wall
         self.sampled, self.seen = time.monotonic(), self.clock.wall
         self._ask()
@@ -258,6 +262,26 @@ class Watch:
         if self.state == SILENT:
             inside = self.seen - self.woke <= self.limit
         return View(self.state, self.idle, self.overdue, inside, time.monotonic() - self.heard)
+
+
+def asks(process) -> bool:
+    """Whether a process sleeps where another one may wake it. Of a main thread that waits for a child, or for what may
+    be another thread, that one counts. The kernel may not say where: then it does not.
+
+    Args:
+        process: a ``psutil.Process``.
+    """
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError):
+        tasks = Path(f"/proc/{process.pid}/task")
+        places = [(tasks / str(process.pid) / "wchan").read_text()]
+        if places[0] == "do_wait":
+            return any(map(asks, process.children()))
+        if "futex" in places[0]:
+            places = [file.read_text() for file in tasks.glob("*/wchan")]
+        return any(place not in ("", "0") and not any(word in place for word in ALONE) for place in places)
+    return False
 
 
 class View(NamedTuple):

@@ -1,5 +1,6 @@
 """The launcher: environment, logs, and above all that a failing worker ends everything, soon, with its traceback."""
 
+import fcntl
 import functools
 import json
 import os
@@ -32,7 +33,7 @@ from pet.launching.launcher import launch, parse_devices
 from pet.launching.output import Output
 from pet.launching.relaunch import relaunch
 from pet.launching.stacks import Stack
-from pet.launching.watch import Clock, Watch, find_awaited, find_hanging
+from pet.launching.watch import Clock, Watch, asks, find_awaited, find_hanging
 
 ROOT = Path(__file__).resolve().parents[3]
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith(("RANK_", "MS_", "OMPI_", "PET_"))}
@@ -235,6 +236,37 @@ def test_waiting_for_a_slow_peer_is_no_hang(tmp_path, wait):
     code += "if r == 0:\n    while time.process_time() < 3: pass\n    pathlib.Path('pids', 'done').touch()\n"
     code += f"else:\n    {wait}"
     assert finish(start(tmp_path, ["-n", "2", "--hang-timeout", "1"], code))[0] == 0
+
+
+SLEEPS = {  # what a script of somebody's sleeps in, and whether another process may wake it
+    "fcntl.flock(open('lock'), fcntl.LOCK_EX)": True,
+    "pair = socket.socketpair(); pair[0].recv(1)": True,
+    "os.read(os.pipe()[0], 1)": True,
+    "threading.Thread(target=input).start()": True,
+    "subprocess.run([sys.executable, '-c', 'input()'])": True,
+    "time.sleep(1000)": False,
+    "threading.Event().wait()": False,
+    "subprocess.run(['sleep', '10'])": False,
+}
+
+
+@pytest.mark.skipif(not Path("/proc/1/wchan").exists(), reason="the kernel does not say where a thread sleeps")
+def test_who_may_be_woken_by_a_peer_is_seen(tmp_path, until):
+    """One that waited for a lock in which a peer tokenised was ended after ten seconds."""
+    begin = "import fcntl, os, socket, subprocess, sys, threading, time\nprint(flush=True)\n"
+    (tmp_path / "lock").touch()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": tmp_path}
+    with open(tmp_path / "lock") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        started = [subprocess.Popen([sys.executable, "-c", begin + code], **pipes) for code in SLEEPS]
+        try:
+            for process, awaited in zip(started, SLEEPS.values(), strict=True):
+                process.stdout.readline()
+                until(lambda: asks(psutil.Process(process.pid)) or not awaited, 20.0)  # noqa: B023
+            assert [asks(psutil.Process(process.pid)) for process in started] == [*SLEEPS.values()]
+        finally:
+            for process in started:
+                process.communicate() if process.poll() is not None else process.kill()
 
 
 @pytest.mark.full
