@@ -18,7 +18,7 @@ from types import FunctionType
 import numpy as np
 from mindspore import nn, ops
 
-from adapters.cell_forms import Form, changing_arguments, form_of, refuse_changing, uncalled
+from adapters.cell_forms import OURS, Form, changing_arguments, form_of, refuse_changing, uncalled
 from adapters.cells import Site, layer_index, plain_cells, weight_attribute, weight_of
 from adapters.method import AdapterModule
 from model_zoo.checkpoint.dtypes import as_storage, convert
@@ -74,12 +74,17 @@ def adapted_class(cls: type, weight: str, has_bias: bool) -> type:
     return made
 
 
-def select_rows(rows, changed, unchanged):
+def select_rows(rows, changed, unchanged, flat=True):
     """`changed` where the row's flag is set, else `unchanged`; without flags `changed`. The leading axis is the batch
-    or batch × length."""
+    or, where it may be `flat`, batch × length."""
     if rows is None:
         return changed
     batch = rows.shape[0]
+    if not flat and changed.shape[0] != batch:  # length × batch, say: nothing tells which row is whose
+        raise ValueError(
+            f"adapter_names: an adapted cell got {changed.shape[0]} rows for a batch of {batch}; the batch was "
+            "expected as their first axis"
+        )
     wide = (batch, changed.size // batch)
     flags = ops.broadcast_to(rows.reshape(batch, 1) != 0, wide)
     return ops.select(flags, changed.reshape(wide), unchanged.reshape(wide)).reshape(changed.shape)
@@ -97,6 +102,7 @@ def traced_input(tracer, cell, x):
 
 def _adapted_cell(cls: type, weight_name: str, has_bias: bool) -> type:
     base, own_methods = below_super(cls)
+    flat = issubclass(cls, OURS)
 
     class Adapted(base):
         activates = False
@@ -107,7 +113,7 @@ def _adapted_cell(cls: type, weight_name: str, has_bias: bool) -> type:
             inner = x
             for module in self.active:
                 if module.changes_input:
-                    inner = select_rows(module.rows, module.before(inner), inner)
+                    inner = select_rows(module.rows, module.before(inner), inner, flat)
             base = self.bare_construct(inner, *others, **named)
             y = base
             for module in self.active:
@@ -115,7 +121,7 @@ def _adapted_cell(cls: type, weight_name: str, has_bias: bool) -> type:
                     changed = module.on_base(x, y, base, self.base_weight(), self.base_bias())
                 else:
                     changed = module(x, y)
-                y = select_rows(module.rows, changed, y)
+                y = select_rows(module.rows, changed, y, flat)
             return self.activation(y) if self.activates else y
 
         def trace(self, tracer, x):

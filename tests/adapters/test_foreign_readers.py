@@ -196,6 +196,33 @@ def test_an_embedding_that_scales_its_rows_is_no_target():
             pet.apply_lora(nn.SequentialCell(make(20, 8, max_norm=0.5)), rank=2, targets=["0"])
 
 
+class Swapped(nn.Cell):
+    """Has the batch as the first axis, or behind the length."""
+
+    def __init__(self, swaps: bool):
+        super().__init__()
+        self.swaps, self.inner = swaps, nn.Dense(8, 8)
+
+    def construct(self, x):
+        return self.inner(x.swapaxes(0, 1)).swapaxes(0, 1) if self.swaps else self.inner(x)
+
+
+def test_rows_of_mixed_batches_that_cannot_be_told_apart_are_refused(mode):
+    x, names = numbers(2, 4, 8), ["default", "__base__"]
+    for swaps in (False, True):
+        network = Swapped(swaps)
+        base = network(x).asnumpy()
+        pet.apply_lora(network, rank=2, targets=["inner"])
+        randomise(network)
+        changed = network(x).asnumpy()
+        with pet.adapter_names(network, names):
+            if swaps:
+                with pytest.raises(ValueError, match="an adapted cell got 4 rows for a batch of 2"):
+                    network(x)
+            else:
+                np.testing.assert_allclose(network(x).asnumpy(), np.stack([changed[0], base[1]]), atol=1e-5)
+
+
 class Shared(nn.Cell):
     def __init__(self):
         super().__init__()
