@@ -16,7 +16,7 @@ from mindspore import nn
 from adapters.cell_forms import forward_of, methods_of, plain_class
 from adapters.cells import WEIGHTS, plain_cells
 
-FACTS = ("dtype", "shape", "ndim", "size", "name", "requires_grad")
+FACTS = ("dtype", "shape", "ndim", "size", "name", "requires_grad", "device")
 """What a weight may be asked for without its numbers."""
 ASKING = ("isinstance", "hasattr", "type", "id")
 SETTINGS = (ast.Attribute, ast.Name, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, *ast.cmpop.__subclasses__())
@@ -58,7 +58,8 @@ class View:
         self.first = method.args.args[0].arg if method.args.args else ""
         given = [node for node in self.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
         aliases = {node.id: self.above[id(node)] for node in given if isinstance(self.above[id(node)], ast.Assign)}
-        once = {name for name in aliases if sum(node.id == name for node in given) == 1}
+        arguments = {node.arg for node in self.nodes if isinstance(node, ast.arg)}
+        once = {name for name in aliases if sum(node.id == name for node in given) == 1} - arguments
         self.cell, self.aliases = cell, {name: aliases[name].value for name in once}
 
     def meant(self, node: ast.expr) -> Any:
@@ -107,7 +108,7 @@ class View:
             use = self.above.get(id(above))
             asked = (
                 getattr(use, "attr", None) in FACTS
-                or (isinstance(use, ast.Call) and getattr(use.func, "id", None) in ASKING)
+                or (isinstance(use, ast.Call) and getattr(use.func, "id", None) in (*ASKING, "getattr", "len"))
                 or (isinstance(use, ast.Compare) and isinstance(use.ops[0], (ast.Is, ast.IsNot)))
             )
             return "" if asked else above.attr

@@ -127,7 +127,8 @@ class Getter(Tied):
         if self.config.parts > 1:
             return ops.matmul(self.get_input_embeddings()(ids), self.inner.weight.T)
         x = self.get_input_embeddings()(ids)
-        return self.inner(x.astype(self.inner.weight.dtype)) if self.words is not None else x
+        dtype = getattr(self.inner.weight, "dtype", None)
+        return self.inner(x.astype(dtype)) if self.words is not None else x.astype(self.inner.weight.dtype)
 
 
 @pytest.mark.parametrize("make", (Tied, Getter))
