@@ -76,11 +76,11 @@ def adapted_class(cls: type, weight: str, has_bias: bool) -> type:
 
 def select_rows(rows, changed, unchanged, flat=True):
     """`changed` where the row's flag is set, else `unchanged`; without flags `changed`. The leading axis is the batch
-    or, where it may be `flat`, batch × length."""
+    or batch × length; only where it may be `flat` also of more axes."""
     if rows is None:
         return changed
     batch = rows.shape[0]
-    if not flat and changed.shape[0] != batch:  # length × batch, say: nothing tells which row is whose
+    if not flat and changed.shape[0] != batch and (changed.ndim > 2 or changed.shape[0] % batch):  # length × batch, say
         raise ValueError(
             f"adapter_names: an adapted cell got {changed.shape[0]} rows for a batch of {batch}; the batch was "
             "expected as their first axis"

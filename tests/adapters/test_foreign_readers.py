@@ -197,27 +197,31 @@ def test_an_embedding_that_scales_its_rows_is_no_target():
             pet.apply_lora(nn.SequentialCell(make(20, 8, max_norm=0.5)), rank=2, targets=["0"])
 
 
-class Swapped(nn.Cell):
-    """Has the batch as the first axis, or behind the length."""
+class Arranged(nn.Cell):
+    """Has the batch as the first axis, in rows of batch × length, or behind the length."""
 
-    def __init__(self, swaps: bool):
+    def __init__(self, way: str):
         super().__init__()
-        self.swaps, self.inner = swaps, nn.Dense(8, 8)
+        self.way, self.inner = way, nn.Dense(8, 8)
 
     def construct(self, x):
-        return self.inner(x.swapaxes(0, 1)).swapaxes(0, 1) if self.swaps else self.inner(x)
+        if self.way == "swapped":
+            return self.inner(x.swapaxes(0, 1)).swapaxes(0, 1)
+        if self.way == "rows":
+            return self.inner(x.reshape(-1, 8)).reshape(x.shape)
+        return self.inner(x)
 
 
 def test_rows_of_mixed_batches_that_cannot_be_told_apart_are_refused(mode):
     x, names = numbers(2, 4, 8), ["default", "__base__"]
-    for swaps in (False, True):
-        network = Swapped(swaps)
+    for way in ("first", "rows", "swapped"):
+        network = Arranged(way)
         base = network(x).asnumpy()
         pet.apply_lora(network, rank=2, targets=["inner"])
         randomise(network)
         changed = network(x).asnumpy()
         with pet.adapter_names(network, names):
-            if swaps:
+            if way == "swapped":
                 with pytest.raises(ValueError, match="an adapted cell got 4 rows for a batch of 2"):
                     network(x)
             else:
