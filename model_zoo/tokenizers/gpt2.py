@@ -60,7 +60,8 @@ class GPT2Tokenizer(FastTokenizer):
 
     @classmethod
     def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> Tokenizer:
-        if files.has("vocab.json") and files.json_alone(len(files.json("vocab.json"))):
+        alone = any(map(files.json_for, PAIR))
+        if alone or (files.has("vocab.json") and files.json_alone(len(files.json("vocab.json")))):
             return cls(files.path("tokenizer.json"), None, prompt_style, files.settings, files)
         return super().from_files(files, prompt_style)
 

@@ -473,6 +473,14 @@ def test_without_a_class_the_model_says_which_tokenizer_it_is(make, model_type):
     assert tokenizer.encode("a") == tokenizer.encode("a", add_special_tokens=False)
 
 
+@pytest.mark.parametrize("name", PAIR)
+def test_a_tokenizer_json_serves_gpt2_where_one_of_the_pair_was_not_fetched(make, fixtures, name):
+    described = GPT2Tokenizer.from_pretrained(fixtures / "tok_gpt2")
+    directory = make(VOCABULARY, MERGES, config={"model_type": "gpt2"}, tokenizer=described.description())
+    (directory / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    assert AutoTokenizer.from_pretrained(directory).encode(TEXT) == described.encode(TEXT)
+
+
 @pytest.mark.parametrize("named", ["LlamaTokenizer", "PreTrainedTokenizerFast", None])
 @pytest.mark.parametrize("model_type", ["llama", None])
 def test_a_tokenizer_json_serves_where_the_older_file_was_not_fetched(make, fixtures, named, model_type):
