@@ -27,7 +27,7 @@ RULES: dict[Any, tuple[Callable[[Any], bool], str]] = {
     TokenId: (lambda value: type(value) is int and -1 <= value <= LARGEST, "a token's id"),
     Count: (lambda value: type(value) is int and 0 <= value <= LARGEST, f"a whole number from 0 to {LARGEST}"),
     float: (lambda value: type(value) in (int, float) and 0 < value < 1e38, "a number above 0"),
-    Share: (lambda value: type(value) in (int, float) and 0 <= value < 1e38, "a number from 0"),
+    Share: (lambda value: type(value) in (int, float) and 0 <= value < 1e38, "a number of 0 or more"),
     bool: (lambda value: type(value) is bool, "true or false"),
     str: (lambda value: type(value) is str, "a text"),
     dict: (lambda value: type(value) is dict, "an object"),

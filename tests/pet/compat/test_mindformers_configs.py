@@ -286,7 +286,7 @@ def test_numbers_that_pyyaml_has_left_texts():
     config = LlamaConfig(**{**LLAMA, "num_heads": 2}, rms_norm_eps="1e-6", theta="1e4", ffn_dim_multiplier="1e0")
     assert (config.rms_norm_eps, config.rope_theta, config.intermediate_size) == (1e-6, 1e4, 256)
     assert ChatGLM2Config(layernorm_epsilon="1e-5", pre_seq_len="None").layernorm_epsilon == 1e-5
-    with pytest.raises(InputError, match="layernorm_epsilon is 'small'; a number above 0 was expected"):
+    with pytest.raises(InputError, match="layernorm_epsilon is 'small'; a number of 0 or more was expected"):
         ChatGLM2Config(layernorm_epsilon="small")
 
 
