@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from model_zoo.errors import InputError, similar
+from pet.compat.mindformers.argument_groups import ArgumentGroups
 from pet.compat.mindformers.parallel import TABLE as PARALLEL
 from pet.compat.translation import (
     ANY_LAYOUT,
@@ -178,15 +179,17 @@ DEFAULTS = {"learning_rate": 5e-5, "warmup_steps": 0, "lr_end": 1e-6, "dataloade
 SHOWN = {"output_dir": "./output", "num_train_epochs": 3.0, "weight_decay": 0.0, "max_grad_norm": 1.0, "seed": 42}
 SHOWN |= {**dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), 8), **DEFAULTS}
 """What scripts read of it."""
+PLAIN = ("given", "rank_id", "local_rank", "device_num")
+"""Attributes that are no settings: those of `build_context`."""
 WITHOUT_END = ("constant", "linear", "inverse_sqrt")
 """Schedules without a last learning rate there."""
 OF_SCHEDULES = {"cosine_restarts": {"train.cycles": 1}, "polynomial": {"train.power": 1.0}}
 """MindFormers' numbers of schedules that a recipe has others of."""
 
 
-class TrainingArguments:
+class TrainingArguments(ArgumentGroups):
     """Settings of a run by MindFormers' names. A field that is not given, or None, never overrides the recipe; without
-    a recipe it is as MindFormers has it (`DEFAULTS`).
+    a recipe it is as MindFormers has it (`DEFAULTS`). A field set later counts for trainers that are made after it.
 
     Args:
         output_dir: the run directory.
@@ -201,14 +204,29 @@ class TrainingArguments:
     def __init__(self, output_dir: str | None = None, **settings: Unpack[TrainingArgumentSettings]):
         unknown = [name for name, value in settings.items() if name not in TABLE and not is_off(value)]
         InputError.raise_any(f"TrainingArguments has no {name!r}{similar(name, TABLE)}" for name in unknown)
-        self.given = {name: value for name, value in settings.items() if value is not None}
-        if output_dir is not None:
-            self.given["output_dir"] = output_dir
+        self.given: dict[str, Any] = {}
+        for name, value in {**settings, "output_dir": output_dir}.items():
+            if name in TABLE:
+                setattr(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in PLAIN:
+            super().__setattr__(name, value)
+        elif name not in TABLE:
+            raise AttributeError(f"TrainingArguments has no {name!r}{similar(name, TABLE)}")
+        elif value is None:
+            self.given.pop(name, None)
+        else:
+            self.given[name] = value
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name not in TABLE:
             raise AttributeError(f"TrainingArguments has no {name!r}{similar(name, TABLE)}")
         return self.__dict__.get("given", {}).get(name, SHOWN.get(name))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is given, and what MindFormers has where nothing is."""
+        return {**SHOWN, **self.given}
 
     def __repr__(self) -> str:
         return f"TrainingArguments({', '.join(f'{name}={value!r}' for name, value in self.given.items())})"

@@ -376,6 +376,43 @@ def test_training_arguments_as_mindformers_defines_them(tmp_path):
     assert (shown.seed, shown.learning_rate, shown.batch_size, shown.warmup_ratio) == (3, 5e-5, None, None)
 
 
+def test_training_arguments_that_are_set_later(tmp_path):
+    """By attribute, or by the methods of MindFormers' class, which say what they leave out, too."""
+    from pet.compat.mindformers import Trainer, TrainingArguments
+
+    rows = tmp_path / "rows.txt"
+    rows.write_text("a\nb\n")
+
+    def recipe(arguments: TrainingArguments):
+        return Trainer(model="gpt_tiny", args=arguments, train_dataset=str(rows), eval_dataset=str(rows)).recipe(
+            "train"
+        )
+
+    arguments = TrainingArguments(output_dir=str(tmp_path / "run"), learning_rate=1e-3, batch_size=2, max_steps=9)
+    arguments.learning_rate, arguments.max_steps = 5e-4, None
+    train = recipe(arguments).train
+    assert (train.learning_rate, train.batch_size, train.steps) == (5e-4, 2, None)
+    assert recipe(TrainingArguments(batch_size=2, per_device_train_batch_size=3)).train.batch_size == 2
+    assert arguments.set_training(learning_rate=1e-4, batch_size=4) is arguments
+    assert (recipe(arguments).train.learning_rate, recipe(arguments).train.batch_size) == (1e-4, 4)
+    arguments.batch_size = 3
+    arguments.set_evaluate("steps", steps=7).set_save("no", steps=5).set_logging(steps=2)
+    arguments.set_optimizer("sgd", learning_rate=1e-2, lr_end=1e-3).set_lr_scheduler("cosine", warmup_ratio=0.1)
+    found = recipe(arguments)
+    train = found.train
+    assert (train.batch_size, train.save_every, train.log_every, found.eval.every_steps) == (3, None, 2, 7)
+    assert (train.optimizer, train.schedule, train.warmup, train.steps) == ("sgd", "cosine", 0.1, None)
+    assert train.final_ratio == pytest.approx(0.1)
+    found = recipe(arguments.set_dataloader(sampler_seed=5).set_testing().set_evaluate().set_save())
+    assert (found.data.seed, found.data.drop_last, found.train.batch_size) == (5, False, 8)
+    assert (found.eval.every_steps, found.train.save_every) == (None, 500)
+    assert arguments.to_dict()["save_steps"] == 500
+    with pytest.raises(AttributeError, match="did you mean 'learning_rate'"):
+        arguments.learning_rat = 1
+    with pytest.raises(InputError, match="nothing is uploaded"):
+        recipe(arguments.set_push_to_hub("me/adapter"))
+
+
 def test_loaders_of_scripts_can_be_imported_and_are_refused_when_made():
     """Published scripts of preparation import one at their top, for one of several kinds of data."""
     from pet.compat.mindformers import SFTDataLoader
