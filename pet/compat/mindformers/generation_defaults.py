@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from model_zoo.errors import InputError, similar, warn_once
-from model_zoo.generation_settings import DRAWN, FIELDS, HINTS
+from model_zoo.generation_settings import DRAWN, FIELDS, HINTS, says_limit
 from model_zoo.settings import faults
 from pet.compat.mindformers.padding import pad_of
 from pet.text_generation import completed
@@ -34,6 +34,8 @@ UNSAID = {
 IDLE = ("bos_token_id", "use_past", "_from_model_config", "token_type_ids", "position_ids")
 """Settings that change no answer: a prompt begins as it is given, keys and values are kept in any case, and what a
 tokenizer gives beside ids and mask follows from them."""
+LONGEST = 1024
+"""``max_decode_length`` of MindFormers' configurations where nothing is said."""
 FIXED = {"encoder_repetition_penalty": 1.0}
 
 
@@ -120,6 +122,8 @@ def give_defaults(model, given: Mapping[str, Any], checkpoint: Any = None) -> No
             return type(model).generate(model, *arguments, **settings)
         del called["model"]
         called = {name: value for name, value in called.items() if not (value is None and name in HANDED_ON)}
+        if own is None and not (says_limit(defaults) or says_limit(model.generation_config)):
+            called = completed({"max_length": LONGEST}, called, model.room)
         called = _drawn(completed(defaults if own is None else defaults_in(own.to_dict()), called, model.room))
         ids, mask = called.get("input_ids"), called.get("attention_mask")
         prompts = without_padding(ids, pad(), bos) if mask is None else masked(ids, mask)

@@ -11,6 +11,8 @@ from pet.compat.mindformers import (
     AutoModel,
     AutoTokenizer,
     GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
     TextGenerationPipeline,
     TextIteratorStreamer,
     TextStreamer,
@@ -152,6 +154,20 @@ def test_settings_of_generation_as_an_object():
         GenerationConfig(encoder_repetition_penalty=2)
     with pytest.raises(InputError, match="return_dict_in_generate has no counterpart: ids are given"):
         model.generate(ids, max_length=8, return_dict_in_generate=True)
+
+
+def test_rows_go_on_where_nothing_says_a_length():
+    sizes = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "vocab_size": 40, "seq_length": 24}
+
+    def length(model, *arguments, **settings):
+        return len(model.generate([5, 6, 7], *arguments, eos_token_id=None, **settings)[0])
+
+    model = LlamaForCausalLM(LlamaConfig(**sizes))
+    assert length(model) == 24  # not the 16 new ones of a model of model_zoo
+    assert (length(model, max_new_tokens=2), length(model, GenerationConfig())) == (5, 20)
+    model.generation_config = {"max_new_tokens": 4}  # of the file beside the weights
+    assert length(model) == 7
+    assert length(LlamaForCausalLM(LlamaConfig(**sizes, max_decode_length=9))) == 9
 
 
 def test_what_was_tuned_on_questions_is_asked_in_their_prompt(tmp_path):
