@@ -45,16 +45,18 @@ commands:
   pet COMMAND --help   what a command takes, with worked examples
   pet --version        the version
 
-{start}Exit codes: 0 done, 1 the run failed, 2 the input was wrong, 130 interrupted, 143 told to stop,
+{start}Exit codes: 0 done, 1 the run failed, 2 the input was wrong, 130 interrupted, 143 told to stop, \
 129 the terminal was closed, 141 nobody reads the output.
 """
 
 
 def _help() -> str:
+    from pet.cli.parser import wrapped
+
     width = max(map(len, COMMANDS)) + 3
     lines = [f"  {name:<{width}}{meaning}" for name, (_, meaning) in COMMANDS.items()]
     start = "Start with: pet finetune glm_lora\n" if "finetune" in COMMANDS else ""
-    return HELP.format(commands="\n".join(lines), start=start)
+    return wrapped(HELP.format(commands="\n".join(lines), start=start)) + "\n"
 
 
 def _report(prog: str, error: BaseException | str, debug: bool) -> None:

@@ -38,9 +38,9 @@ def wrapped(text: str, width: int | None = None) -> str:
     width = width or min(100, shutil.get_terminal_size().columns)
     lines = []
     for line in text.splitlines():
-        command = line.startswith("  pet ")
         column = re.match(r"\s*(\S+( \S+)* {2,})?", line)
         assert column is not None
+        command = line.startswith("  pet ") and not column[1]
         broken = textwrap.wrap(
             line,
             width - 2 * command,

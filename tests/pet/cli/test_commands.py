@@ -104,9 +104,12 @@ def test_quick_commands_import_nothing_heavy(recipe, arguments):
     assert result.stdout.strip().endswith("[]"), result.stdout + result.stderr
 
 
-def test_help_names_every_command(capsys):
+@pytest.mark.parametrize("columns", [40, 80])
+def test_help_names_every_command(columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
+    assert max(len(line) for line in text.splitlines()) <= columns and "\\" not in text
     for name in COMMANDS:
         assert f"  {name} " in text
     assert main([]) == 0
