@@ -145,7 +145,7 @@ def _read_jsonl(path: Path, problems: Problems, place: Place) -> Iterator[Record
 
 def _json_error(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at column {error.colno}"
+        return f"{error.msg.removesuffix(' starting at')} at column {error.colno}"
     return "nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 

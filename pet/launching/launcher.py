@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -198,6 +199,9 @@ class _Workers:
         self.outputs: list[Output] = []
         self.signals = contextlib.ExitStack()
         self.signals.enter_context(interrupts.handled_by(self._interrupted))
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL:
+            signal.signal(signal.SIGTSTP, self._suspended)
+            self.signals.callback(signal.signal, signal.SIGTSTP, signal.SIG_DFL)
         # a hung worker is ended with SIGABRT, for which Python prints every thread's stack; nobody wants the core file
         self.core_limit = resource.getrlimit(resource.RLIMIT_CORE)
         resource.setrlimit(resource.RLIMIT_CORE, (0, self.core_limit[1]))
@@ -283,6 +287,15 @@ class _Workers:
             self.interrupted = time.monotonic()
         elif interrupts.pressed_again(number, self.interrupted):
             self.grace = 0.0
+
+    def _suspended(self, number: int, frame) -> None:
+        """Ctrl-Z stops the workers, too, which have sessions of their own; they go on with this process. Where no shell
+        would continue it, the system does not stop it."""
+        self._signal_all(signal.SIGSTOP)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        signal.signal(number, self._suspended)
+        self._signal_all(signal.SIGCONT)
 
     def _poll(self) -> None:
         ended: dict[int, float] = {}  # when

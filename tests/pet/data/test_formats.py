@@ -482,6 +482,7 @@ def test_mindrecord(tmp_path):
 GOOD = '{"instruction": "a", "output": "b"}'
 BROKEN = {
     "broken": (f'{GOOD}\n{{"instruction": "a", \n', ":2: broken JSON"),
+    "cut off": (f'{GOOD}\n{{"instruction": "a', ":2: broken JSON: Unterminated string at column 17"),
     "not an object": (f"{GOOD}\n[1]\n", ":2: expected a JSON object, found a list"),
     "missing column": (f'{GOOD}\n{{"instruction": "a"}}\n', ":2: no column 'output', which the alpaca format needs"),
     "misspelt column": (f'{GOOD}\n{{"instruction": "a", "ouput": "b"}}\n', "did you mean 'ouput'?"),

@@ -297,6 +297,22 @@ def test_a_hang_is_one_without_an_option_too(tmp_path, assert_gone):
     assert launcher.IDLE_LIMIT + launcher.GRACE < 20
 
 
+def test_ctrl_z_stops_the_workers_until_the_launcher_goes_on(tmp_path, until):
+    """They have sessions of their own, and worked on."""
+    launcher = start(tmp_path, ["-n", "2", "--hang-timeout", "0"], NOTE_PID + "work()")
+    until(lambda: len([*tmp_path.glob("pids/*")]) == 2)
+    every = [psutil.Process(pid) for pid in (launcher.pid, *(int(path.name) for path in tmp_path.glob("pids/*")))]
+    try:
+        for _ in range(2):
+            launcher.send_signal(signal.SIGTSTP)
+            until(lambda: all(each.status() == psutil.STATUS_STOPPED for each in every))
+            launcher.send_signal(signal.SIGCONT)
+            until(lambda: all(each.status() != psutil.STATUS_STOPPED for each in every))
+    finally:
+        launcher.terminate()
+    assert finish(launcher)[0] == 128 + signal.SIGTERM
+
+
 def test_no_orphans_when_the_launcher_is_killed_or_interrupted(tmp_path, until, assert_gone):
     expected = {signal.SIGKILL: -9, signal.SIGTERM: 128 + 15, signal.SIGINT: 128 + 2}
     processes = {}
