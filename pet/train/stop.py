@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from model_zoo.errors import first_line
 from model_zoo.limits import shortage
 from pet import interrupts
+from pet.launching.environment import read_job
 
 # Steps whose median counts as the recent loss, and how many there must be before it means anything.
 RECENT = 32
@@ -87,7 +88,9 @@ class Signals:
                 interrupts.end_at_once(number)
             return
         self.received, self.since = number, time.monotonic()
-        interrupts.say(f"{signal.Signals(number).name}: {self.announce()}; Ctrl-C again ends at once")
+        # of a job's processes Ctrl-C reaches the launcher, which passes another signal on
+        name = "" if read_job().launcher == "pet" else f"{signal.Signals(number).name}: "
+        interrupts.say(f"{name}{self.announce()}; Ctrl-C again ends at once")
 
     def share(self, objects: Callable[[object], list]) -> bool:
         """Whether any process received a signal, which is then that of all: they end with one exit code.

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pet import interrupts
+from pet.train import stop
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = re.search(r'^pet = "(.+):(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
@@ -358,3 +359,14 @@ sys.stdin.read()
             assert process.wait(60) == 128 + signal.SIGTERM
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize(("launched", "begin"), [("", "SIGTERM: ending"), ("1", "ending")])
+def test_a_worker_names_no_signal_that_its_launcher_made_of_another(launched, begin, capfd, monkeypatch):
+    """After Ctrl-C the terminal spoke of SIGTERM."""
+    for name, value in (("RANK_ID", "0"), ("RANK_SIZE", "2"), ("PET_LAUNCH", launched)):
+        if launched:
+            monkeypatch.setenv(name, value)
+    monkeypatch.setattr(interrupts, "takes_a_line", lambda file: True)
+    stop.Signals().receive(signal.SIGTERM)
+    assert capfd.readouterr().err == f"\n{begin}; Ctrl-C again ends at once\n"
