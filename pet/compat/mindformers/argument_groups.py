@@ -69,7 +69,7 @@ class ArgumentGroups:
         private_repo: bool = False,
         always_push: bool = False,
     ) -> Self:
-        """Refused by the run: nothing is uploaded."""
+        """Refused by the trainer, whose models MindFormers uploads to a hub of its own."""
         return self._say(push_to_hub=True, hub_model_id=model_id)
 
     def set_optimizer(
