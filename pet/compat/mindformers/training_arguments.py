@@ -150,7 +150,7 @@ TABLE = {
     **same(Refused("a resumed run goes on where it was"), "ignore_data_skip data_skip_steps"),
     "profile": callback("profiler"),
     "remote_save_url": lambda t, n, v: t.add_callback({"name": UPLOAD, "args": {"url": str(v)}}),
-    **same(Refused("openMind's hub is not known; see remote_save_url, or pet export --hub"), "push_to_hub hub_model_id"),
+    **same(Refused("not to openMind's hub; see remote_save_url, or pet export --hub"), "push_to_hub hub_model_id"),
     "logging_dir": Ignored("callbacks: [tensorboard] writes below the run directory"),
     "logging_strategy": Ignored("metrics.jsonl has a line per step"),
     "disable_tqdm": Ignored("there is one line without a terminal"),

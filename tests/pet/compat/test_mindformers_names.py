@@ -409,7 +409,7 @@ def test_training_arguments_that_are_set_later(tmp_path):
     assert arguments.to_dict()["save_steps"] == 500
     with pytest.raises(AttributeError, match="did you mean 'learning_rate'"):
         arguments.learning_rat = 1
-    with pytest.raises(InputError, match="nothing is uploaded"):
+    with pytest.raises(InputError, match="see remote_save_url, or pet export --hub"):
         recipe(arguments.set_push_to_hub("me/adapter"))
 
 
