@@ -159,16 +159,17 @@ class Measuring:
         return f"{settings.best_metric} was not better than {value:g} for {best.since} evaluations"
 
     def outcome(self) -> dict[str, Any]:
-        """The run's results so far."""
+        """The run's results so far; without rates where every step compiled something."""
         position = self.position
+        seconds = position.timed_seconds
         return {
             "steps": position.step,
             "updates": position.updates,
             "epochs": self.epochs_done(),
             "train_seconds": position.seconds,
             "compile_seconds": position.compile_seconds,
-            "useful_tokens_per_second": position.timed_useful_tokens / max(position.timed_seconds, 1e-9),
-            "tokens_per_second": position.timed_tokens / max(position.timed_seconds, 1e-9),
+            "useful_tokens_per_second": position.timed_useful_tokens / seconds if seconds else None,
+            "tokens_per_second": position.timed_tokens / seconds if seconds else None,
             "padding": 1.0 - position.useful_tokens / max(position.tokens, 1),
             "stopped": self.stop_reason,
             "weights_step": self.weights_step if self.weights_step is not None else position.step,

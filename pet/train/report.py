@@ -236,12 +236,13 @@ def plain(value) -> str:
 
 def told(trainer, evaluation, summary: dict[str, Any], directory: Path) -> str:
     """What the user reads at the end."""
+    padding = f"{100 * summary['padding']:.1f}% padding"
+    rates = [summary[name] for name in ("useful_tokens_per_second", "tokens_per_second")]
+    speed = padding if None in rates else f"{rates[0]:,.0f} useful tokens/s ({rates[1]:,.0f} with {padding})"
     parts = [
         f"{summary['steps']} steps in {duration(summary['train_seconds'])}, compilation "
         f"{duration(summary['compile_seconds'])}, in all {duration(summary['seconds'])}; "
-        f"peak memory {summary['peak_memory_mb']:,.0f} MB\n"
-        f"{summary['useful_tokens_per_second']:,.0f} useful tokens/s "
-        f"({summary['tokens_per_second']:,.0f} with {100 * summary['padding']:.1f}% padding)"
+        f"peak memory {summary['peak_memory_mb']:,.0f} MB\n{speed}"
     ]
     if summary["stopped"]:
         parts.append(f"stopped early: {summary['stopped']}")

@@ -48,12 +48,13 @@ def test_it_learns_to_prefer(finetune):
 
 
 def test_packed_pairs_are_measured_as_single_ones(finetune):
-    (_, alone, _), (packed_lines, packed, _) = (
+    (_, alone, said), (packed_lines, packed, _) = (
         finetune("alone", "none", "train.steps=1"),
         finetune("packed", "pack", "train.steps=1"),
     )
     assert packed["before"] == pytest.approx(alone["before"], rel=1e-5)
     assert packed_lines[0]["pairs"] > 6, "several pairs in a row"
+    assert alone["tokens_per_second"] is None and "tokens/s" not in said, "nobody has measured a rate of one step"
 
 
 def test_rows_that_cannot_be_compared_are_named(finetune, tmp_path, capsys):
