@@ -35,8 +35,11 @@ class GlmConfig(RotaryConfig):
     def from_dict(cls, values: Mapping[str, Any]):
         # transformers 5 writes it there alone; said beside it, too, it is read by those that look there first
         within = values.get("rope_parameters") or values.get("rope_scaling")
-        if isinstance(within, Mapping) and within.get("partial_rotary_factor") is not None:
-            values = {"partial_rotary_factor": within["partial_rotary_factor"], **values}
+        part = within.get("partial_rotary_factor") if isinstance(within, Mapping) else None
+        if values.get("partial_rotary_factor", part) is None and "partial_rotary_factor" in values:  # null: whole heads
+            values = {**values, "partial_rotary_factor": 1.0 if part is None else part}
+        elif part is not None:
+            values = {"partial_rotary_factor": part, **values}
         return super().from_dict(values)
 
     def layer(self) -> dict[str, CellSpec]:

@@ -114,6 +114,17 @@ def test_0_and_null_by_which_transformers_sees_nothing_or_all(changes, message):
         config_class(values).from_dict(values)
 
 
+@pytest.mark.parametrize(
+    ("said", "share"), (({}, 0.5), ({"partial_rotary_factor": None}, 1.0), ({"partial_rotary_factor": 0.25}, 0.25))
+)
+def test_a_null_share_of_a_head_is_all_of_it_for_glm(said, share):
+    values = {"model_type": "glm4", **said}
+    assert rope_settings(config_class(values).from_dict(values))["partial_rotary_factor"] == share
+    values["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}
+    if said.get("partial_rotary_factor") is None:
+        assert rope_settings(config_class(values).from_dict(values))["partial_rotary_factor"] == 0.75
+
+
 ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ROPE["original_max_position_embeddings"] = 8192
 
