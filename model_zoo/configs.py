@@ -38,10 +38,12 @@ OTHER_FIELDS = {
     "final_logit_softcapping": float,
     "pre_seq_len": TokenId,
     "partial_rotary_factor": float,
+    "initializer_range": Share,
 }
 """Fields that are read out of `Config.extra`."""
-MAY_BE_0 = dict.fromkeys(("initializer_range", "rms_norm_eps", "layer_norm_epsilon", "layernorm_epsilon"), Share)
-"""Fields of `Config.extra`, or a family's own, of which 0 says what it says."""
+
+MAY_BE_0 = dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon", "layernorm_epsilon"), Share)
+"""Fields of families that may be 0."""
 
 MOST_LAYERS = 1 << 14
 
