@@ -12,7 +12,17 @@ import numpy as np
 from adapters.cells import own_parameters, plain_cells, weight_of
 from adapters.initial import START
 from adapters.matching import chosen_sites
-from adapters.patterns import GROUPS, as_list, in_any_order, is_glob, keys_for, pattern_matches, pattern_value, within
+from adapters.patterns import (
+    GROUPS,
+    as_list,
+    in_any_order,
+    is_glob,
+    keys_for,
+    pattern_key,
+    pattern_matches,
+    pattern_value,
+    within,
+)
 from adapters.stacked import settings
 from model_zoo.errors import InputError
 from model_zoo.quantization.storage import is_quantized
@@ -57,8 +67,9 @@ def to_peft(config, model, adapter) -> dict[str, Any]:
     tables = [path for path in paths if adapter.sites[path].kind == "embedding"] if doubled else []
 
     patterns = [in_any_order(one, paths) for one in (config.rank_pattern, config.alpha_pattern)]
-    # PEFT before 0.14 looks for one key in both: a cell that is in both has the same one
-    apart = tables or (all(patterns) and patterns[0].keys() != patterns[1].keys())
+    # PEFT before 0.14 looks for one key in both: a cell that is in both has to have the same one
+    found = ({pattern_key(one, path) for one in patterns} - {None} for path in paths)
+    apart = tables or any(len(each) > 1 for each in found)
     keys = keys_for(paths)
 
     def scaled(pattern, usual, factor):

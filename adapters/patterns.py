@@ -111,9 +111,15 @@ def pattern_matches(key: str, path: str) -> bool:
     return full_match(rf"(?:.*\.)?(?:{key})", path)
 
 
+def pattern_key(patterns: dict | None, path: str) -> str | None:
+    """The first key that matches (`pattern_matches`)."""
+    return next((key for key in patterns or () if pattern_matches(key, path)), None)
+
+
 def pattern_value(patterns: dict | None, path: str, default):
-    """The value of the first key that matches (`pattern_matches`)."""
-    return next((value for key, value in (patterns or {}).items() if pattern_matches(key, path)), default)
+    """The value of the first key that matches."""
+    key = pattern_key(patterns, path)
+    return default if patterns is None or key is None else patterns[key]
 
 
 def keys_for(paths: Iterable[str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from model_zoo.atomic import write_json
 from model_zoo.errors import InputError, shown
-from model_zoo.field_types import Count, Share, TokenId, check_types, field_kinds
+from model_zoo.field_types import MAY_BE_0, Count, Share, TokenId, check_types, field_kinds
 from model_zoo.labels import SCORE, Labels, as_classifier, is_classifier
 
 if TYPE_CHECKING:  # checking a recipe does without it
@@ -41,9 +41,6 @@ OTHER_FIELDS = {
     "initializer_range": Share,
 }
 """Fields that are read out of `Config.extra`."""
-
-MAY_BE_0 = dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon", "layernorm_epsilon"), Share)
-"""Fields of families that may be 0."""
 
 MOST_LAYERS = 1 << 14
 

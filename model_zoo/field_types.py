@@ -22,6 +22,9 @@ Count = NewType("Count", int)
 Share = NewType("Share", float)
 """A number that 0 is a value of."""
 
+MAY_BE_0 = dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon", "layernorm_epsilon"), Share)
+"""Fields of families that may be 0."""
+
 RULES: dict[Any, tuple[Callable[[Any], bool], str]] = {
     int: (lambda value: type(value) is int and 0 < value <= LARGEST, f"a whole number from 1 to {LARGEST}"),
     TokenId: (lambda value: type(value) is int and -1 <= value <= LARGEST, "a token's id"),

@@ -41,6 +41,9 @@ def wrapped(text: str, width: int | None = None) -> str:
         column = re.match(r"\s*(\S+( \S+)* {2,})?", line)
         assert column is not None
         command = line.startswith("  pet ") and not column[1]
+        if len(line) <= width - 2 * command:
+            lines.append(line.rstrip())
+            continue
         broken = textwrap.wrap(
             line,
             width - 2 * command,

@@ -51,9 +51,9 @@ except InputError as error:
 """
 
 
-def start(tmp_path, options, code, idle_limit=launcher.IDLE_LIMIT):
+def start(tmp_path, options, code, idle_limit=launcher.IDLE_LIMIT, **more):
     """`pet launch OPTIONS -- python -c CODE`, as a process; the launcher's own output is piped. ``idle_limit``: what
-    holds without an option."""
+    holds without an option; ``more``: of ``Popen``."""
     return subprocess.Popen(
         [sys.executable, "-c", STARTER.format(idle_limit=idle_limit), *options, "--", sys.executable, "-c", code],
         cwd=tmp_path,
@@ -61,6 +61,7 @@ def start(tmp_path, options, code, idle_limit=launcher.IDLE_LIMIT):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        **more,
     )
 
 
@@ -292,14 +293,15 @@ def test_a_hang_is_one_without_an_option_too(tmp_path, assert_gone):
     """By the launcher's own account within twenty seconds: the limit, and a look at the clock now and then."""
     code = NOTE_PID + "work() if r == 0 else forever()"
     result, _, err = finish(start(tmp_path, ["-n", "2"], code, idle_limit=2.0))
-    assert result == 124 and re.search("rank 1 hangs: it did nothing for 2 s .*--hang-timeout SECONDS", err)
+    assert result == 124 and re.search(r"rank 1 hangs: it did nothing for \d+ s .*--hang-timeout SECONDS", err)
     assert_gone(tmp_path / "pids", 2)
     assert launcher.IDLE_LIMIT + launcher.GRACE < 20
 
 
 def test_ctrl_z_stops_the_workers_until_the_launcher_goes_on(tmp_path, until):
     """They have sessions of their own, and worked on."""
-    launcher = start(tmp_path, ["-n", "2", "--hang-timeout", "0"], NOTE_PID + "work()")
+    # a group of its own beside this one, as a shell makes it: the system stops none that nobody could continue
+    launcher = start(tmp_path, ["-n", "2", "--hang-timeout", "0"], NOTE_PID + "work()", preexec_fn=os.setpgrp)
     until(lambda: len([*tmp_path.glob("pids/*")]) == 2)
     every = [psutil.Process(pid) for pid in (launcher.pid, *(int(path.name) for path in tmp_path.glob("pids/*")))]
     try:
