@@ -13,7 +13,7 @@ from model_zoo.atomic import read_json, staged, write_json
 from model_zoo.checkpoint.ckpt_io import write_ckpt
 from model_zoo.checkpoint.dtypes import STORAGE, convert, float_name
 from model_zoo.checkpoint.reading import Checkpoint, assignment, check_tied, read_config
-from model_zoo.checkpoint.safetensors_io import SafetensorsFile
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.checkpoint.saving import (
     COMPANIONS,
     MAX_SHARD_SIZE,
@@ -53,6 +53,19 @@ class Report:
             kinds = sorted({name.partition(".")[0] for name in self.left_out})
             text += f"; {len(self.left_out)} left out that are no weights ({', '.join(kinds[:6])})"
         return text + (f"; {self.note}" if self.note else "")
+
+
+def write_adapter(output: str | os.PathLike, tensors: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Writes an adapter directory in PEFT's format.
+
+    Args:
+        tensors: by PEFT's names.
+        settings: of adapter_config.json, but for those that every adapter has.
+    """
+    common = {"task_type": "CAUSAL_LM", "base_model_name_or_path": None, "inference_mode": True}
+    with staged(output) as stage:
+        write_file(stage / "adapter_model.safetensors", dict(tensors), {"format": "pt"})
+        write_json(stage / "adapter_config.json", {**common, **settings})
 
 
 def is_ckpt(path: str | os.PathLike) -> bool:

@@ -9,7 +9,6 @@ with a rank that is the sum of theirs and the same scale. It is the same functio
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -18,12 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from model_zoo.atomic import staged
 from model_zoo.checkpoint.ckpt_io import CkptFile, write_ckpt
-from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.counting import config_of, layout_of, parameter_shapes
 from model_zoo.errors import InputError, nearest
-from pet.compat.ckpt.doors import Report, config_for, find_ckpt
+from pet.compat.ckpt.doors import Report, config_for, find_ckpt, write_adapter
 from pet.compat.ckpt.names import LORA, Form, Group, form_of, groups
 from pet.compat.ckpt.view import further_layers, is_lora, is_weight, opened, to_ours, to_theirs
 
@@ -87,9 +85,6 @@ def to_adapter(
     ranks = _shortened({module: len(a) for module, (a, _) in found.items() if len(a) != rank}, found)
     settings = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": None,
-        "inference_mode": True,
         "bias": "none",
         "r": rank,
         "lora_alpha": alpha,
@@ -99,9 +94,7 @@ def to_adapter(
         "rank_pattern": ranks,
         "alpha_pattern": {name: alpha * other / rank for name, other in ranks.items()},
     }
-    with staged(output) as stage:
-        write_file(stage / "adapter_model.safetensors", tensors, {"format": "pt"})
-        (stage / "adapter_config.json").write_text(json.dumps(settings, indent=2, sort_keys=True))
+    write_adapter(output, tensors, settings)
     return Report(Path(output), len(tensors), note=f"rank {rank}, alpha {alpha:g}, on {len(found)} matrices")
 
 

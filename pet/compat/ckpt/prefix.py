@@ -7,7 +7,6 @@ with ``prefix_projection`` the two layers behind it.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,11 +15,9 @@ from typing import Any
 import numpy as np
 
 from adapters.ptuning import PROJECTED
-from model_zoo.atomic import staged
-from model_zoo.checkpoint.safetensors_io import write_file
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError
-from pet.compat.ckpt.doors import Report, config_for, find_ckpt
+from pet.compat.ckpt.doors import Report, config_for, find_ckpt, write_adapter
 from pet.compat.ckpt.names import PREFIX
 from pet.compat.ckpt.view import opened
 
@@ -59,17 +56,10 @@ def to_prefix(
     tokens, width = parts[table].shape
     settings = {
         "peft_type": "PTUNING_V2",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": None,
-        "inference_mode": True,
         "pre_seq_len": tokens,
         "prefix_projection": projected,
         "encoder_hidden_size": last.shape[1] if projected else None,
         "embedding_size": width if projected else None,
     }
-    with staged(output) as stage:
-        write_file(
-            stage / "adapter_model.safetensors", {ours: parts[name] for name, ours in names.items()}, {"format": "pt"}
-        )
-        (stage / "adapter_config.json").write_text(json.dumps(settings, indent=2, sort_keys=True))
+    write_adapter(output, {ours: parts[name] for name, ours in names.items()}, settings)
     return Report(Path(output), len(names), note=f"a prefix of {tokens} tokens")
