@@ -121,8 +121,8 @@ class View:
         while (above := self.above.get(id(node))) is not None:
             if isinstance(above, (ast.If, ast.IfExp)) and node is not above.test:
                 body = above.body if isinstance(above.body, list) else [above.body]
-                decided = self.evaluated(above.test)
-                if not suspected if decided is UNKNOWN else decided is not any(one is node for one in body):
+                decided, taken_if = self.evaluated(above.test), any(one is node for one in body)
+                if not (suspected if decided is UNKNOWN else decided is taken_if):
                     return False
             node = above
         return True

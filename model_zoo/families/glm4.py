@@ -36,7 +36,7 @@ class GlmConfig(RotaryConfig):
         # transformers 5 writes it there alone; said beside it, too, it is read by those that look there first
         within = values.get("rope_parameters") or values.get("rope_scaling")
         part = within.get("partial_rotary_factor") if isinstance(within, Mapping) else None
-        if values.get("partial_rotary_factor", part) is None and "partial_rotary_factor" in values:  # null: whole heads
+        if "partial_rotary_factor" in values and values["partial_rotary_factor"] is None:  # null: whole heads
             values = {**values, "partial_rotary_factor": 1.0 if part is None else part}
         elif part is not None:
             values = {"partial_rotary_factor": part, **values}

@@ -101,14 +101,13 @@ def _reads_ckpt(source: str) -> bool:
 def _from_ckpt(parser: Parser, options, output: Path):
     from pet.compat.ckpt.beside import kinds_in
     from pet.compat.ckpt.doors import find_ckpt, to_directory
-    from pet.compat.ckpt.prefix import holds_prefix, to_prefix
+    from pet.compat.ckpt.prefix import to_prefix
 
     if output.suffix == ".ckpt":
         raise InputError(f"--output {output}: SOURCE is a .ckpt file, so a directory was expected")
     parser.idle(options, "on a .ckpt file: its names tell it", "qkv_concat", "mlp_concat", "old_names")
     path = find_ckpt(options.source)
-    weights, lora = kinds_in(path)
-    prefix = holds_prefix(path)
+    weights, lora, prefix = kinds_in(path)
     adapter = "a prefix" if prefix else "LoRA matrices" if lora else None
     if weights and adapter and options.part is None:
         raise InputError(f"{path}: holds weights and {adapter}: say --part model, or --part adapter")

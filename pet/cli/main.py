@@ -51,7 +51,7 @@ commands:
 
 
 def _help() -> str:
-    from pet.cli.parser import wrapped
+    from pet.cli.wrapping import wrapped
 
     width = max(map(len, COMMANDS)) + 3
     lines = [f"  {name:<{width}}{meaning}" for name, (_, meaning) in COMMANDS.items()]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
-import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from model_zoo.atomic import check_name
 from model_zoo.errors import SYNONYMS, InputError, nearest
+from pet.cli.wrapping import wrapped
 
 PATHS = {"adapter", "base", "file", "model", "output", "run", "DIR", "FILE", "PATH", "PLACE"}
 PATHS |= {"ADAPTER", "MODEL", "RECIPE", "RUN", "SOURCE"}
@@ -30,29 +30,6 @@ def _unmarked(value: Any) -> Any:
     if isinstance(value, list):
         return [_unmarked(one) for one in value]
     return value.removeprefix(LITERAL) if isinstance(value, str) else value
-
-
-def wrapped(text: str, width: int | None = None) -> str:
-    """Lines as wide as the terminal, up to 100 columns. What is too long goes on beneath its second column or its own
-    indentation, a command after a backslash."""
-    width = width or min(100, shutil.get_terminal_size().columns)
-    lines = []
-    for line in text.splitlines():
-        column = re.match(r"\s*(\S+( \S+)* {2,})?", line)
-        assert column is not None
-        command = line.startswith("  pet ") and not column[1]
-        if len(line) <= width - 2 * command:
-            lines.append(line.rstrip())
-            continue
-        broken = textwrap.wrap(
-            line,
-            width - 2 * command,
-            subsequent_indent=" " * (10 if command else column.end()),
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        lines.append((" \\\n" if command else "\n").join(broken))
-    return "\n".join(lines)
 
 
 class Formatter(argparse.HelpFormatter):

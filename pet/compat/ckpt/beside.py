@@ -13,17 +13,18 @@ from model_zoo.errors import InputError
 from pet.compat.ckpt.doors import config_for, find_ckpt, to_directory
 from pet.compat.ckpt.lora import to_adapter
 from pet.compat.ckpt.names import Form
-from pet.compat.ckpt.prefix import holds_prefix, to_prefix
-from pet.compat.ckpt.view import is_lora, is_weight, opened
+from pet.compat.ckpt.prefix import to_prefix
+from pet.compat.ckpt.view import is_lora, is_prefix, is_weight, opened
 
 MARK = "converted.json"  # in a directory made from a .ckpt file: of which one
 READ = {"joined": "by heads"}  # what was made before files were read so is made again
 
 
-def kinds_in(path: Path) -> tuple[bool, bool]:
-    """(whether a ``.ckpt`` file holds weights of a base, whether it holds LoRA matrices)."""
+def kinds_in(path: Path) -> tuple[bool, bool, bool]:
+    """Whether a ``.ckpt`` file holds (weights of a base, LoRA matrices, a prefix)."""
     with opened(path) as file:
-        return any(map(is_weight, file.tensors)), any(map(is_lora, file.tensors))
+        weights, lora, prefix = (any(map(kind, file.tensors)) for kind in (is_weight, is_lora, is_prefix))
+    return weights, lora, prefix
 
 
 def whole(source: str | os.PathLike, strategy: str | os.PathLike | None = None) -> Path:
@@ -85,8 +86,7 @@ def bring(
         InputError: LoRA without an alpha; see `converted`.
     """
     path = whole(source, strategy)
-    weights, lora = kinds_in(path)
-    prefix = holds_prefix(path)
+    weights, lora, prefix = kinds_in(path)
     model = str(converted(path, config, form)) if weights or not (lora or prefix) else None
     if prefix:
         values = config_for(path, config)

@@ -24,12 +24,6 @@ from pet.compat.ckpt.view import opened
 TRANS = ("trans.0.weight", "trans.0.bias", "trans.2.weight", "trans.2.bias")
 
 
-def holds_prefix(path: Path) -> bool:
-    """Whether a file holds a prefix."""
-    with opened(path) as file:
-        return any(map(PREFIX.fullmatch, file.tensors))
-
-
 def to_prefix(
     source: str | os.PathLike, output: str | os.PathLike, config: str | os.PathLike | Mapping[str, Any] | None = None
 ) -> Report:

@@ -38,6 +38,11 @@ def is_weight(name: str) -> bool:
     return not any(pattern.fullmatch(name) for pattern in (_LEFT_OUT, LORA, PREFIX))
 
 
+def is_prefix(name: str) -> bool:
+    """Whether a name is that of a part of a prefix."""
+    return PREFIX.fullmatch(name) is not None
+
+
 def is_lora(name: str) -> bool:
     """Whether a name is that of a LoRA matrix."""
     return LORA.fullmatch(name) is not None and _LEFT_OUT.fullmatch(name) is None

@@ -18,8 +18,8 @@ from model_zoo.errors import InputError, located
 from pet import auto
 from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import find_ckpt, is_ckpt
-from pet.compat.ckpt.names import PREFIX, Form
-from pet.compat.ckpt.view import MindFormersCheckpoint, is_lora
+from pet.compat.ckpt.names import Form
+from pet.compat.ckpt.view import MindFormersCheckpoint, is_lora, is_prefix
 from pet.compat.mindformers.cells import give_cell
 from pet.compat.mindformers.config import DROPOUTS, give_names
 from pet.compat.mindformers.generation_defaults import NAMES as GENERATION, give_defaults
@@ -53,7 +53,7 @@ def built(config: Config | Mapping[str, Any], loads: bool = True) -> CausalLM:
                     model.held_lora = functools.partial(fill_lora, view.path, form)
                     if not said.get("pet_config"):
                         log.warning("%s: its LoRA matrices are put on with the adapter (get_pet_model)", view.path)
-                if any(map(PREFIX.fullmatch, view.file.tensors)):
+                if any(map(is_prefix, view.file.tensors)):
                     log.warning("%s: its prefix is left out; load_checkpoint of a Trainer takes it, too", view.path)
     give_names(model.config)
     vars(model.config).update({name: value for name, value in said.items() if name not in vars(model.config)})

@@ -37,7 +37,7 @@ def test_safetensors_that_mindspore_wrote_are_read_as_ckpt_files_are(base, tmp_p
     found = converted(tmp_path / "checkpoint", base)
     assert found == file.with_suffix(".hf")
     assert (found / "model.safetensors").read_bytes() == expected.read_bytes()
-    assert kinds_in(file) == (True, False)
+    assert kinds_in(file) == (True, False, False)
 
 
 def test_front_doors_take_ckpt_files(base, tmp_path):

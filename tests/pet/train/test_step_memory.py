@@ -56,6 +56,19 @@ def allocated() -> int:
     return told().used
 
 
+def least_growth(meter, times, call) -> float:
+    """What a call leaves, by the least of some rounds: what else a process does may grow once."""
+
+    def grown():
+        before = meter()
+        for _ in range(times):
+            call()
+        return (meter() - before) / times
+
+    grown()
+    return min(grown() for _ in range(3))
+
+
 @pytest.mark.skipif(not available(), reason="without kernels steps are compiled graphs")
 @pytest.mark.parametrize("base", ["llama_gqa", "chatglm2", "gpt2"])
 def test_steps_leave_nothing_behind(shortened, base):
@@ -127,16 +140,7 @@ def test_operators_of_a_step_leave_little_to_mindspore(make, most):
     logits = ms.Tensor(generator.normal(size=(4, 8, 20)).astype(np.float32))
     labels = ms.Tensor(generator.integers(0, 20, (4, 8)).astype(np.int32))
     gradients = make()
-
-    def grown(times):
-        before = memory_held()
-        for _ in range(times):
-            gradients(logits, labels)
-        return (memory_held() - before) / times
-
-    grown(40)
-    least = min(grown(40) for _ in range(3))
-    assert least < most, least
+    assert least_growth(memory_held, 40, lambda: gradients(logits, labels)) < most
 
 
 @pytest.mark.skipif(not available(), reason="without kernels steps are compiled graphs")
@@ -144,13 +148,4 @@ def test_operators_of_a_step_leave_little_to_mindspore(make, most):
 def test_a_slope_is_given_to_mindspore(make, most):
     """It keeps 480 bytes of one that it makes itself, and a page's share more: days of short steps took gigabytes."""
     gradients, given = make(), ms.Tensor(np.ones((4, 8, 20), np.float32))
-
-    def grown(times):
-        before = allocated()
-        for _ in range(times):
-            gradients(given, given)
-        return (allocated() - before) / times
-
-    grown(10)
-    least = min(grown(20) for _ in range(3))
-    assert least < most, least
+    assert least_growth(allocated, 20, lambda: gradients(given, given)) < most
