@@ -23,6 +23,7 @@ import pytest
 # Not this directory: its `pet` would be found before the package that `pip install -e` installs.
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
+import peers
 import sets
 
 # What is imported and collected is no garbage: Python's collector rests until all of it is there, and lets it be then.
@@ -109,6 +110,7 @@ def pytest_runtest_setup() -> None:
     from model_zoo import errors
 
     errors._warned.clear()
+    peers.seed()
 
 
 @pytest.hookimpl(wrapper=True)

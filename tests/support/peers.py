@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
+
+
+def seed() -> None:
+    """What torch draws in a test is the same whichever ran before, PEFT's first factors for one."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 def imported(module: dict, *names: str):
@@ -15,6 +23,7 @@ def imported(module: dict, *names: str):
     def peers():
         for name in names:
             module[name] = pytest.importorskip(name, reason=f"{name} is not installed: nothing to compare with")
+        seed()
 
     return peers
 
