@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,9 @@ import numpy as np
 
 from .columns import TEXTS, Columns
 from .token_rows import is_bare, tokens_of, without_own
+
+NUMBER = re.compile(r"[-+]?(0|[1-9]\d*)(\.\d*)?([eE][-+]?\d+)?|[-+]?\.\d+")
+"""A number as tables hold it; 007 is a name."""
 
 
 def classified(columns: Mapping[str, Any], required: bool = True) -> dict[str, Any]:
@@ -41,8 +45,7 @@ def asked(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def label_of(row: Columns, required: bool) -> Any:
-    """What the data says of a text: a name, a number, or a list of these. In CSV a number may be a text, and a list
-    JSON."""
+    """What the data says of a text: a name, a number, or a list of these. In CSV a list is JSON."""
     given = row.value("label", required)
     value = given.tolist() if hasattr(given, "tolist") else given
     if value is not given and np.size(value) == 1:  # a MindRecord's number has a shape
@@ -55,6 +58,14 @@ def label_of(row: Columns, required: bool) -> Any:
         name = row.name("label")
         raise ValueError(f"{name}: expected a name, a number, or a list of these, found {value!r}")
     return value
+
+
+def label_in_table(label: Any) -> Any:
+    """A label of CSV, where every value is a text: the number that it is, as pandas and Hugging Face's datasets read
+    it, so that such a file teaches what one of JSON does."""
+    if not isinstance(label, str) or not NUMBER.fullmatch(text := label.strip()):
+        return label
+    return int(text) if text.lstrip("+-").isdigit() else float(text)
 
 
 def whole_text(tokenizer: Any, text: str, text_pair: str | None = None, limit: int | None = None) -> list[int]:

@@ -18,7 +18,9 @@ from typing import Any
 
 from model_zoo.errors import InputError, nearest
 
+from .classified import label_in_table
 from .columns import BESIDE, COLUMNS, KNOWN, OBJECTIVES, SAYING_THE_SAME, Columns, Role, compared
+from .finding import kind_of
 from .messages import (
     KWARGS,
     ROLE_COLUMNS,
@@ -242,6 +244,8 @@ class Rows:
         if isinstance(found, Mapping):  # no conversations
             for name, value in found.items():
                 setattr(row, name, value)
+            if kind_of(row.path) == "csv":
+                row.label = label_in_table(row.label)
             return own
         if len(found) != self.documents:
             raise Wrong(f"{len(found)} documents; the objective compares {self.documents}")

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from model_zoo.labels import labels_for
 from pet.auto import AutoTokenizer
 from pet.data import load_dataset
 from pet.data.classified import classified, whole_text
@@ -36,6 +37,28 @@ def test_columns(columns, texts):
 def test_a_number_of_a_record_is_a_number_whatever_its_shape(given, label):
     found = classified({"text": "a", "label": given})["label"]
     assert found == label and type(found) is type(label)
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind", "names"),
+    [
+        ([0.5, 1.25, -2.0], "regression", ["LABEL_0"]),
+        ([0, 2, 10, 1], "single_label_classification", [f"LABEL_{number}" for number in range(11)]),
+        (["007", "1.x", "2"], "single_label_classification", ["2", "007", "1.x"]),
+    ],
+)
+def test_numbers_of_a_table_are_numbers(labels, kind, names, tmp_path):
+    """Values of CSV were names, each a label of its own, and the label 10 stood before 2. In JSON a text is a name."""
+    tokenizer, rows = AutoTokenizer.from_pretrained("llama_tiny"), [["text", "label"]]
+    rows += [[f"Shirt {number}", label] for number, label in enumerate(labels)]
+    (tmp_path / "rows.csv").write_text("".join(f"{text},{label}\n" for text, label in rows))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": "a", "label": str(one)}) + "\n" for one in labels))
+    settings = {"conversations": classified, "cache_dir": str(tmp_path / "cache")}
+    found, texts = (
+        load_dataset(tmp_path / file, tokenizer, settings=settings).said for file in ("rows.csv", "rows.jsonl")
+    )
+    assert (labels_for(found, {}).kind, list(labels_for(found, {}).names)) == (kind, names)
+    assert {*texts} == {*map(str, labels)}
 
 
 def test_a_text_that_is_too_long_is_one_sample(tmp_path):
