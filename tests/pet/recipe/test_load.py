@@ -746,6 +746,11 @@ def test_settings_of_trls_newest_have_a_hint():
     assert "eval.every_steps or eval.every_epochs" in trl_names.hint("eval_strategy")
 
 
+def test_lengths_of_a_question_and_of_an_answer_are_settings_of_their_own():
+    assert "data.max_prompt" in trl_names.hint("max_prompt_length")
+    assert "data.max_answer" in trl_names.hint("max_completion_length")
+
+
 def test_every_key_that_a_hint_names_is_there():
     for text in trl_names.NAMES.values():
         if (key := tuple(text.split(",")[0].split(" ")[0].rstrip(":").split(".")))[0] in ("train", "data", "eval"):
