@@ -116,8 +116,10 @@ EXCHANGED = "answers of two rows are exchanged; give an even number for each pro
 LESS_THAN_HALF = "robust takes less than half of the pairs to be wrong"
 
 
-PROMPTS = ("template", "template_without_input", "enable_thinking", "system", "train_on")
-"""Settings of the data that shape a prompt and what is learnt behind it."""
+ASKED = ("template", "template_without_input", "enable_thinking", "system", "max_prompt", "max_answer")
+"""Settings of the data that are about a question and its answer."""
+OF_IDS = ("padding", "labels_ahead", "other_labels")
+"""Settings of rows of token ids."""
 
 
 def preferences(recipe: Recipe) -> Iterator[Finding]:
@@ -139,7 +141,10 @@ def preferences(recipe: Recipe) -> Iterator[Finding]:
             )
     if "f1" in recipe.eval.metrics and train.objective != "classification":
         yield "eval.metrics", "train.objective", "f1 is measured with train.objective: classification"
-    for name in PROMPTS if train.objective == "classification" else ():
+    if "accuracy" in recipe.eval.metrics and train.objective in COMPARED:
+        why = f"accuracy is of tokens or of labels; with {train.objective} reward_accuracy is always measured"
+        yield "eval.metrics", "train.objective", why
+    for name in (*ASKED, "train_on") if train.objective == "classification" else ():
         if given(recipe.data, name):
             yield f"data.{name}", "train.objective", "has no effect: texts are judged as they stand, without a prompt"
     if train.reference == ADAPTERS_OFF and recipe.adapter.method == "none":
@@ -209,6 +214,10 @@ def data(recipe: Recipe) -> Iterator[Finding]:
             yield f"{at}.{name}", f"{at}.{other}", message
         if recipe.train.objective in COMPARED and getattr(reading, "train_on", "") == "all":
             yield f"{at}.train_on", "train.objective", f"{recipe.train.objective} compares last answers alone"
+        for name in OF_IDS if recipe.train.objective in COMPARED and isinstance(reading, Reading) else ():
+            if given(reading, name):
+                why = f"is of rows of token ids, which {recipe.train.objective} does not read"
+                yield f"{at}.{name}", "train.objective", why
     asked = settings.eval_format or settings.format
     measured = settings.eval or settings.eval_fraction or settings.test
     if measured and asked in WITHOUT_QUESTIONS and (written := recipe.eval.written):
@@ -229,13 +238,12 @@ def prompts(settings: Reading) -> Iterator[tuple[str, str, str]]:
         yield "enable_thinking", "template", "a text has no such switch; a chat template may have one"
     if written and settings.system is not None and "{system}" not in settings.template:
         yield "system", "template", "the text has no {system}, where the system message goes"
-    for name in ("padding", "labels_ahead", "other_labels"):
-        given = getattr(settings, name)
-        if given is not None and given is not False and settings.format not in ("auto", "mindrecord", "tokens"):
+    for name in OF_IDS:
+        if given(settings, name) and settings.format not in ("auto", "mindrecord", "tokens"):
             yield name, "format", f"is of rows of token ids, which {settings.format} rows are not"
     if settings.format not in WITHOUT_QUESTIONS:
         return
-    for name in ("template", "template_without_input", "enable_thinking", "system"):
+    for name in ASKED:
         if getattr(settings, name) is not None:
             yield name, "format", f"{settings.format} rows have no question that it could go with"
     # of a text everything is learnt, so "all" says what happens; of ids what their own labels say

@@ -418,6 +418,15 @@ def test_all_problems_in_one_report(write):
             "data.train[0].train_on",
             "dpo compares last answers",
         ),
+        (["train.objective=dpo", "data.padding=0"], "data.padding", "token ids, which dpo does not read"),
+        (["train.objective=kto", "data.labels_ahead=true"], "data.labels_ahead", "which kto does not read"),
+        (["train.objective=classification", "data.max_answer=3"], "data.max_answer", "texts are judged as they stand"),
+        (["data.format=text", "data.max_prompt=3"], "data.max_prompt", "text rows have no question"),
+        (
+            ["train.objective=reward", "eval.metrics=[loss, accuracy]"],
+            "eval.metrics",
+            "with reward reward_accuracy is always measured",
+        ),
         (["data.format=chat", "data.padding=0"], "data.padding", "token ids, which chat rows are not"),
         (["data.format=text", "data.labels_ahead=true"], "data.labels_ahead", "token ids, which text rows are not"),
         (
