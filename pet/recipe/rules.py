@@ -239,7 +239,8 @@ def prompts(settings: Reading) -> Iterator[tuple[str, str, str]]:
     if written and settings.system is not None and "{system}" not in settings.template:
         yield "system", "template", "the text has no {system}, where the system message goes"
     for name in OF_IDS:
-        if given(settings, name) and settings.format not in ("auto", "mindrecord", "tokens"):
+        value = getattr(settings, name)
+        if value is not None and value is not False and settings.format not in ("auto", "mindrecord", "tokens"):
             yield name, "format", f"is of rows of token ids, which {settings.format} rows are not"
     if settings.format not in WITHOUT_QUESTIONS:
         return
