@@ -39,6 +39,8 @@ PARTS = {
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where each of eight neighbouring outputs lies in AWQ's integers, from the lowest bits on."""
 WIDTH = re.compile(r"'num_bits': (\d+)")
+OWN_WIDTH = re.compile(r"'bits': (\d+)")
+"""Of some modules, in GPT-QModel's ``dynamic``."""
 AT_ONCE = 1 << 22
 """Elements that are wide at a time beside the result."""
 
@@ -88,7 +90,10 @@ class IntegerTensor:
             return in_order(words).T[rows]
         if self.form == "pack-quantized":
             return numbers(words.T, self.bits).T[: self.shape[0]][rows]
-        return ((numbers(words, self.bits) + (self.form == "gptq")) & (1 << self.bits) - 1).T[rows]
+        less = self.form == "gptq"
+        if less and 32 % self.bits == 0:  # whole integers are one less per place: below a zero of 0 a place lends one
+            words, less = words.view(np.uint32) + np.uint32(0xFFFFFFFF // ((1 << self.bits) - 1)), False
+        return ((numbers(words.view(np.int32), self.bits) + less) & (1 << self.bits) - 1).T[rows]
 
     def factors(self, stored: Stored, rows: slice = slice(None)) -> np.ndarray:
         """Of some outputs in float32, ``(rows, groups)``."""
@@ -174,6 +179,9 @@ def _integers(
             raise InputError(f"{codes} {tuple(weight.shape)}: {bits} bits for {inputs} inputs; config.json says {text}")
     else:
         (count, out), bits, inputs = factors.shape, settings.get("bits", settings.get("w_bit")), weight.shape[0]
+        if method == "gptq" and parts[3] in infos:
+            own = inputs * 32 // max(1, *infos[parts[3]].shape)
+            bits = own if str(own) in OWN_WIDTH.findall(str(settings.get("dynamic"))) else bits
     if bits not in BITS[method] or form not in known:
         supported = f"{', '.join(map(str, BITS[method]))} bits, {', '.join(known)}"
         raise InputError(f"{codes}: {method} of {shown(bits)} bits ({form}); supported: {supported}")

@@ -27,7 +27,7 @@ OTHERS = ("weight_zero_point", "weight_g_idx", "weight_global_scale")
 """Parts of a matrix whose elements are not codes times factors alone."""
 TOLD = re.compile(r"'(?:weight_block_size|block_structure)': [('\[]*(\d+)[, x]+(\d+)")
 """Sizes of blocks in the settings, which the last ones may not fill."""
-OF_ACTIVATIONS = re.compile(r".*\.((input|output|activation|[qkv])_scale(_ub)?)")
+OF_ACTIVATIONS = re.compile(r".*\.(input|output|activation|[qkv])_(scale|scale_ub|zero_point)")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -253,7 +253,17 @@ def layers_apart(fixtures):
 
 
 def integer_checkpoint(
-    fixtures, tmp_path, method, group, layout=None, bias=None, scale="float16", bits=4, mixed=False, **settings
+    fixtures,
+    tmp_path,
+    method,
+    group,
+    layout=None,
+    bias=None,
+    scale="float16",
+    bits=4,
+    mixed=False,
+    own=None,
+    **settings,
 ):
     """A checkpoint in one of the formats, and its matrices in float32.
 
@@ -261,23 +271,28 @@ def integer_checkpoint(
         bias: what a bias that the model has not is filled with.
         scale: type of the factors.
         mixed: whether groups are of inputs that are no neighbours.
+        own: {last part of a path: its bits} of those with others.
         settings: others of quantization_config.
     """
     generator, (arrays, shapes), matrices = np.random.default_rng(0), layers_apart(fixtures), {}
     for name, (out, into) in shapes.items():
         path = name.removesuffix(".weight")
+        width = (own or {}).get(path.rpartition(".")[2], bits)
         size = into if group == -1 else group
         count = -(-into // size)
-        codes = generator.integers(0, 1 << bits, (into, out)).astype(np.uint8)
-        zeros = generator.integers(1, 1 << bits, (count, out)).astype(np.uint8)
+        codes = generator.integers(0, 1 << width, (into, out)).astype(np.uint8)
+        zeros = generator.integers(0, 1 << width, (count, out)).astype(np.uint8)
         scales = (generator.random((count, out)) * 0.02 + 0.001).astype(scale).astype(np.float32)
         order = (0, 2, 4, 6, 1, 3, 5, 7) if method == "awq" else range(8)
-        stored = zeros - 1 if method == "gptq" and "gptq_v2" not in (layout, settings.get("format")) else zeros
-        if bits == 4:
+        less = method == "gptq" and "gptq_v2" not in (layout, settings.get("format"))
+        stored = zeros - 1 & 7 if less and width == 3 else zeros
+        if width == 4:
             arrays[f"{path}.qweight"] = packed_integers(codes, 1 if method == "awq" else 0, order)
             arrays[f"{path}.qzeros"] = packed_integers(stored, 1, order)
         else:
-            arrays[f"{path}.qweight"], arrays[f"{path}.qzeros"] = stream(codes, bits), stream(stored.T, bits).T
+            arrays[f"{path}.qweight"], arrays[f"{path}.qzeros"] = stream(codes, width), stream(stored.T, width).T
+        if less and width != 3:  # of whole integers, as GPT-QModel does it: a zero of 0 borrows
+            arrays[f"{path}.qzeros"] = arrays[f"{path}.qzeros"] - {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}[width]
         arrays[f"{path}.scales"] = scales.astype(scale)
         if bias is not None:
             arrays[f"{path}.bias"] = np.full(out, bias, np.float16)
@@ -329,6 +344,7 @@ def test_gptq_and_awq_files_open_exactly(fixtures, tmp_path, method, group, layo
         (32, {"bits": 8}),
         (64, {"bits": 3, "mixed": True, "bias": 0.0}),
         (-1, {"bits": 2, "layout": "gptq_v2"}),
+        (32, {"bits": 8, "own": {"down_proj": 2}, "dynamic": {"+:.*down_proj": {"bits": 2}, "-:.*lm_head": {}}}),
         (32, {"mixed": True, "desc_act": True, "scale": bfloat16}),
         (72, {}),  # the last group has fewer inputs
     ],

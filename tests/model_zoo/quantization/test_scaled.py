@@ -44,6 +44,7 @@ def scaled(fixtures, tmp_path, form, **others):
                 factors = np.asarray(DRAW.random(grid(*array.shape)) / 64, np.float32)
                 tensors[name.replace("weight", last)] = ("float32", factors)
                 tensors[name.replace("weight", "input_scale")] = ("float32", np.ones(1, np.float32))
+                tensors[name.replace("weight", "input_zero_point")] = ("int8", np.ones(1, np.int8))
                 rows, columns = (*factors.shape, 1, 1)[:2]
                 sizes = [
                     48 if count > 1 and "48" in str(settings) else size // count
