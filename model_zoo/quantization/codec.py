@@ -228,6 +228,7 @@ def quantize_bytes(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     most = np.abs(table).max(1)
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = np.clip(table * (np.float32(1) / most)[:, None], np.float32(-1), np.float32(1))
+        scaled[np.isnan(scaled)] = 0  # 0 times what is infinite where the largest has no reciprocal
     half = (scaled + np.float32(1)) * np.float32(0.5)
     place = (half.astype(np.float64) * 65535 + 0.5).astype(np.float32)  # rounded once
     codes = nearest_codes()[np.where(most[:, None] == 0, 0, place).astype(np.int32)]

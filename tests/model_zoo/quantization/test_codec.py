@@ -78,6 +78,13 @@ def test_4_bits_are_bitsandbytes(by, oracle, kind, shape):
         assert np.array_equal(codec.dequantize(storage, mine, shape), back)
 
 
+def test_factors_without_reciprocals_are_quantised_like_others(by):
+    """As where a matrix is zero but for what float32 barely holds; then bitsandbytes' own codes are of no number."""
+    values, storage = matrix((16, 192)) * np.float32(1e-38), Storage("nf4", 32, True)
+    back = codec.dequantize(storage, codec.quantize(storage, values.shape, lambda rows: values[rows]), values.shape)
+    assert np.abs(back).max() <= 2 * np.abs(values).max()
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_int8_is_bitsandbytes(by, oracle, shape):
     import bitsandbytes
