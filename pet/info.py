@@ -19,7 +19,7 @@ from model_zoo.checkpoint.reading import Checkpoint, read_config
 from model_zoo.counting import config_of, parameter_shapes, sizes
 from model_zoo.errors import InputError, nearest
 from model_zoo.quantization import Quantization
-from model_zoo.quantization.files import SECTION
+from model_zoo.quantization.files import section_of
 from model_zoo.quantization.scaled import METHODS
 from model_zoo.settings import require
 from pet.names import bundled_models, model_config
@@ -174,7 +174,7 @@ def describe(
 
 def stored_type(config: Mapping[str, Any]) -> str | None:
     """The type of a base's weights by its config.json, None where that says none; of FP8 what they are once read."""
-    scaled = (config.get(SECTION) or {}).get("quant_method") in METHODS
+    scaled = section_of(config).get("quant_method") in METHODS
     return "float32" if scaled else config.get("dtype") or config.get("torch_dtype")
 
 

@@ -33,7 +33,7 @@ from model_zoo.errors import InputError, located, nearest
 from model_zoo.generation_settings import settings_beside
 from model_zoo.quantization import codec
 from model_zoo.quantization.additive import find_additive
-from model_zoo.quantization.files import PackedTensor, find_packed, hidden
+from model_zoo.quantization.files import PackedTensor, find_packed, hidden, section_of
 from model_zoo.quantization.integers import find_integers
 from model_zoo.quantization.scaled import find_scaled
 
@@ -125,7 +125,7 @@ class Checkpoint(contextlib.AbstractContextManager["Checkpoint"]):
 
     def _find_made(self, values: Mapping[str, Any]) -> None:
         infos = {name: file.info(name) for name, file in self._where.items()}
-        settings = values.get("quantization_config") or {}
+        settings = section_of(values)
         scaled, beside = find_scaled(infos, settings)
         summed, parts = find_additive(infos, settings)
         integers, of_integers = find_integers(infos, self.stored, settings)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from model_zoo.arguments import check_argument
 from model_zoo.configs import Config
 from model_zoo.errors import InputError, shown
 from model_zoo.quantization import codec
@@ -32,6 +33,18 @@ SECTION = "quantization_config"
 """Of config.json."""
 
 Read = Callable[[str], np.ndarray]
+
+
+def section_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``quantization_config`` of config.json; empty where there is none.
+
+    Raises:
+        InputError: it is no dictionary, or its quant_method no text.
+    """
+    found = config.get(SECTION) or {}
+    check_argument(f"config.json: {SECTION}", "dict", found)
+    check_argument(f"config.json: {SECTION}: quant_method", "str | None", found.get("quant_method"))
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -208,6 +208,9 @@ def test_int8_in_the_order_of_a_gpu_is_refused(fixtures, tmp_path):
 def test_unknown_methods_and_contradictions_are_refused(fixtures, tmp_path):
     with pytest.raises(InputError, match="quant_method 'eetq' is not supported"):
         Checkpoint(changed(fixtures, tmp_path, "base", config={"quant_method": "eetq"}))
+    for number, (section, words) in enumerate([("nf4", "is 'nf4'"), ({"quant_method": 4}, "quant_method is 4")]):
+        with pytest.raises(InputError, match=f"config.json: quantization_config.*{words}; .* was expected"):
+            Checkpoint(changed(fixtures, tmp_path / str(number), "base", config=section))
     with pytest.raises(InputError, match="nf4, blocks of 64 already, int8 was asked for"):
         AutoModel.from_pretrained(fixtures / "bitsandbytes/nf4", quantization=Quantization("int8"))
     assert AutoModel.from_pretrained(fixtures / "bitsandbytes/nf4", quantization=Quantization("nf4"))
