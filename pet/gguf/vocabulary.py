@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import suppress
 
 from model_zoo.errors import InputError
 from model_zoo.tokenizers.base import Tokenizer
@@ -44,6 +45,7 @@ def add_vocabulary(writer, tokenizer: Tokenizer, size: int) -> None:
         raise InputError(f"{tokenizer.source}: llama.cpp has no tokenizer of this kind ({type(tokenizer).__name__})")
     for number in range(size):
         tokens.setdefault(number, (f"[PAD{number}]", CONTROL_SCORE, TokenType.UNUSED))
+    _say_what_differs(tokenizer, tokens, TokenType.USER_DEFINED, scored)
     texts, scores, kinds = zip(*(tokens[number] for number in range(size)), strict=True)
     writer.add_token_list(texts)
     if scored:
@@ -64,6 +66,35 @@ def add_vocabulary(writer, tokenizer: Tokenizer, size: int) -> None:
     writer.add_add_eos_token(tokenizer.eos_token_id in after)
 
 
+def _say_what_differs(tokenizer: Tokenizer, tokens: dict[int, tuple[str, float, int]], whole: int, scored: bool):
+    """Names tokens beside which llama.cpp cuts otherwise: to it what is behind one is a text by itself, with a space in
+    front where the algorithm adds one, and it leaves the spaces on both sides.
+
+    Args:
+        whole: the kind of tokens that are never made of others.
+        scored: whether the algorithm is sentencepiece's.
+    """
+    ids, found = tokenizer.encode_text, []
+    for number, (text, _, kind) in tokens.items():
+        sides = (("a", "a"), ("a ", " a")) if kind == whole else ()
+        if any(ids(left + text + right) != [*ids(left), number, *ids(right)] for left, right in sides):
+            found.append(text)
+    bos = chat = tokenizer.bos_token_id
+    with suppress(InputError):  # of a template that takes other messages alone
+        chat = tokenizer.prompt([{"role": "user", "content": "a"}])[0]
+    behind = "puts a space behind" if scored else "minds neither spaces nor words beside"
+    for differs, words in (
+        (found, f"in texts llama.cpp {behind} {', '.join(found)}"),
+        (tokenizer.encode_further("a") != ids("a"), "in prompts llama.cpp puts a space behind control tokens"),
+        (
+            bos in tokenizer.around[0] and chat != bos,
+            "llama.cpp puts the token that begins texts in front of chats, too",
+        ),
+    ):
+        if differs:
+            log.warning("%s: %s", tokenizer.source, words)
+
+
 def _sentencepiece(writer, tokenizer: LlamaTokenizer, kinds) -> dict[int, tuple[str, float, int]]:
     processor = tokenizer.processor
     if why := unlike_llama(processor):
@@ -77,9 +108,6 @@ def _sentencepiece(writer, tokenizer: LlamaTokenizer, kinds) -> dict[int, tuple[
     for text, number in tokenizer.special_tokens.items():
         kind = kinds.UNKNOWN if number == tokenizer.unk_token_id else kinds.CONTROL
         found[number] = (text, found[number][1] if number in found else CONTROL_SCORE, kind)
-    whole = [text for text, _, kind in found.values() if kind == kinds.USER_DEFINED]
-    if whole and tokenizer.adds_space:
-        log.warning("%s: in texts llama.cpp puts a space behind %s", tokenizer.source, ", ".join(whole))
     found.update((number, (text, CONTROL_SCORE, kinds.USER_DEFINED)) for text, number in tokenizer.plain.items())
     return found
 

@@ -287,6 +287,42 @@ def test_pieces_that_are_whole_and_control_tokens_among_them(trained, tmp_path, 
     assert "llama.cpp puts a space behind <sep>" in caplog.text
 
 
+CHATS = "{% for message in messages %}<|turn|>{{ message.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("qwen2", {}, []),
+        ("qwen2", {"lstrip": True}, ["in texts llama.cpp minds neither spaces nor words beside <tool>"]),
+        ("llama", {"legacy": True}, ["in texts llama.cpp puts a space behind <tool>"]),
+        (
+            "llama",
+            {"legacy": False},
+            ["a space behind <tool>", "in prompts llama.cpp puts a space behind control tokens"],
+        ),
+        ("llama", {"legacy": True, "chat_template": CHATS}, ["behind <tool>", "in front of chats, too"]),
+    ],
+    ids=str,
+)
+def test_where_llama_cpp_cuts_otherwise_is_said(bases, tmp_path, caplog, name, settings, words):
+    from pet.cli.main import main
+    from pet.gguf.model import write_model
+
+    for word, plain in (("<|turn|>", []), ("<tool>", ["--plain"])):
+        source = tmp_path / "<|turn|>" if plain else bases(name)
+        assert main(["add-tokens", str(source), *plain, word, "--output", str(tmp_path / word)]) == 0
+    file = tmp_path / "<tool>" / ("tokenizer.json" if name == "qwen2" else "tokenizer_config.json")
+    values = json.loads(file.read_text())
+    changed = values["added_tokens"][-1] if name == "qwen2" else values
+    changed.update(settings)
+    file.write_text(json.dumps(values))
+    caplog.clear()
+    write_model(tmp_path / "<tool>", tmp_path / "base.gguf")
+    said = [record.getMessage() for record in caplog.records if "llama.cpp" in record.getMessage()]
+    assert len(said) == len(words) and all(word in one for word, one in zip(words, said, strict=True))
+
+
 def saved(model, directory, config):
     from adapters.saving import save_adapter
     from pet import apply
