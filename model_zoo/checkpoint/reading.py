@@ -131,7 +131,7 @@ class Checkpoint(contextlib.AbstractContextManager["Checkpoint"]):
         integers, of_integers = find_integers(infos, self.stored, settings)
         beside |= parts | of_integers
         left = {name: info for name, info in infos.items() if name not in scaled and name not in beside}
-        self.packed = find_packed(left, self.stored, settings, integers)
+        self.packed = find_packed(left, self.stored, integers)
         for name, one in {**scaled, **summed}.items():
             self._make(name, one.shape, functools.partial(one.read, self.stored))
         for name in beside:

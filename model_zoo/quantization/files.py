@@ -39,11 +39,16 @@ def section_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """``quantization_config`` of config.json; empty where there is none.
 
     Raises:
-        InputError: it is no dictionary, or its quant_method no text.
+        InputError: it is no dictionary, or its quant_method none that there is here.
     """
     found = config.get(SECTION) or {}
     check_argument(f"config.json: {SECTION}", "dict", found)
-    check_argument(f"config.json: {SECTION}: quant_method", "str | None", found.get("quant_method"))
+    method, supported = found.get("quant_method"), ("bitsandbytes", *dict.fromkeys((*FORMS, *METHODS)))
+    check_argument(f"config.json: {SECTION}: quant_method", "str | None", method)
+    if method is not None and method not in supported:
+        raise InputError(
+            f"config.json: quant_method {shown(method)} is not supported; there is: {', '.join(supported)}"
+        )
     return found
 
 
@@ -102,15 +107,12 @@ class PackedTensor:
 # Finding them ---------------------------------------------------------------------------------------------------------
 
 
-def find_packed(
-    infos: Mapping[str, Any], read: Read, settings: Mapping[str, Any], integers: Mapping[str, IntegerTensor]
-) -> dict[str, PackedTensor]:
+def find_packed(infos: Mapping[str, Any], read: Read, integers: Mapping[str, IntegerTensor]) -> dict[str, PackedTensor]:
     """{name of the weight: matrix} of the packed matrices among stored tensors.
 
     Args:
         infos: {stored name: its `TensorInfo`}.
         read: as in `PackedTensor.parts`; quant_states alone are read here.
-        settings: ``quantization_config`` of config.json; empty where there is none.
         integers: those that were found.
 
     Raises:
@@ -131,9 +133,6 @@ def find_packed(
                 found[f"{path}.weight"] = eight_bits(path, infos, read)
         except InputError as error:
             problems.append(str(error))
-    method, supported = settings.get("quant_method"), ("bitsandbytes", *dict.fromkeys((*FORMS, *METHODS)))
-    if method is not None and method not in supported:
-        problems.append(f"config.json: quant_method {shown(method)} is not supported; there is: {', '.join(supported)}")
     packed = {stored for one in found.values() for stored in one.stored.values()}
     for name, info in infos.items():
         if info.dtype == "uint8" and name.endswith(".weight") and name not in packed and not problems:

@@ -143,10 +143,12 @@ def find_integers(
 ) -> tuple[dict[str, IntegerTensor], set[str]]:
     """{name of the weight: matrix} among stored tensors, and the names of their parts. Arguments and errors are as of
     `model_zoo.quantization.scaled.find_scaled`; of what `stored` gives, groups and shapes alone are read."""
-    found, beside, problems = {}, set(), []
+    found, beside, problems, method = {}, set(), [], settings.get("quant_method")
     for name in infos:
         path, _, last = name.rpartition(".")
         if last in PARTS:
+            if method not in FORMS or (method == "compressed-tensors") != (last == "weight_packed"):
+                raise InputError(f"{name}: config.json has no quantization_config with quant_method {', '.join(FORMS)}")
             names = tuple(f"{path}.{part}" for part in PARTS[last])
             try:
                 found[f"{path}.weight"] = _integers(names, infos, stored, settings)
@@ -161,9 +163,7 @@ def _integers(
     parts: tuple[str, ...], infos: Mapping[str, Any], stored: Stored, settings: Mapping[str, Any]
 ) -> IntegerTensor:
     codes, zeros, scales = parts[:3]
-    method = settings.get("quant_method")
-    if method not in FORMS or (method == "compressed-tensors") != (len(parts) > 4):
-        raise InputError(f"{codes}: config.json has no quantization_config with quant_method {', '.join(FORMS)}")
+    method = settings["quant_method"]
     key, known = FORMS[method]
     form = str(settings.get(key) or settings.get("format") or known[0]).lower()
     weight, factors = infos[codes], infos.get(scales)

@@ -420,7 +420,8 @@ def test_other_widths_and_groups_that_do_not_fit_are_refused(fixtures, tmp_path)
     for setting, words in [
         ({"bits": 3}, r"up_proj\.qzeros is int32 \(4, 24\); int32 \(4, 18\) was expected"),
         ({"bits": 5}, r"gptq of 5 bits \(gptq\); supported: 2, 3, 4, 8 bits, gptq, gptq_v2"),
-        ({"quant_method": None}, "no quantization_config"),
+        ({"quant_method": None}, "gptq: model[^\n]*qweight: config.json has no quantization_config[^\n]*$"),
+        ({"quant_method": "auto-round"}, "gptq: config.json: quant_method 'auto-round' is not supported[^\n]*$"),
         ({"quant_method": "awq", "version": "gemv"}, r"awq of 4 bits \(gemv\)"),
         ({"quant_method": "awq", "format": "gemv"}, r"awq of 4 bits \(gemv\)"),
         ({"checkpoint_format": "marlin"}, r"gptq of 4 bits \(marlin\); supported: 2, 3, 4, 8 bits, gptq"),
