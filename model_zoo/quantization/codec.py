@@ -226,7 +226,7 @@ def quantize_bytes(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     the nearest of 65536 steps from −1 to 1."""
     table = np.pad(values, (0, -values.size % NESTED_BLOCK)).reshape(-1, NESTED_BLOCK)
     most = np.abs(table).max(1)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         scaled = np.clip(table * (np.float32(1) / most)[:, None], np.float32(-1), np.float32(1))
         scaled[np.isnan(scaled)] = 0  # 0 times what is infinite where the largest has no reciprocal
     half = (scaled + np.float32(1)) * np.float32(0.5)
