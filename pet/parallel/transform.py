@@ -1,13 +1,15 @@
 """Sharded checkpoints from one layout to another, or to and from whole ones, tensor by tensor.
 
-The directories are MindFormers': ``DIR/rank_N/checkpoint_N.ckpt``. A whole checkpoint may also be one file, or a
-Hugging Face directory. At no time more than one whole tensor is in memory.
+The directories are MindFormers': ``DIR/rank_N/checkpoint_N.ckpt``, or MindSpore's safetensors in their place. A whole
+checkpoint may also be one file, or a Hugging Face directory. At no time more than one whole tensor is in memory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +17,17 @@ from pathlib import Path
 import numpy as np
 
 from model_zoo.atomic import staged
-from model_zoo.checkpoint.ckpt_io import CkptFile, write_ckpt
+from model_zoo.checkpoint.ckpt_io import write_ckpt
+from model_zoo.checkpoint.file_bytes import TensorFile
+from model_zoo.checkpoint.mindspore_files import opened, written
 from model_zoo.checkpoint.reading import Checkpoint
 from model_zoo.errors import InputError, nearest
 from pet.parallel.strategy import EVERYWHERE, Strategy, TensorLayout, read_strategy
 
+log = logging.getLogger("pet")
 PREFIX = "checkpoint_"
+STEP = re.compile(r"-(\d+_\d+)$")
+"""How MindSpore ends a checkpoint's name: by epoch and step."""
 
 
 @dataclasses.dataclass
@@ -50,8 +57,8 @@ def transform(
     """Rewrites a checkpoint in another layout.
 
     Args:
-        source: ``rank_N`` directories; or, whole, such a directory with ``rank_0``, a ``.ckpt`` file, or a Hugging Face
-            directory.
+        source: ``rank_N`` directories; or, whole, such a directory with ``rank_0``, a file of MindSpore's, or a Hugging
+            Face directory.
         output: where ``rank_N/<prefix>N.ckpt`` go.
         source_strategy, output_strategy: a strategy file, a folder of them (one per rank or stage), or None: whole.
         prefix: of the written files' names.
@@ -116,17 +123,17 @@ class Source(contextlib.AbstractContextManager["Source"]):
     def _open(self, directory: Path) -> None:
         if self.strategy is None:
             self.files.append(whole_file(directory))
-            for name in self.files[0].tensors if isinstance(self.files[0], CkptFile) else self.files[0].names:
+            for name in self.files[0].tensors if isinstance(self.files[0], TensorFile) else self.files[0].names:
                 self.types[name], self.shapes[name] = self.files[0].info(name)[:2]
             return
-        for rank in range(self.strategy.ranks):
-            self.files.append(CkptFile(rank_file(directory, rank)))
+        for path in rank_files(directory, self.strategy.ranks):
+            self.files.append(opened(path))
         for rank, file in enumerate(self.files):
             for name in file.tensors:
                 self._add(rank, name)
 
     def _add(self, rank: int, name: str) -> None:
-        dtype, part = self.files[rank].info(name)
+        dtype, part = self.files[rank].info(name)[:2]
         stage, whole = rank // self.strategy.devices, part
         for division in self.strategy.layout(stage, name).divisions(part):
             whole = division.whole_shape(whole)
@@ -146,7 +153,7 @@ class Source(contextlib.AbstractContextManager["Source"]):
         """A whole tensor, of its stored type; bfloat16 as its bits."""
         if self.strategy is None:
             file = self.files[0]
-            return file.read(name) if isinstance(file, CkptFile) else file.raw(name)
+            return file.read(name) if isinstance(file, TensorFile) else file.raw(name)
         ranks = self.holders[name]
         first = self.files[ranks[0]].read(name)
         layout = self.strategy.layout(ranks[0] // self.strategy.devices, name)
@@ -231,27 +238,51 @@ def check_known(source: Source, strategy: Strategy) -> None:
         )
 
 
-def rank_file(directory: Path, rank: int) -> Path:
-    """The newest checkpoint file of a rank. Raises InputError: there is none."""
-    folder = directory / f"rank_{rank}"
-    found = sorted(folder.glob("*.ckpt"), key=lambda path: (path.stat().st_mtime, path.name))
-    if not found:
-        raise InputError(f"{folder}: there is no .ckpt file, but the strategy has a rank {rank}")
-    return found[-1]
+def rank_files(directory: Path, ranks: int) -> list[Path]:
+    """The files of a checkpoint, one of each rank: of the newest step that all have, since a job may have ended while
+    only some had written theirs.
+
+    Raises:
+        InputError: a rank has no file, or there are more ranks; or no step is in all of them.
+    """
+    found: list[dict[str, Path]] = []  # {step: file} from the newest on
+    for rank in range(ranks):
+        folder = directory / f"rank_{rank}"
+        if not (files := written(folder)):
+            raise InputError(f"{folder}: there is no .ckpt file, but the strategy has a rank {rank}")
+        found.append({})
+        for file in reversed(files):
+            found[-1].setdefault(step_of(file), file)
+    if (more := directory / f"rank_{ranks}").is_dir():
+        raise InputError(f"{more}: is there, but the strategy has {ranks} ranks alone; does it lack a stage?")
+    common = next((step for step in found[0] if all(step in each for each in found)), None)
+    if common is None:
+        ends = ", ".join(str(next(iter(each.values())).relative_to(directory)) for each in found)
+        raise InputError(f"{directory}: the ranks have no step in common; they end with {ends}")
+    for each in found:
+        if (newest := next(iter(each))) != common:
+            log.warning("%s is left: not all ranks have that step; %s is read", each[newest], each[common].name)
+    return [each[common] for each in found]
+
+
+def step_of(file: Path) -> str:
+    """Epoch and step by MindSpore's name of a file; empty where it has none."""
+    step = STEP.search(file.stem)
+    return step[1] if step else ""
 
 
 def whole_file(path: Path):
-    """A whole checkpoint, opened: a ``.ckpt`` file, ``rank_0`` of a directory, or a Hugging Face directory."""
+    """A whole checkpoint, opened: a file of MindSpore's, ``rank_0`` of a directory, or a Hugging Face directory."""
     if path.is_file():
-        return CkptFile(path)
+        return opened(path)
     if not path.is_dir():
         raise InputError(f"{path}: no such file or directory")
     ranks = sorted(path.glob("rank_*"))
     if len(ranks) > 1:
         raise InputError(f"{path}: holds {len(ranks)} ranks; give their --src_ckpt_strategy")
     if ranks:
-        return CkptFile(rank_file(path, 0))
+        return opened(*rank_files(path, 1))
     files = sorted(path.glob("*.ckpt"))
     if len(files) == 1:
-        return CkptFile(files[0])
+        return opened(files[0])
     return Checkpoint(path)

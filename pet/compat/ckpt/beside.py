@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.atomic import locked, read_json, write_json
+from model_zoo.checkpoint.mindspore_files import opened, written
 from model_zoo.errors import InputError
 from pet.compat.ckpt.doors import config_for, find_ckpt, to_directory
 from pet.compat.ckpt.lora import to_adapter
 from pet.compat.ckpt.names import Form
 from pet.compat.ckpt.prefix import to_prefix
-from pet.compat.ckpt.view import is_lora, is_prefix, is_weight, opened
+from pet.compat.ckpt.view import is_lora, is_prefix, is_weight
 
 MARK = "converted.json"  # in a directory made from a .ckpt file: of which one
 READ = {"joined": "by heads"}  # what was made before files were read so is made again
@@ -40,7 +41,7 @@ def whole(source: str | os.PathLike, strategy: str | os.PathLike | None = None) 
     from pet.parallel.transform import transform
 
     path = Path(source).expanduser()
-    files = [] if path.is_file() else sorted(path.glob("rank_*/*.ckpt"))
+    files = [file for place in path.glob("rank_*") for file in written(place)]
     places = [Path(strategy)] if strategy else [path / "strategy", path.parent / "strategy"]
     place = next((one for one in places if one.exists()), None)
     if len({file.parent for file in files}) < 2 or place is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping
@@ -12,8 +11,9 @@ from typing import Any
 from model_zoo.atomic import read_json, staged, write_json
 from model_zoo.checkpoint.ckpt_io import write_ckpt
 from model_zoo.checkpoint.dtypes import STORAGE, convert, float_name
+from model_zoo.checkpoint.mindspore_files import is_mindspores, written
 from model_zoo.checkpoint.reading import Checkpoint, assignment, check_tied, read_config
-from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
+from model_zoo.checkpoint.safetensors_io import write_file
 from model_zoo.checkpoint.saving import (
     COMPANIONS,
     MAX_SHARD_SIZE,
@@ -72,21 +72,7 @@ def is_ckpt(path: str | os.PathLike) -> bool:
     """Whether a path is a ``.ckpt`` file, one of safetensors that MindSpore wrote, or a directory of ranks with such
     files."""
     path = Path(path).expanduser()
-    return (path.is_file() and _is_mindspores(path)) or any(map(_written, path.glob("rank_*")))
-
-
-def _written(place: Path) -> list[Path]:
-    """The files of a directory that MindSpore wrote, from the oldest on; none of a file, as a rank table is."""
-    return sorted(filter(_is_mindspores, place.glob("*")), key=lambda file: file.stat().st_mtime)
-
-
-def _is_mindspores(path: Path) -> bool:
-    """Whether MindSpore wrote a file: those of safetensors say so, which others have, too."""
-    if path.suffix != ".safetensors" or not path.is_file():
-        return path.suffix == ".ckpt"
-    with contextlib.suppress(InputError), SafetensorsFile(path) as file:
-        return file.metadata.get("format") == "ms"
-    return False
+    return (path.is_file() and is_mindspores(path)) or any(map(written, path.glob("rank_*")))
 
 
 def holds_weights(place: str | os.PathLike) -> bool:
@@ -105,7 +91,7 @@ def find_ckpt(path: str | os.PathLike) -> Path:
     if path.is_file():
         return path
     ranks = sorted(filter(Path.is_dir, path.glob("rank_*"))) if path.is_dir() else []
-    files = _written(ranks[0]) if len(ranks) == 1 else []
+    files = written(ranks[0]) if len(ranks) == 1 else []
     if len(ranks) > 1:
         raise InputError(
             f"{path}: holds {len(ranks)} ranks, of which each may have a part of the weights; name the strategy by "

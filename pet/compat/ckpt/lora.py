@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 
 from model_zoo.checkpoint.ckpt_io import CkptFile, write_ckpt
+from model_zoo.checkpoint.mindspore_files import opened
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.counting import config_of, layout_of, parameter_shapes
 from model_zoo.errors import InputError, nearest
 from pet.compat.ckpt.doors import Report, config_for, find_ckpt, write_adapter
 from pet.compat.ckpt.names import LORA, Form, Group, form_of, groups
-from pet.compat.ckpt.view import further_layers, is_lora, is_weight, opened, to_ours, to_theirs
+from pet.compat.ckpt.view import further_layers, is_lora, is_weight, to_ours, to_theirs
 
 Pair = tuple[np.ndarray, np.ndarray]  # A (rank, in) and B (out, rank)
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from model_zoo.checkpoint.ckpt_io import CkptFile
 from model_zoo.checkpoint.made import MadeTensor, Slices
+from model_zoo.checkpoint.mindspore_files import opened
 from model_zoo.checkpoint.reading import Checkpoint, assignment, check_tied
-from model_zoo.checkpoint.safetensors_io import SafetensorsFile, TensorInfo, nbytes
+from model_zoo.checkpoint.safetensors_io import TensorInfo, nbytes
 from model_zoo.counting import parameter_shapes, tied_head
 from model_zoo.errors import InputError, nearest
 from model_zoo.families import config_class
@@ -26,11 +26,6 @@ from pet.compat.ckpt.names import LORA, NO_WEIGHTS, PREFIX, Form, Group, form_of
 log = logging.getLogger("pet")
 _LAYER = re.compile(r"\.(\d+)\.")
 _LEFT_OUT = re.compile("|".join(f"(?:{pattern})" for pattern in NO_WEIGHTS))
-
-
-def opened(path: str | Path) -> CkptFile | SafetensorsFile:
-    """A file of MindSpore's in either of its formats."""
-    return (SafetensorsFile if Path(path).suffix == ".safetensors" else CkptFile)(path)
 
 
 def is_weight(name: str) -> bool:

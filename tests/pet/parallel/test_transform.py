@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from pathlib import Path
 
 import mindspore as ms
@@ -235,6 +236,27 @@ def test_parts_that_do_not_make_a_whole_are_refused(tmp_path):
         assert not (tmp_path / "whole").exists()
 
 
+@pytest.mark.parametrize("form", ["ckpt", "safetensors"])
+def test_all_ranks_are_read_at_the_newest_step_that_each_has(tmp_path, caplog, form):
+    """A job that ends while only some have written leaves others a step behind: half of each would be no model."""
+    (tmp_path / "s.json").write_text(json.dumps({"parallel_layout_item": {"w": ROWS}}))
+    for number, (step, rank) in enumerate([("1_9", 1), ("1_9", 0), ("1_10", 0), ("1_10", 1), ("1_20", 0), ("1_8", 1)]):
+        file = tmp_path / f"parts/rank_{rank}/llama_rank_{rank}-{step}.{form}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        values = [{"name": "w", "data": ms.Tensor(np.full((2, 3), int(step[2:]), np.float32))}]
+        ms.save_checkpoint(values, str(file), format=form)
+        os.utime(file, (number, number))
+    transform(tmp_path / "parts", tmp_path / "whole", tmp_path / "s.json", None)
+    assert np.array_equal(read_all(tmp_path / "whole/rank_0/checkpoint_0.ckpt")["w"], np.full((4, 3), 10))
+    assert f"rank_0-1_20.{form} is left: not all ranks have that step; llama_rank_0-1_10.{form} is read" in caplog.text
+    for file in (tmp_path / "parts").glob("rank_1/*_rank_1-1_*0.*"):
+        file.unlink()
+    (tmp_path / f"parts/rank_1/llama_rank_1-1_9.{form}").unlink()
+    ends = f"rank_0/llama_rank_0-1_20.{form}, rank_1/llama_rank_1-1_8.{form}"
+    with pytest.raises(InputError, match=f"the ranks have no step in common; they end with {ends}"):
+        transform(tmp_path / "parts", tmp_path / "other", tmp_path / "s.json", None)
+
+
 def test_the_command_and_what_it_refuses(fixtures, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     line = ["finetune", "glm_lora", "parallel.tensor=2", "parallel.pipeline=2", "parallel.micro_batches=2"]
@@ -273,6 +295,7 @@ def test_the_command_and_what_it_refuses(fixtures, tmp_path, capsys, monkeypatch
         ([*command[:-2], "new", "--dst_ckpt_strategy", "text.ckpt"], "cannot be read"),
         ([*command[:-2], "new", "--dst_ckpt_strategy", "out/strategy"], "describes none of the checkpoint's tensors"),
         ([*back, "s/ckpt_strategy_rank_3.json", "--dst_ckpt_dir", "new"], "describes stage 1 alone"),
+        ([*back, "s/ckpt_strategy_rank_0.json", "--dst_ckpt_dir", "new"], "parts/rank_2: is there, but the strategy"),
         (["transform", "--src_ckpt_dir", "parts", "--dst_ckpt_dir", "new"], "holds 4 ranks"),
         (["transform", "--src_checkpoint", "x", "--dst_checkpoint_dir", "new"], "x: no such file or directory"),
         (["transform", "--dst_ckpt_dir", "new"], "--src_ckpt_dir"),
