@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import pickle
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -75,7 +76,8 @@ def make_group(label: str, ranks: Sequence[int], sums: str = "float32") -> Group
         if ranks == tuple(range(job.size)):
             _groups[ranks] = world_group()
         else:
-            _groups[ranks] = "pet_" + "_".join(map(str, ranks))
+            # not the ranks themselves: HCCL takes names of 127 characters
+            _groups[ranks] = f"pet_{hashlib.sha256(repr(ranks).encode()).hexdigest()[:32]}"
             create_group(_groups[ranks], list(ranks))
     return Group(label, _groups.get(ranks, ""), ranks, ranks.index(job.rank), sums)
 

@@ -44,6 +44,16 @@ def test_no_group_more_than_needed(monkeypatch, layout, tied):
     assert (distributed.ends_group is not None) == (tied and layout[2] > 1)
 
 
+def test_names_of_groups_are_what_hccl_takes_however_many_are_in_one(monkeypatch):
+    made = {}
+    monkeypatch.setattr(collectives, "join", lambda: SimpleNamespace(size=1024, rank=1023))
+    monkeypatch.setattr(collectives, "create_group", made.__setitem__)
+    monkeypatch.setattr(collectives, "_groups", {})
+    groups = [collectives.make_group("data", range(start, 1024, 8)) for start in (7, 519)]
+    assert [made[group.name] for group in groups] == [list(range(start, 1024, 8)) for start in (7, 519)]
+    assert all(len(name) < 128 for name in made)
+
+
 def test_each_group_after_the_first_takes_room():
     cluster = Cluster(8, 64e9)
     assert [cluster.kept(count) for count in (0, 1, 2, 5)] == [2e9, 2e9, 2.4e9, 3.6e9]
