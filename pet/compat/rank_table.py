@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from model_zoo.errors import InputError
-from pet.launching.environment import servers_of
+from pet.launching.environment import devices_of, servers_of
 from pet.launching.launcher import parse_devices
 
 
@@ -13,7 +13,7 @@ def devices(span: str, table: str = "") -> str:
     """``0,1,2,3`` for ``[0,4]``; with a rank table, the device numbers that it gives to these ranks."""
     wanted = parse_devices(span)
     if table:
-        known = {int(one["rank_id"]): int(one["device_id"]) for each in servers_of(table) for one in each["device"]}
+        known = devices_of(table)
         missing = [rank for rank in wanted if rank not in known]
         if missing:
             raise InputError(f"rank table {table}: has no rank {missing[0]}")

@@ -137,13 +137,25 @@ def servers_of(path: str) -> list[dict[str, Any]]:
     return servers
 
 
-def check_table(job: Job) -> None:
-    """Raises InputError where the job came with a rank table, and that is not one of so many workers."""
+def devices_of(path: str) -> dict[int, int]:
+    """{rank: its device} of a rank table. Errors are those of `servers_of`."""
+    return {int(one["rank_id"]): int(one["device_id"]) for server in servers_of(path) for one in server["device"]}
+
+
+def on_device(job: Job) -> Job:
+    """The job, on the device that its rank table gives this rank where it came with one and without a DEVICE_ID, for
+    which MindSpore asks beside a table, on a CPU as well.
+
+    Raises:
+        InputError: the table is not one of so many workers.
+    """
     table = os.environ.get("RANK_TABLE_FILE")
-    if table and job.launcher == "rank_table":
-        listed = sum(len(server["device"]) for server in servers_of(table))
-        if listed != job.size:
-            raise InputError(f"rank table {table}: has {listed} devices, but RANK_SIZE says {job.size} workers")
+    if not table or job.launcher != "rank_table":
+        return job
+    devices = devices_of(table)
+    if len(devices) != job.size:
+        raise InputError(f"rank table {table}: has {len(devices)} devices, but RANK_SIZE says {job.size} workers")
+    return dataclasses.replace(job, device=int(os.environ.setdefault("DEVICE_ID", str(devices[job.rank]))))
 
 
 def split_address(text: str) -> tuple[str, int]:

@@ -20,7 +20,7 @@ from datetime import timedelta
 
 from model_zoo.errors import InputError, first_line
 from pet.launching.addresses import await_listener, only_here
-from pet.launching.environment import Job, check_table, read_job
+from pet.launching.environment import Job, on_device, read_job
 from pet.launching.heartbeat import joined, joining, leaving, waiting
 from pet.launching.msrun import SCHEDULER, check_port, end_scheduler, scheduler, start_guard
 from pet.parallel.meeting import meet
@@ -81,7 +81,7 @@ def join(limit: int | None = None) -> Job:
             f"pet launch -n {job.size} -- COMMAND"
         )
     if job.joins:
-        check_table(job)
+        job = on_device(job)
         for name, seconds in WAIT_LIMITS.items():
             if os.environ.get(name) in (None, MINDSPORES_LIMITS.get(name)):
                 os.environ[name] = seconds
