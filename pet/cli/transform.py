@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         *("--src_ckpt_dir", "--src-ckpt-dir", "--src_checkpoint"),
         required=True,
         metavar="DIR",
-        help="rank_N/*.ckpt, a whole checkpoint, or a bundled base",
+        help="rank_N/*.ckpt or MindSpore's *.safetensors, a whole checkpoint, or a bundled base",
     )
     parser.add_argument(
         *("--dst_ckpt_dir", "--dst-ckpt-dir", "--dst_checkpoint_dir"),
