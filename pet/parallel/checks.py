@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from model_zoo.errors import InputError
+from pet.recipe.training import Train
 
 WHOLE_TENSOR_OPTIMIZERS = ("lamb", "adafactor")
 """They need the norms of whole tensors, which no member of a tensor-parallel group has."""
@@ -40,7 +43,10 @@ def check_stages(layers: int, stages: int) -> None:
 def check_optimizer(name: str, members: int) -> None:
     """Raises InputError for an optimizer that needs the norm of whole tensors, where tensors are divided."""
     if members > 1 and name in WHOLE_TENSOR_OPTIMIZERS:
+        possible = [
+            one for one in get_args(Train.model_fields["optimizer"].annotation) if one not in WHOLE_TENSOR_OPTIMIZERS
+        ]
         raise InputError(
             f"parallel.tensor: train.optimizer {name!r} needs the norms of whole tensors, which are divided here; "
-            "possible are adamw, adam, sgd and momentum, or parallel.tensor = 1"
+            f"possible are {', '.join(possible)}, or parallel.tensor = 1"
         )
