@@ -30,7 +30,7 @@ from pet.recipe import load
     [
         ("parallel.tensor=3", "4 attention heads cannot be divided evenly over 3 workers; possible are 1, 2, 4"),
         ("parallel.pipeline=8 parallel.micro_batches=8 train.batch_size=8", "8 stages for 4 layers"),
-        ("parallel.tensor=2 train.optimizer=lamb", "'lamb' needs the norms of whole tensors, .* momentum, lion, or"),
+        ("parallel.tensor=2 train.optimizer=lamb", "possible are adamw, adam, sgd, momentum, lion, or parallel"),
         (
             "parallel.pipeline=2 parallel.micro_batches=2 adapter={method: prompt}",
             "adapter.method 'prompt' acts on the whole model",
