@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", bound=nn.Cell)  # what comes back is of the class that was given
 
 
+@checked
 def apply(model: Model, config: MethodConfig, name: str = "default") -> Model:
     """Adds an adapter and makes it the active one; the base is frozen. Changes the model in place and returns it.
 
@@ -190,6 +191,7 @@ def text_settings(init_text: str | None, tokenizer) -> dict[str, Any]:
     return {"init_text": init_text, "init_ids": list(tokenizer.encode(init_text, add_special_tokens=False))}
 
 
+@checked
 def add_adapter(model: nn.Cell, config: MethodConfig, name: str) -> None:
     """Adds an adapter without making it active."""
     registry(model).add(config, name)

@@ -20,3 +20,10 @@ WAYS = {
     **dict.fromkeys(NEITHER, "a method of PEFT's alone"),
 }
 """By the name in adapter_config.json: what a user of such an adapter can do."""
+
+
+def not_here(name: str) -> str:
+    """What is said of a method's configuration by its name in PEFT (``LoHaConfig``); nothing of other names."""
+    asked = name.removesuffix("Config").upper()
+    found = (kind for kind in WAYS if name.endswith("Config") and kind.replace("_", "") == asked)
+    return next((f"has no counterpart: {kind} is not trained here; of an adapter: {WAYS[kind]}" for kind in found), "")

@@ -86,6 +86,11 @@ SAVED = {
     "state_dict": f"{NONE}what the model has is written",
     "save_embedding_layers": "is modules_to_save of the adapter",
 }
+FLOAT = f"{NONE}an adapter is computed in float32"
+ADDED = {
+    **{"adapter_name": "is name", "peft_config": "is config"},
+    **{"low_cpu_mem_usage": OPENED["low_cpu_mem_usage"], "autocast_adapter_dtype": FLOAT},
+}
 MERGED = {"safe_merge": "is safe", "adapter_names": "is names", "progressbar": NONE + "nothing is shown"}
 ELSEWHERE = {
     "AutoModel.from_pretrained": OPENED,
@@ -108,16 +113,27 @@ ELSEWHERE = {
         **FROM,
     },
     "load_adapter": {
-        "adapter_name": "is name",
+        **{"adapter_name": "is name", "model_id": "is directory"},
+        "config": f"{NONE}the directory's adapter_config.json is read",
         "is_trainable": f"{NONE}an active adapter is trained, and pet.freeze_modules freezes",
-        "torch_dtype": f"{NONE}an adapter is computed in float32",
+        **dict.fromkeys(("torch_dtype", "autocast_adapter_dtype"), FLOAT),
+        **dict.fromkeys(("ephemeral_gpu_offload", "key_mapping"), f"{NONE}what lies there is opened"),
         **{name: OPENED[name] for name in ("device_map", "low_cpu_mem_usage", "trust_remote_code", "revision")},
         "torch_device": OPENED["device_map"],
     },
-    "hotswap_adapter": {"adapter_name": "is name", "torch_device": OPENED["device_map"]},
-    "save_adapter": {**SAVED, "adapter_name": "is name", "selected_adapters": "is name, one at a time"},
+    **dict.fromkeys(("add_adapter", "apply"), ADDED),
+    "hotswap_adapter": {
+        **{"adapter_name": "is name", "model_name_or_path": "is directory"},
+        "torch_device": OPENED["device_map"],
+    },
+    "save_adapter": {
+        **{**SAVED, "adapter_name": "is name", "selected_adapters": "is name, one at a time"},
+        "is_main_process": f"{NONE}write it in one process",
+        "path_initial_model_for_weight_conversion": f"{NONE}files of pissa and olora are of the unchanged base",
+    },
     "save_pretrained": {**SAVED, "selected_adapters": "is pet.save_adapter(model, directory, name)"},
-    **{"set_adapter": {"adapter_name": "is names"}, "delete_adapter": {"adapter_name": "is name"}},
+    "set_adapter": {"adapter_name": "is names", "inference_mode": f"{NONE}pet.freeze_modules freezes"},
+    "delete_adapter": {"adapter_name": "is name"},
     **dict.fromkeys(("merge", "merge_and_unload"), MERGED),
     "combine_adapters": {
         **{"adapters": "is names", "adapter_name": "is new_name", "combination_type": "is method"},
@@ -127,6 +143,9 @@ ELSEWHERE = {
     },
 }
 """{function: {argument there: what is said of it}}."""
+_PEFT = ("PeftModel", "AutoPeftModel")
+_TASKS = ("FeatureExtraction", "QuestionAnswering", "Seq2SeqLM", "TokenClassification")
+JUDGE = "is pet.load_adapter(model, directory), which adds the head, too"
 _CLASSES = f"{NONE}an adapter's settings are those of its method; leave it out"
 _MODEL = "is pet.AutoModel"
 _PREPARED = f"{NONE}a packed base needs no preparing; leave it out"
@@ -140,11 +159,25 @@ NAMES = {
         ("AutoPeftModel", "AutoPeftModelForCausalLM"),
         "is pet.load_adapter(model, directory), onto a model of pet.AutoModel.from_pretrained(base)",
     ),
+    **{f"{kind}ForSequenceClassification": JUDGE for kind in _PEFT},
+    **dict.fromkeys([f"{kind}For{task}" for kind in _PEFT for task in _TASKS], f"{NONE}no model has such a head"),
+    **dict.fromkeys(
+        ("inject_adapter_in_model", "LoraModel", "IA3Model"), "is pet.apply(model, config); the model itself is changed"
+    ),
+    "load_peft_weights": "is pet.load_adapter(model, directory), which puts them into the model",
+    **dict.fromkeys(("get_layer_status", "get_model_status"), "is pet.adapter_status(model)"),
+    "get_peft_config": "is a method's configuration, as pet.LoRAConfig(rank=8)",
+    "cast_mixed_precision_params": FLOAT,
     "PeftConfig": f"{NONE}pet.load_adapter reads the file, whose base_model_name_or_path names the base",
     "LoraConfig": "is pet.LoRAConfig, or the arguments of pet.apply_lora",
     "PrefixTuningConfig": "is pet.PrefixConfig, or the arguments of pet.apply_prefix",
     "PromptTuningConfig": "is pet.PromptConfig, or the arguments of pet.apply_prompt",
     "PromptEncoderConfig": "is the arguments of pet.apply_p_tuning",
+    "PromptEncoderReparameterizationType": f"{NONE}the network is the MLP",
+    "PromptTuningInit": "is init_text of pet.apply_prompt; without it tokens are drawn",
+    "TrainableTokensConfig": "is trainable_tokens of pet.apply_lora",
+    "AdaLoraConfig": f"{NONE}what chooses its ranks is not here; pet.load_adapter opens it as the LoRA that it is",
+    **dict.fromkeys(("LoftQConfig", "replace_lora_weights_loftq"), 'is init="loftq" of pet.LoRAConfig'),
     **dict.fromkeys(("TaskType", "PeftType"), _CLASSES),
     "get_peft_model_state_dict": "is pet.save_adapter(model, directory), which writes a file",
     **{f"prepare_model_for_{bits}_training": _PREPARED for bits in ("kbit", "int8")},
@@ -172,11 +205,29 @@ METHODS = {
     **{name: f"is pet.{name}(model)" for name in ("merge_and_unload", "print_trainable_parameters")},
     **{f"{name}_adapter": f"is pet.{name}(model)" for name in ("merge", "unmerge")},
     "add_weighted_adapter": "is pet.combine_adapters(model, names, weights)",
-    "disable_adapter": "is a block: with pet.disable_adapters(model)",
+    **dict.fromkeys(
+        ("disable_adapter", "disable_adapters", "disable_adapter_layers", "enable_adapter_layers"),
+        "is a block: with pet.disable_adapters(model)",
+    ),
+    **dict.fromkeys(
+        ("active_adapter", "active_adapters", "peft_config", "get_layer_status", "get_model_status"),
+        "is among what pet.adapter_status(model) says",
+    ),
+    **dict.fromkeys(("base_model", "get_base_model"), "is the model itself, bare within pet.disable_adapters(model)"),
+    "unload": "is pet.delete_adapter(model, name)",
+    "push_to_hub": "is pet export of a run, with --hub NAME; pet.save_adapter writes what is uploaded",
+    "forward": "is a call: model(input_ids)",
     "eval": "is set_train(False)",
     "train": "is set_train()",
     "named_parameters": "is parameters_and_names()",
-    "num_parameters": "is among what pet.print_trainable_parameters(model) says",
+    **dict.fromkeys(
+        ("num_parameters", "get_nb_trainable_parameters"),
+        "is among what pet.print_trainable_parameters(model) says",
+    ),
+    "parameters": "is get_parameters()",
+    "named_modules": "is cells_and_names()",
+    **dict.fromkeys(("cpu", "cuda", "device"), OPENED["device_map"]),
+    **dict.fromkeys(("bfloat16", "float", "half"), "is dtype of pet.AutoModel.from_pretrained"),
     "gradient_checkpointing_enable": "is train.recompute of a recipe",
     "enable_input_require_grads": f"{NONE}leave it out",
 }

@@ -104,8 +104,13 @@ SYNONYMS = {
 }
 # Settings that scripts for PEFT have by habit, and what makes them needless here.
 NEEDLESS = {
+    "encoder_reparameterization_type": "the network is the MLP",
     "fan_in_fan_out": "a cell says itself how its weight lies",
     "inference_mode": "an adapter that is opened can be trained, too",
+    "init_ia3_weights": "vectors begin as ones",
+    "layers_pattern": "a model says itself where its layers are",
+    "loftq_config": "the base says itself how it is packed",
+    "prompt_tuning_init": "init_text says it",
     "task_type": "a model says itself what it is for",
     "tokenizer_name_or_path": "pet.apply_prompt takes the tokenizer itself, as tokenizer=",
 }

@@ -74,10 +74,12 @@ def names_of(
 
 def _in_its_place(fullname: str) -> str:
     """``": it is …"`` of another library's name below `pet`, otherwise nothing."""
+    from adapters.peft_others import not_here
     from model_zoo.elsewhere import NAMES
 
     package, _, name = fullname.rpartition(".")
-    return f": it {NAMES[name]}" if package == "pet" and name in NAMES else ""
+    said = (NAMES.get(name) or not_here(name)) if package == "pet" else ""
+    return f": it {said}" if said else ""
 
 
 class Unknown:

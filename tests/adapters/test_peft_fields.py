@@ -184,6 +184,32 @@ def test_every_field_is_in_the_table():
         assert set(fields) == {field.name for field in dataclasses.fields(getattr(peft, kind))}, kind
 
 
+WITHIN_PEFT = {
+    *("active_peft_config", "base_model_torch_dtype", "create_or_update_model_card", "from_pretrained", "get_prompt"),
+    *("get_prompt_embedding_to_save", "has_active_enabled_adapter", "modules_to_save", "prepare_inputs_for_generation"),
+    *("prepare_model_for_gradient_checkpointing", "set_requires_grad", "supports_lora_conversion"),
+}
+"""What a script does not call."""
+
+
+def test_classes_and_methods_of_peft_are_named_here():
+    """Of the PEFT that is installed: what a script may import or call says what is here in its place."""
+    model = pet.AutoModel.from_pretrained("llama_tiny")
+    methods = {name for name in vars(peft.PeftModel) if not name.startswith("_")} | {"add_weighted_adapter", "unload"}
+    for name in methods - WITHIN_PEFT - {"generate", "save_pretrained"}:
+        with pytest.raises(AttributeError, match=f"a model has no {name}: it "):
+            getattr(model, name)
+    classes = {config.__name__ for config in peft.PEFT_TYPE_TO_CONFIG_MAPPING.values()}
+    classes |= {name for name in dir(peft) if name.startswith(("PeftModel", "AutoPeftModel"))}
+    for name in classes - {"IA3Config"}:  # whose name is the same here
+        with pytest.raises(ImportError, match=f"pet has no {name}: it "):
+            exec(f"from pet import {name}", {})
+    with pytest.raises(
+        ImportError, match=r"LoHaConfig: it has no counterpart: LOHA is not trained here; .*save_as_lora"
+    ):
+        exec("from pet import LoHaConfig", {})
+
+
 @pytest.fixture(scope="module")
 def bases(fixtures):
     """{family: the base in both libraries}"""

@@ -132,6 +132,8 @@ def test_arguments_of_other_libraries_are_named_here(tmp_path):
         "load_adapter: adapter_name is name": (functools.partial(pet.load_adapter, model), "x", "adapter_name"),
         "load_adapter: device_map has no counterpart": (functools.partial(pet.load_adapter, model), "x", "device_map"),
         "hotswap_adapter: adapter_name is name": (functools.partial(pet.hotswap_adapter, model), "x", "adapter_name"),
+        "load_adapter: model_id is directory": (functools.partial(pet.load_adapter, model), "x", "model_id"),
+        "add_adapter: adapter_name is name": (functools.partial(pet.add_adapter, model), "x", "adapter_name"),
         "load_adapter: is_trainable has no": (functools.partial(pet.load_adapter, model), "x", "is_trainable"),
         "save_adapter: selected_adapters is name": (pet.save_adapter, model, "selected_adapters"),
         "save_pretrained: safe_serialization has no": (model.save_pretrained, tmp_path, "safe_serialization"),
