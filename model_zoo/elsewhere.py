@@ -181,6 +181,14 @@ NAMES = {
     **dict.fromkeys(("TaskType", "PeftType"), _CLASSES),
     "get_peft_model_state_dict": "is pet.save_adapter(model, directory), which writes a file",
     **{f"prepare_model_for_{bits}_training": _PREPARED for bits in ("kbit", "int8")},
+    "prepare_model_for_compiled_hotswap": f"{NONE}pet.hotswap_adapter takes ranks up to the adapter's, and any scale",
+    "initialize_kv_prefix_from_text": "is init_text of pet.apply_prefix",
+    "create_loraplus_optimizer": "is learning_rate_ratio of pet.LoRAConfig",
+    **dict.fromkeys(
+        ("EvaConfig", "LoraGAConfig", "initialize_lora_eva_weights", "preprocess_loraga"),
+        f"{NONE}pet.LoRAConfig has other starts (init)",
+    ),
+    **dict.fromkeys(("ArrowConfig", "create_arrow_model"), f"{NONE}pet.adapter_names chooses by rows"),
     "BitsAndBytesConfig": 'is an argument: pet.AutoModel.from_pretrained(base, quantization={"type": "nf4"})',
     "AutoModelForCausalLM": _MODEL,
     "AutoModelForSequenceClassification": f'{_MODEL}, and pet.Trainer(…, objective="classification") adds the head',
@@ -228,6 +236,7 @@ METHODS = {
     "named_modules": "is cells_and_names()",
     **dict.fromkeys(("cpu", "cuda", "device"), OPENED["device_map"]),
     **dict.fromkeys(("bfloat16", "float", "half"), "is dtype of pet.AutoModel.from_pretrained"),
+    "resize_token_embeddings": "is pet add-tokens, which writes a base with further tokens",
     "gradient_checkpointing_enable": "is train.recompute of a recipe",
     "enable_input_require_grads": f"{NONE}leave it out",
 }
