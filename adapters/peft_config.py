@@ -106,7 +106,9 @@ def read_adapter_config(directory: str | Path, supported: Collection[str]) -> di
     """
     directory = Path(directory)
     if not directory.is_dir():
-        raise InputError(f"{directory}: {no_directory(directory)}; an adapter directory was expected")
+        named = len(directory.parts) == 2 and not directory.is_absolute() and not directory.exists()  # owner/name
+        way = f"; from a hub it is fetched first: hf download {directory} --local-dir DIR" if named else ""
+        raise InputError(f"{directory}: {no_directory(directory)}; an adapter directory was expected{way}")
     if not (directory / CONFIG).exists() and (directory / "adapter" / CONFIG).is_file():
         raise InputError(f"{directory}: is a run directory; its adapter is {directory / 'adapter'}")
     if not (directory / CONFIG).exists() and (

@@ -552,7 +552,8 @@ def test_paths_as_names(llama, directory, name):
 
 
 def test_no_such_directory_and_missing_files(llama, fixtures, directory, tmp_path):
-    refuse(llama, tmp_path / "nowhere", "an adapter directory was expected")
+    refuse(llama, tmp_path / "nowhere", "an adapter directory was expected$")
+    refuse(llama, "owner/adapter", r"no such directory; .* from a hub it is fetched first: hf download owner/adapter")
     (directory / NAMES[1]).unlink()
     refuse(llama, directory, "holds no adapter_model.safetensors$")
     (directory / NAMES[0]).unlink()
