@@ -15,6 +15,8 @@ from adapters.matching import chosen_sites
 from adapters.patterns import (
     GROUPS,
     as_list,
+    found_by_any,
+    full_match,
     in_any_order,
     is_glob,
     keys_for,
@@ -45,11 +47,20 @@ def targets_to_peft(entries, paths: list[str]):
 
 def written_targets(config, model, paths: list[str]):
     """`targets_to_peft` of a configuration; whole paths where names would mean more in PEFT's model: in other layers,
-    or in an encoder that is not opened here."""
+    in an encoder that is not opened here, or what cannot be adapted, at which PEFT fails."""
     beside = getattr(getattr(model, "config", None), "left_out", "")
     if config.layers is not None or config.exclude is not None or beside:
         return sorted(paths)
-    return targets_to_peft(config.targets or sorted({path.rsplit(".", 1)[-1] for path in paths}), paths)
+    written = targets_to_peft(config.targets or sorted({path.rsplit(".", 1)[-1] for path in paths}), paths)
+    return sorted(paths) if isinstance(written, str) and sweeps(written, model, paths) else written
+
+
+def sweeps(expression: str, model, paths: list[str]) -> bool:
+    """Whether an expression matches more than these cells: others of the model, or a neighbour of any name, as PEFT's
+    model has some that are no cells here (activations, dropout)."""
+    others = {path for path, _ in plain_cells(model)}.difference(paths)
+    others.update(f"{path.rpartition('.')[0]}.other_part" for path in paths)
+    return any(full_match(expression, other) for other in others)
 
 
 def to_peft(config, model, adapter) -> dict[str, Any]:
@@ -67,9 +78,10 @@ def to_peft(config, model, adapter) -> dict[str, Any]:
     tables = [path for path in paths if adapter.sites[path].kind == "embedding"] if doubled else []
 
     patterns = [in_any_order(one, paths) for one in (config.rank_pattern, config.alpha_pattern)]
-    # PEFT before 0.14 looks for one key in both: a cell that is in both has to have the same one
-    found = ({pattern_key(one, path) for one in patterns} - {None} for path in paths)
-    apart = tables or any(len(each) > 1 for each in found)
+    # PEFT before 0.14 looks for one key in both, and before 0.15 behind a dot: a cell has to have one that it finds
+    found = {path: {pattern_key(one, path) for one in patterns} - {None} for path in paths}
+    known = all(found_by_any(key, path) for path, each in found.items() for key in each)
+    apart = tables or not known or any(len(each) > 1 for each in found.values())
     keys = keys_for(paths)
 
     def scaled(pattern, usual, factor):

@@ -116,6 +116,12 @@ def pattern_key(patterns: dict | None, path: str) -> str | None:
     return next((key for key in patterns or () if pattern_matches(key, path)), None)
 
 
+def found_by_any(key: str, path: str) -> bool:
+    """Whether a key that matches does so in PEFT before 0.15, too: behind a dot, with none of ``a|b`` but the first
+    there, or as the path itself."""
+    return key == path or full_match(rf".*\.{key}", path)
+
+
 def pattern_value(patterns: dict | None, path: str, default):
     """The value of the first key that matches."""
     key = pattern_key(patterns, path)

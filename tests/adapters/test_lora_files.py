@@ -443,6 +443,17 @@ def test_an_expression_in_a_file_cannot_keep_the_reader_busy(llama, fixtures, di
     refuse(llama, directory, "matches no cell")
 
 
+def test_an_expression_that_finds_more_in_peft_is_written_as_cells(llama, tmp_path):
+    """PEFT fails at what is no matrix: whole sublayers, and activations, which are no cells here."""
+    for targets, found in (("re:.*(q|v)_proj", 0), (r"re:.*layers\.[01]\..*", 14), (r"re:.*\.mlp\..*", 9)):
+        adapter = registry(pet.apply_lora(llama, rank=2, targets=targets)).get("default")
+        pet.save_adapter(llama, tmp_path)
+        written = as_values(tmp_path / NAMES[0])["target_modules"]
+        assert written == (sorted(adapter.modules) if found else targets.removeprefix("re:"))
+        assert not found or len(written) == found
+        pet.delete_adapter(llama, "default")
+
+
 def test_patterns_of_older_files_are_read_as_they_were_trained(llama, tmp_path):
     """PEFT before 0.14 looked for one key in both patterns: here that of the rank, which has no alpha."""
     pet.apply_lora(llama, rank=2, alpha=6, targets=["q_proj", "v_proj"], rank_pattern={"q_proj": 3})
@@ -465,6 +476,9 @@ def test_patterns_of_older_files_are_read_as_they_were_trained(llama, tmp_path):
         {"rank_pattern": {"layers.1.self_attn.q_proj": 5, "q_proj": 3}},
         {"alpha_pattern": {"layers.1.self_attn.q_proj": 7, ".*layers.[12].*": 60}, "rank_pattern": {"v_proj": 2}},
         {"rank_pattern": {"embed_tokens": 3, "q_proj": 2}, "init": "pissa"},
+        {"alpha_pattern": {r"^model\.layers\.1\.self_attn\.q_proj": 60}},
+        {"rank_pattern": {"q_proj|v_proj": 3}},
+        {"alpha_pattern": {"model.layers.1.self_attn.q_proj": 60, "(q|v)_proj": 5}},
     ],
 )
 def test_patterns_mean_the_same_to_every_peft(llama, tmp_path, patterns):
@@ -472,7 +486,7 @@ def test_patterns_mean_the_same_to_every_peft(llama, tmp_path, patterns):
     adapter = registry(pet.apply_lora(llama, rank=4, targets=["q_proj", "v_proj", "embed_tokens"], **patterns))
     pet.save_adapter(llama, tmp_path)
     values = as_values(tmp_path / NAMES[0])
-    ranks, alphas = values["rank_pattern"], values.get("alpha_pattern", {})
+    ranks, alphas = (values.get(f"{name}_pattern", {}) for name in ("rank", "alpha"))
     for path, module in adapter.get("default").modules.items():
         found = next((key for key in (*ranks, *alphas) if re.match(rf".*\.{key}$", path)), path)
         rank, alpha = ranks.get(found, values["r"]), alphas.get(found, values["lora_alpha"])

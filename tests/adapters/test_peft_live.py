@@ -98,6 +98,10 @@ LLAMA = {
         {"rank": 2, "targets": [r"re:model\.layers\.[12]\.self_attn\.[qo]_proj"]},
         {"r": 2, "lora_alpha": 16, "target_modules": r"model\.layers\.[12]\.self_attn\.[qo]_proj"},
     ),
+    "regex that sweeps": (
+        {"rank": 2, "targets": [r"re:model\.layers\.[12]\..*"]},
+        {"r": 2, "lora_alpha": 16, "target_modules": "all-linear", "exclude_modules": r"model\.layers\.0\..*"},
+    ),
     "layers": (
         {"rank": 2, "targets": ["q_proj"], "layers": ["1-2"]},
         {"r": 2, "lora_alpha": 16, "target_modules": ["q_proj"], "layers_to_transform": [1, 2]},
