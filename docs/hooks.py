@@ -12,10 +12,13 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, get_args
 from unittest import mock
 
-from mkdocs.structure.files import File, Files
 from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from mkdocs.structure.files import Files
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,7 +43,7 @@ def sections(kind: type[BaseModel], at: str) -> Iterator[tuple[str, type[BaseMod
 
 def recipe_page() -> str:
     """Every key of a recipe with its type, default and meaning."""
-    from pet.recipe.adapter import SECTIONS
+    from pet.recipe.adapter import Adapter
     from pet.recipe.schema import Recipe
     from pet.recipe.show import _scalar
 
@@ -58,9 +61,9 @@ def recipe_page() -> str:
     head = ["key", "default", "meaning"]
     for name, kind in sections(Recipe, ""):
         text += f"\n## {name or 'At the top'}\n\n{table(head, rows(kind))}"
-    for kind in SECTIONS:
-        method = kind.model_fields["method"].default
-        text += f"\n## adapter, method: {method}\n\n{table(head, rows(kind))}"
+    for kind in get_args(get_args(Adapter)[0]):
+        methods = ", ".join(get_args(kind.model_fields["method"].annotation))
+        text += f"\n## adapter, method: {methods}\n\n{table(head, rows(kind))}"
     return text
 
 
@@ -139,6 +142,8 @@ PAGES = {
 
 def on_files(files: Files, config) -> Files:
     """Called by MkDocs when it knows the pages that lie in docs/."""
+    from mkdocs.structure.files import File
+
     for path, make in PAGES.items():
         if (there := files.get_file_from_path(path)) is not None:
             files.remove(there)

@@ -23,6 +23,7 @@ import pytest
 import yaml
 from sets import some
 
+from adapters.settings import SETTINGS
 from model_zoo.engine import available
 from pet.cli.commands import COMMANDS
 from pet.cli.main import main
@@ -160,6 +161,13 @@ def test_pictures_of_terminals_are_those_of_the_script():
     assert {path.stem for path in (ROOT / "docs" / "screens").iterdir()} == made.keys()
     shown = {name for path in DOCUMENTS for name in re.findall(r"\(screens/(\w+)\.svg\)", path.read_text("utf-8"))}
     assert shown == made.keys()
+
+
+def test_the_recipe_reference_has_every_method_with_its_settings():
+    page = runpy.run_path(str(ROOT / "docs" / "hooks.py"))["recipe_page"]()
+    found = ", ".join(re.findall(r"^## adapter, method: (.*)$", page, flags=re.M)).split(", ")
+    assert sorted(found) == sorted(["none", *(name for settings in SETTINGS for name in settings.names())])
+    assert "| `trained` |" in page
 
 
 def test_links_lead_somewhere():
