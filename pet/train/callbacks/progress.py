@@ -11,7 +11,7 @@ import time
 from model_zoo.progress import redrawn, takes_a_line
 from pet.train.callbacks.base import Callback
 
-# What 80 columns must show comes first; tqdm cuts off the rest.
+# What 80 columns must show comes first; of the rest what fits is shown.
 FORMAT = "step {n_fmt}/{total_fmt} {bar:6} {desc}ETA {remaining} | elapsed {elapsed}{postfix}"
 
 
@@ -21,6 +21,15 @@ def short(number: float) -> str:
         if number >= size:
             return f"{number / size:.1f}{unit}"
     return f"{number:.0f}"
+
+
+def fitting(ncols: int | None = None, postfix: str | None = None, **shape) -> str:
+    """tqdm's line with as many of the last numbers as have room: tqdm would cut one in two, which is another number."""
+    from tqdm import tqdm
+
+    while ncols and postfix and len(tqdm.format_meter(postfix=postfix, **shape)) > ncols:
+        postfix = postfix.rpartition(", ")[0]
+    return tqdm.format_meter(ncols=ncols, postfix=postfix, **shape)
 
 
 class Progress(Callback):
@@ -50,6 +59,8 @@ class Progress(Callback):
             file=sys.stderr if self.live else open(os.devnull, "w"),  # noqa: SIM115 - closed at the end of the run
             bar_format=None if notebook else FORMAT,
         )
+        if not notebook:
+            self.bar.format_meter = fitting
         self.bar._time = time.monotonic  # the clock may be set back
         self.bar.start_t = self.bar.last_print_t = time.monotonic()
         evaluated = [line["eval_loss"] for line in trainer.history if "eval_loss" in line]

@@ -66,20 +66,24 @@ def screen(monkeypatch):
     return make
 
 
-def test_eighty_columns_show_loss_evaluation_and_time_left(screen):
+@pytest.mark.parametrize(
+    ("columns", "last_whole"), [(80, " | elapsed 2:00:00"), (100, " | elapsed 2:00:00, 1.2k tok/s")]
+)
+def test_eighty_columns_show_loss_evaluation_and_time_left(screen, columns, last_whole):
+    """And no number is cut in two: half of one is another."""
     shown, run = screen(True), Run()
     run.position.step = 0
     progress = Progress()
     progress.start(run)
-    progress.bar.dynamic_ncols, progress.bar.ncols = None, 80
+    progress.bar.dynamic_ncols, progress.bar.ncols = None, columns
     progress.bar.start_t -= 7200
     progress.step(run, record(5999, eval_loss=2.34567))
     progress.step(run, record(6000))
     progress.end(run, {})
     last = shown.getvalue().rstrip("\n").split("\r")[-1]
-    assert len(last) <= 80 and last.startswith("step 6000/12000 ")
+    assert len(last) <= columns and last.startswith("step 6000/12000 ")
     assert "loss 1.2346 | eval 2.3457 | " in last, "the last evaluation stays"
-    assert " | ETA 2:00:00 | elapsed 2:00:00" in last
+    assert " | ETA 2:00:00 | elapsed 2:00:00" in last and last.endswith(last_whole)
 
 
 def test_the_clock_runs_while_the_model_is_measured(screen):
