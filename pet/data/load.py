@@ -94,7 +94,8 @@ def load_dataset(
         dataset = dataset.without_repeated(unlike)
     source = ", ".join(map(str, files[:3]))
     if len(dataset) == 0:
-        raise InputError(f"{source}: no sample is left: {dataset.counts}")
+        found = dataset.counts.findings(settings.max_length, settings.longer)
+        raise InputError(f"{source}: no sample is left: {'; '.join([str(dataset.counts), *found])}")
     tell(dataset.counts, settings, source)
     return dataset
 
