@@ -73,7 +73,6 @@ def run_program(text: str, whole: bool) -> None:
 def test_page(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.StringIO("/quit\n"))
-    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     rows = [text for language, text in blocks(page) if language == "json"] or [
         json.dumps({"prompt": "Who made this lamp?", "completion": "Ada made it."}) + "\n"
     ]
