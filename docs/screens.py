@@ -5,13 +5,16 @@ Each command runs on a terminal of its own, in a new directory, and what it prin
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
 import select
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,6 +34,7 @@ PROMPT = re.compile(r"^> (\x1b\[[0-9;?]*[a-z])*\Z", re.MULTILINE)
 def printed(command: str, directory: Path, typed: list[str]) -> str:
     """What a command prints on a terminal of `WIDTH` columns; a line that was written over counts as it was last."""
     terminal, inside = pty.openpty()
+    fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 40, WIDTH, 0, 0))  # without a width nothing is redrawn
     environment = {**os.environ, "COLUMNS": str(WIDTH), "LINES": "40", "TERM": "xterm-256color"}
     words = [sys.executable, "-m", *command.split()]
     process = subprocess.Popen(

@@ -28,6 +28,7 @@ from model_zoo.engine import available
 from pet.cli.commands import COMMANDS
 from pet.cli.main import main
 from pet.recipe.loading import from_dict
+from pet.train.report import TITLES
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -126,6 +127,12 @@ def test_chinese_pages_have_the_commands_of_the_english_ones(chinese):
     assert theirs == ours[: len(theirs)]  # a last section may be in English alone
 
 
+def test_chinese_readme_has_the_measured_numbers_of_the_english_one():
+    english, chinese = ((ROOT / name).read_text("utf-8") for name in ("README.md", "README.zh-CN.md"))
+    ranges = re.findall(r"[\d.]+ to [\d.]+", english.partition("## Speed")[2])
+    assert ranges and re.findall(r"[\d.]+ ~ [\d.]+", chinese) == [text.replace("to", "~") for text in ranges]
+
+
 def test_commands_within_sentences_exist(capsys):
     """With the options that they are given, in pages and in recipes' comments."""
 
@@ -160,6 +167,8 @@ def test_pictures_of_terminals_are_those_of_the_script():
     assert {path.stem for path in (ROOT / "docs" / "screens").iterdir()} == made.keys()
     shown = {name for path in DOCUMENTS for name in re.findall(r"\(screens/(\w+)\.svg\)", path.read_text("utf-8"))}
     assert shown == made.keys()
+    table = (ROOT / "docs" / "screens" / "finetune.svg").read_text("utf-8").replace("&#160;", " ")
+    assert all(f">{TITLES[measure]} " in table for measure in ("loss", "perplexity", "accuracy", "rouge_l"))
 
 
 def test_the_recipe_reference_has_every_method_with_its_settings():
