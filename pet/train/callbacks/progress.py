@@ -89,7 +89,8 @@ class Progress(Callback):
         loss = None if self.loss is None else f"loss {self.loss:.4f}"
         evaluated = None if self.evaluated is None else f"eval {self.evaluated:.4f}"
         words = [word for word in (self.phase, loss, evaluated) if word]
-        self.bar.set_description_str("".join(f"{word} | " for word in words), refresh=False)
+        end = " | " if self.bar.bar_format and words else ""  # tqdm's own line has a colon there
+        self.bar.set_description_str(" | ".join(words) + end, refresh=False)
 
     def step(self, trainer, record) -> None:
         if self.bar is None:

@@ -86,6 +86,17 @@ def test_eighty_columns_show_loss_evaluation_and_time_left(screen, columns, last
     assert " | ETA 2:00:00 | elapsed 2:00:00" in last and last.endswith(last_whole)
 
 
+def test_a_notebook_has_its_own_line_behind_the_losses(screen, monkeypatch):
+    shell = type("Shell", (), {"kernel": None})()
+    monkeypatch.setitem(sys.modules, "IPython", type("IPython", (), {"get_ipython": staticmethod(lambda: shell)}))
+    shown, run, progress = screen(True), Run(), Progress()
+    progress.start(run)
+    progress.step(run, record(6000, eval_loss=2.34567))
+    progress.end(run, {})
+    last = shown.getvalue().rstrip("\n").split("\r")[-1]
+    assert last.startswith("loss 1.2346 | eval 2.3457:  50%|"), "no bar stands between a loss and tqdm's colon"
+
+
 def test_the_clock_runs_while_the_model_is_measured(screen):
     shown, run = screen(True), Run()
     progress = Progress()
