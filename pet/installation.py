@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -102,6 +103,9 @@ def installed(package: str) -> str | None:
 def unmet() -> Iterator[tuple[str, str]]:
     """Packages that are not as this library or MindSpore needs them: each one's name, and what is wrong. Whoever
     installs another package may change them, of which pip only warns."""
+    if not installed("mindspore-pet") and find_spec("mindspore") is None:  # a clone that was never installed
+        yield "mindspore-pet", f"is not installed: pip install {shlex.quote(str(Path(__file__).parents[1]))}"
+        return
     try:
         from packaging.requirements import Requirement
     except ImportError:

@@ -247,6 +247,9 @@ def test_packages_that_another_one_changed_are_named(monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "packaging.requirements", None)
         assert [what for what, _ in installation.unmet()] == ["packaging"]
+        patch.setattr(installation, "find_spec", {}.get)  # a clone alone: one command, not one for each package
+        clone = Path(installation.__file__).parents[1]
+        assert [*installation.unmet()] == [("mindspore-pet", f"is not installed: pip install {clone}")]
     del changed["mindspore-pet"], changed["mindspore"]
     monkeypatch.setattr("pet.cli.main.run", lambda _: 1 / 0)
     assert main(["recipes"]) == 1
