@@ -64,7 +64,7 @@ def _lines(section: BaseModel, comments: bool, indent: int) -> list[str]:
     for name in names:
         field, value = type(section).model_fields[name], getattr(section, name)
         if comments and field.description:
-            wrapped = textwrap.wrap(field.description, _WIDTH - len(pad))
+            wrapped = textwrap.wrap(field.description, _WIDTH - len(pad), break_on_hyphens=False)
             if indent == 0 and lines:
                 lines.append("")
             lines.extend(f"{pad}# {line}" for line in wrapped)
