@@ -14,6 +14,7 @@ from model_zoo.resources import available_cores
 from pet.cli.output import check_output_file
 from pet.cli.parser import Parser
 from pet.installation import TESTED, foreign_adapters, installed, unmet
+from pet.launching.environment import started_by
 
 EXAMPLES = [
     ("pet doctor", "device, versions, threads, memory, and a verdict on each"),
@@ -98,12 +99,9 @@ def environment() -> Iterator[Finding]:
         yield "bad", "MS_COMPILER_CACHE_ENABLE", "the compile cache has given NaN losses; unset it"
     if os.environ.get("MS_SIMULATION_LEVEL"):
         yield "note", "MS_SIMULATION_LEVEL", "a simulation is asked for: results are no results"
-    ranks = {
-        name: os.environ[name] for name in ("RANK_ID", "RANK_SIZE", "MS_WORKER_NUM", "MS_ROLE") if name in os.environ
-    }
-    if ranks:
-        told = ", ".join(f"{name}={value}" for name, value in ranks.items())
-        yield "note", "processes", f"a launcher has started this one: {told}"
+    by = [name for one in started_by(os.environ) for name in (one.rank, one.size)]
+    if told := ", ".join(f"{name}={os.environ[name]}" for name in by if name in os.environ):
+        yield "note", "processes", f"this is one of several: {told}"
 
 
 def device() -> Iterator[Finding]:

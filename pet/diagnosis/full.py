@@ -20,6 +20,7 @@ from model_zoo.errors import InputError, explain, nearest
 from pet.diagnosis import endings, machine
 from pet.diagnosis.report import BAD, NOTE, Row, Section, read_rows, table, write_rows
 from pet.launching.addresses import free_address
+from pet.launching.environment import OF_A_JOB
 
 LAST_BEGIN, TOTAL_LIMIT = 13 * 60.0, 15 * 60.0
 """Seconds after which no further section begins, and after which the present one is ended."""
@@ -150,7 +151,7 @@ TIMED_OUT = -1
 def start(launcher: str, limit: float, arguments: list[str], processes: int, directory: Path) -> tuple[int, float, str]:
     """Runs sections. Returns the exit code (`TIMED_OUT`), the seconds, and what was printed."""
     worker = [sys.executable, "-m", "pet.diagnosis", str(directory), *arguments]
-    environment = {key: value for key, value in os.environ.items() if key not in OTHERS}
+    environment = {key: value for key, value in os.environ.items() if key not in OF_A_JOB}
     commands = COMMANDS[launcher](worker, processes, directory, environment)
     begin = time.monotonic()
     log = directory / "section.log"
@@ -175,11 +176,6 @@ def start(launcher: str, limit: float, arguments: list[str], processes: int, dir
             for one in running:
                 end(one)
     return code, time.monotonic() - begin, log.read_text(errors="replace")
-
-
-OTHERS = ("RANK_ID", "RANK_SIZE", "RANK_TABLE_FILE", "MS_ROLE", "MS_WORKER_NUM", "MS_NODE_ID", "PET_LAUNCH")
-OTHERS += ("DEVICE_ID", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
-"""Of a job that this process may be part of itself."""
 
 
 def end(process: subprocess.Popen) -> None:

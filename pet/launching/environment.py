@@ -5,15 +5,43 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
 
 DEFAULT_PORT = 8118
 """Where workers meet when nobody says so: MindSpore's own default for its scheduler."""
+
+
+class Starter(NamedTuple):
+    """Variables by which one who starts processes tells each its place, the last among those of its machine."""
+
+    size: str
+    rank: str
+    local: str
+
+
+STARTERS = (
+    Starter("RANK_SIZE", "RANK_ID", "LOCAL_RANK"),  # `pet launch`, ModelArts, shell scripts
+    Starter("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),  # Open MPI
+    Starter("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),  # MPICH, Intel MPI
+    Starter("WORLD_SIZE", "RANK", "LOCAL_RANK"),  # torchrun, Kubernetes' operators
+    Starter("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),  # srun
+)
+"""In this order: who writes RANK_SIZE and RANK_ID within another's job means these."""
+MSRUN = Starter("MS_WORKER_NUM", "MS_NODE_ID", "LOCAL_RANK")
+OF_A_JOB = (
+    *(name for one in (*STARTERS, MSRUN) for name in one),
+    "MS_ROLE",
+    "RANK_TABLE_FILE",
+    "PET_LAUNCH",
+    "DEVICE_ID",
+)
+"""All by which a process finds its place."""
 RESULT_FILE = "PET_RESULT_FILE"
 """Names the file that rank 0 of ``pet COMMAND`` writes when the command has succeeded."""
 
@@ -34,7 +62,7 @@ class Job:
         rank, size: the place, and how many workers there are.
         device: index of the accelerator to use; without meaning on a CPU.
         launcher: who started the workers: ``none``, ``pet``, ``msrun``, ``rank_table`` (a cluster's engine with a
-            rank table file) or ``environment`` (RANK_ID and RANK_SIZE alone).
+            rank table file) or ``environment`` (variables of `STARTERS` alone).
         master: ``host:port`` where the workers meet; empty where MindSpore knows by itself.
     """
 
@@ -57,31 +85,53 @@ class Job:
         return self.distributed or self.launcher == "msrun"
 
 
-def read_job(environ: Mapping[str, str] | None = None) -> Job:
-    """The job described by the environment of ``pet launch``, msrun, ModelArts or Open MPI; else a job of one.
+def read_job(environ: Mapping[str, str] | None = None, starters: Sequence[Starter] = STARTERS) -> Job:
+    """The job described by the environment of msrun or of one of `STARTERS`; else a job of one.
 
     Raises:
         InputError: a rank outside the size, or a variable that is not a number.
     """
     environ = os.environ if environ is None else environ
-    if environ.get("MS_ROLE") in ("MS_WORKER", "MS_SCHED") and "MS_WORKER_NUM" in environ:
-        # msrun runs the script once more as its scheduler: there joining serves the workers until they end
-        size = _number(environ, "MS_WORKER_NUM")
-        rank = _number(environ, "MS_NODE_ID", _number(environ, "RANK_ID", 0))
+    by, *others = [*started_by(environ, starters), None]
+    if by is None:
+        return Job(device=_number(environ, "DEVICE_ID", 0))
+    size = _number(environ, by.size)
+    # a script may give RANK_SIZE to what mpirun starts, or RANK_ID to what msrun does
+    rank = _first(environ, (one.rank for one in (by, *others) if one), _number(environ, "RANK_ID", 0))
+    if by is MSRUN:
         launcher, master = "msrun", ""
-    elif "RANK_SIZE" in environ or "OMPI_COMM_WORLD_SIZE" in environ:
-        size = _number(environ, "RANK_SIZE", _number(environ, "OMPI_COMM_WORLD_SIZE", 1))
-        rank = _number(environ, "RANK_ID", _number(environ, "OMPI_COMM_WORLD_RANK", 0))
+    else:
         launcher = "pet" if "PET_LAUNCH" in environ else "environment"
         if launcher == "environment" and environ.get("RANK_TABLE_FILE"):
             launcher = "rank_table"
-        master = _master(environ)
-    else:
-        return Job(device=_number(environ, "DEVICE_ID", 0))
+        master = _master(environ, by)
     if not 0 <= rank < size:
         raise InputError(f"the environment says rank {rank} of {size} workers; ranks go from 0 to {size - 1}")
-    local_rank = _number(environ, "LOCAL_RANK", _number(environ, "OMPI_COMM_WORLD_LOCAL_RANK", rank))
+    local_rank = _first(environ, (one.local for one in (by, *others) if one), rank)
     return Job(rank, size, _number(environ, "DEVICE_ID", local_rank), launcher, master)
+
+
+def started_by(environ: Mapping[str, str], starters: Sequence[Starter] = STARTERS) -> list[Starter]:
+    """Who started this process as one of several, the one that counts first.
+
+    Of those who start any program so (MPI, torchrun, srun) a single process is no job: it may start others itself.
+    """
+    msrun = environ.get("MS_ROLE") in ("MS_WORKER", "MS_SCHED") and MSRUN.size in environ
+    # msrun runs the script once more as its scheduler: there joining serves the workers until they end
+    return [MSRUN] * msrun + [
+        one
+        for one in starters
+        if one.size in environ and (one is STARTERS[0] or (one.rank in environ and _number(environ, one.size) > 1))
+    ]
+
+
+def has_rank(environ: Mapping[str, str]) -> bool:
+    """Whether somebody has told this process which of several it is."""
+    return any(name in environ for name in ("RANK_ID", "MS_ROLE", *(one.rank for one in started_by(environ))))
+
+
+def _first(environ: Mapping[str, str], names: Iterable[str], default: int) -> int:
+    return next((_number(environ, name) for name in names if name in environ), default)
 
 
 def _number(environ: Mapping[str, str], key: str, default: int | None = None) -> int:
@@ -94,16 +144,26 @@ def _number(environ: Mapping[str, str], key: str, default: int | None = None) ->
         raise InputError(f"the environment variable {key} must be a whole number, not {text!r}") from None
 
 
-def _master(environ: Mapping[str, str]) -> str:
-    """MASTER_ADDR and MASTER_PORT, or the first host that ModelArts or a table of several servers lists, or this
+def _master(environ: Mapping[str, str], by: Starter) -> str:
+    """MASTER_ADDR and MASTER_PORT, or the first host that ModelArts, srun or a table of several servers lists, or this
     machine.
     """
     host = environ.get("MASTER_ADDR") or environ.get("VC_WORKER_HOSTS", "").split(",")[0]
     if not host and (table := environ.get("RANK_TABLE_FILE")):
         servers = servers_of(table)
         host = servers[0]["server_id"] if len(servers) > 1 else ""
-    host = host or "127.0.0.1"
-    return f"{host}:{_number(environ, 'MASTER_PORT', DEFAULT_PORT)}"
+    if not host and _first(environ, ["SLURM_STEP_NUM_NODES"], 1) > 1:
+        host = _first_host(environ.get("SLURM_STEP_NODELIST", ""))
+    port = _number(environ, "MASTER_PORT", DEFAULT_PORT)
+    if by.size == "WORLD_SIZE" and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        port += 1  # at its own torchrun itself listens
+    return f"{host or '127.0.0.1'}:{port}"
+
+
+def _first_host(hosts: str) -> str:
+    """``n03x`` of Slurm's ``n[03-07,12]x,m1``."""
+    first = re.match(r"([^,[]*)(?:\[(\w+)[^]]*\])?([^,[]*)", hosts)
+    return "".join(part or "" for part in first.groups())
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from datetime import timedelta
 
 from model_zoo.errors import InputError, first_line
 from pet.launching.addresses import await_listener, only_here
-from pet.launching.environment import Job, on_device, read_job
+from pet.launching.environment import Job, has_rank, on_device, read_job
 from pet.launching.heartbeat import joined, joining, leaving, waiting
 from pet.launching.msrun import SCHEDULER, check_port, end_scheduler, scheduler, start_guard
 from pet.parallel.meeting import meet
@@ -49,8 +49,6 @@ PART_LIMIT = 5.0
 """The same where all have found out that something is wrong."""
 LONGEST_REASON = 400
 """Characters of an error that the other processes are told."""
-RANKS = ("RANK_ID", "OMPI_COMM_WORLD_RANK", "MS_ROLE")
-"""One of them is set in every worker."""
 
 _job: Job | None = None
 _failed = ""
@@ -75,7 +73,7 @@ def join(limit: int | None = None) -> Job:
     if _job is not None:
         return _job
     job = read_job()
-    if job.distributed and not any(name in os.environ for name in RANKS):
+    if job.distributed and not has_rank(os.environ):
         raise InputError(
             f"RANK_SIZE says {job.size} workers, but no RANK_ID says which one this is; unset it, and start them by "
             f"pet launch -n {job.size} -- COMMAND"

@@ -22,7 +22,7 @@ from pet.compat.mindspore_trainer.tasks import EvalData, Task, ask, find_task, w
 from pet.compat.optimizers import put_optimizer
 from pet.compat.outputs import call, tensors
 from pet.compat.translation import OWN_STEP, clip, elsewhere, number, per_process, positive
-from pet.launching.environment import read_job
+from pet.launching.environment import has_rank, read_job
 from pet.recipe.translation import Ignored, Refused, Rule, Translation
 from pet.train.callbacks import Callback
 
@@ -120,7 +120,7 @@ def processes(args: argparse.Namespace) -> int:
     Raises:
         InputError: the two, or the devices, are of different numbers.
     """
-    if any(name in os.environ for name in ("RANK_ID", "MS_ROLE", "OMPI_COMM_WORLD_RANK")):
+    if has_rank(os.environ):
         return 1
     found = {int(os.environ.get("RANK_SIZE") or 1), args.device_num or 1, len((args.device_id or "0").split(","))} - {1}
     if len(found) > 1:

@@ -23,7 +23,7 @@ from mindspore.mint import distributed
 from model_zoo.errors import InputError
 from pet.launching import heartbeat
 from pet.launching.addresses import free_address
-from pet.launching.environment import Job
+from pet.launching.environment import OF_A_JOB, Job
 from pet.parallel import collectives, join, meeting, peers, together
 
 CONNECT = socket.create_connection
@@ -411,3 +411,29 @@ def test_who_leaves_early_says_why(monkeypatch, code, failed, expected):
     with pytest.raises(SystemExit):
         join.leave(code)
     assert done == expected
+
+
+@pytest.mark.slow
+def test_processes_of_torchrun_meet(tmp_path):
+    """Its own port is taken, by itself."""
+    pytest.importorskip("torch", reason="torchrun comes with torch")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pet.parallel.join import barrier, join\njob = join()\nbarrier()\nprint(job.rank, job.size, job.master)\n"
+    )
+    port = str(free_address()[1])
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        port,
+        str(script),
+    ]
+    environment = {key: value for key, value in os.environ.items() if key not in OF_A_JOB}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    place = f"127.0.0.1:{int(port) + 1}"
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")) == ["", f"0 2 {place}", f"1 2 {place}"]

@@ -473,10 +473,34 @@ def test_environments_are_recognised():
     assert read_job(model_arts) == Job(9, 16, 9, "rank_table", "a:8118")
     mpi = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
     assert read_job(mpi) == Job(2, 4, 0, "environment", "127.0.0.1:8118")
+    assert read_job({**mpi, "RANK_SIZE": "4"}) == Job(2, 4, 0, "environment", "127.0.0.1:8118")
+    assert read_job({"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALRANKID": "1"}).rank == 1  # MPICH, Intel MPI
+    torchrun = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+    assert read_job(torchrun) == Job(3, 4, 1, "environment", "a:29500")
+    assert read_job({**torchrun, "TORCHELASTIC_USE_AGENT_STORE": "True"}).master == "a:29501"
+    slurm = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "2"}
+    assert read_job({**slurm, "SLURM_STEP_NODELIST": "n[03-07,12]x,m"}) == Job(2, 4, 0, "environment", "n03x:8118")
+    assert read_job({**slurm, "SLURM_STEP_NODELIST": "a,b", "MASTER_PORT": "9"}).master == "a:9"
+    # what a script of Slurm's has in which nothing was started by srun, and one process alone, which may start others
+    for alone in (
+        {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"},
+        {**slurm, "SLURM_STEP_NUM_TASKS": "1"},
+        {"WORLD_SIZE": "4"},
+    ):
+        assert read_job(alone) == Job()
     with pytest.raises(InputError, match="rank 4 of 4"):
         read_job({"RANK_ID": "4", "RANK_SIZE": "4"})
     with pytest.raises(InputError, match="RANK_SIZE must be a whole number"):
         read_job({"RANK_ID": "0", "RANK_SIZE": "four"})
+
+
+def test_what_srun_starts_may_be_the_launcher_of_a_machine(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    with pytest.raises(InputError, match=r"of 2 \(SLURM_STEP_NUM_TASKS\)"):
+        launch(["true"], 3)
+    with pytest.raises(InputError, match="PET_LAUNCH_SECRET"):
+        launch(["true"], 3, nodes=2, master="127.0.0.1:8118")
 
 
 def test_machines_that_meet_by_ipv6_are_refused_before_they_wait(monkeypatch):
