@@ -17,7 +17,7 @@ from pet.compat.earlier_names import todays
 from pet.compat.frozen import KEYS as FROZEN
 from pet.compat.lacking_tokens import new_tokens
 from pet.compat.llama_factory_data import dataset
-from pet.compat.measured import best, measured, on_the_way, saved
+from pet.compat.measured import measured, on_the_way, saved
 from pet.compat.mindformers.training_arguments import STEPS_WIN, TABLE as ARGUMENTS
 from pet.compat.positions import scale_positions
 from pet.compat.prompts import LLAMA_FACTORY
@@ -182,7 +182,6 @@ TABLE = {
     "early_stopping_steps": "eval.patience",
     **same(Refused("no benchmark is run; pet evaluate measures what is held out"), "task split lang n_shot save_dir"),
     **same(measured, "compute_accuracy predict_with_generate"),
-    "metric_for_best_model": best,
     "pure_bf16": flag("train.precision", "bf16"),
     "mixed_precision": Ignored("train.precision says it"),
     "fp8*": Refused("products have fp32, bf16 or fp16; see train.precision"),

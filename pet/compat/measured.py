@@ -80,9 +80,7 @@ def saves_with_evaluations(values: Mapping[str, Any]) -> bool:
     return False
 
 
-WRITTEN = {"rouge-1": "rouge_1", "rouge-2": "rouge_2", "rouge-l": "rouge_l", "bleu-4": "bleu"}
-"""What LLaMA-Factory measures of written answers."""
-METRICS = {"compute_accuracy": ["accuracy"], "predict_with_generate": list(WRITTEN.values())}
+METRICS = {"compute_accuracy": ["accuracy"], "predict_with_generate": ["rouge_1", "rouge_2", "rouge_l", "bleu"]}
 """Its switches, and what they measure beside the loss."""
 
 
@@ -92,9 +90,3 @@ def measured(t: Translation, name: str, value: Any) -> None:
         t.ignore(name, SFT_ALONE)
     else:
         flag("eval.metrics", ["loss", "perplexity", *METRICS[name]])(t, name, value)
-
-
-def best(t: Translation, name: str, value: Any) -> None:
-    """What the best evaluation is chosen by."""
-    word = str(value).removeprefix("eval_")
-    t.put("eval.best_metric", WRITTEN.get(word, word))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pet.recipe.training import GENERATED, Eval
+from pet.recipe.training import COMPARED_BY, GENERATED, Eval
 
 SCHEDULE = ("eval.every_steps", "eval.every_epochs")
 
@@ -33,7 +33,7 @@ def problems(section: Eval, held_out: bool, give: str = "set data.eval") -> Iter
     if section.generate == "ends" and section.best_metric in GENERATED:
         why = f"eval.best_metric is {section.best_metric}, which has to be measured along the way; set always"
         yield "eval.generate", "eval.best_metric", why
-    if section.best_metric not in section.metrics:
+    if section.best_metric not in (*section.metrics, *COMPARED_BY):
         why = f"{section.best_metric} is not measured; expected one of {', '.join(section.metrics)}"
         yield "eval.best_metric", "eval.metrics", why
     if len(set(section.metrics)) < len(section.metrics):

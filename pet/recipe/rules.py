@@ -24,6 +24,7 @@ from pet.recipe.classes import COMPARED, JUDGING
 from pet.recipe.data import WITHOUT_QUESTIONS, Reading
 from pet.recipe.fields import ADAPTERS_OFF, PRECOMPUTE, is_jinja
 from pet.recipe.schema import Recipe
+from pet.recipe.training import COMPARED_BY
 from pet.recipe.training_rules import Finding, given, length, restarts, without_effect
 
 
@@ -144,6 +145,8 @@ def preferences(recipe: Recipe) -> Iterator[Finding]:
     if "accuracy" in recipe.eval.metrics and train.objective in COMPARED:
         why = f"accuracy is of tokens or of labels; with {train.objective} reward_accuracy is always measured"
         yield "eval.metrics", "train.objective", why
+    if recipe.eval.best_metric in COMPARED_BY and train.objective not in COMPARED:
+        yield "eval.best_metric", "train.objective", f"is measured with {', '.join(COMPARED)}"
     for name in (*ASKED, "train_on") if train.objective == "classification" else ():
         if given(recipe.data, name):
             yield f"data.{name}", "train.objective", "has no effect: texts are judged as they stand, without a prompt"

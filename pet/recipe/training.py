@@ -221,6 +221,8 @@ class Train(Section):
 
 Metric = Literal["loss", "perplexity", "accuracy", "f1", "rouge_1", "rouge_2", "rouge_l", "bleu", "exact_match"]
 METRICS = get_args(Metric)
+Compared = Literal["reward_accuracy", "reward_margin"]  # is always measured where answers are compared
+COMPARED_BY = get_args(Compared)
 # Metrics for which the model has to write its answers; the others come from the logits of the given answer.
 GENERATED = ("rouge_1", "rouge_2", "rouge_l", "bleu", "exact_match")
 SMALLER_IS_BETTER = ("loss", "perplexity")
@@ -250,7 +252,9 @@ class Eval(Section):
         description="When answers are generated: at every evaluation (always), or only before and after training "
         "(ends). The others then take a fraction of the time: metrics of the logits only.",
     )
-    best_metric: Metric = Field("loss", description="Metric that selects the best checkpoint; must be in metrics.")
+    best_metric: Metric | Compared = Field(
+        "loss", description="Metric that selects the best checkpoint; in metrics, or what comparing answers measures."
+    )
     best_mode: Literal["min", "max"] | None = Field(
         None,
         description="Whether lower (min) or higher (max) is better. Default: min for loss and perplexity, else max.",

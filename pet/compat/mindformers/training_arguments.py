@@ -37,6 +37,17 @@ if TYPE_CHECKING:
     from pet.keywords import TrainingArgumentSettings
 
 
+MEASURES = {"rouge-1": "rouge_1", "rouge-2": "rouge_2", "rouge-l": "rouge_l", "bleu-4": "bleu"}
+MEASURES |= {"rewards/accuracies": "reward_accuracy", "rewards/margins": "reward_margin"}
+"""What LLaMA-Factory and TRL call what the best evaluation may be chosen by."""
+
+
+def _best(translation: Translation, name: str, value: Any) -> None:
+    """What the best evaluation is chosen by."""
+    word = str(value).removeprefix("eval_")
+    translation.put("eval.best_metric", MEASURES.get(word, word))
+
+
 def _strategy(translation: Translation, name: str, value: Any) -> None:
     word = "no" if value is False else str(getattr(value, "value", value)).lower()  # YAML 1.1's reading of no
     if word not in ("no", "steps", "epoch"):
@@ -143,7 +154,7 @@ TABLE = {
     "eval_step_interval": positive("eval.every_steps"),
     **same(positive("eval.every_epochs", float), "eval_epoch_interval eval_epochs"),
     **same(_strategy, "save_strategy eval_strategy evaluation_strategy"),
-    "metric_for_best_model": lambda t, n, v: t.put("eval.best_metric", str(v).removeprefix("eval_")),
+    "metric_for_best_model": _best,
     "greater_is_better": lambda t, n, v: t.put("eval.best_mode", "max" if switched_on(v) else "min"),
     "load_best_model_at_end": flag("eval.load_best_model_at_end"),
     **same(lambda t, n, v: t.put("train.resume", not is_off(v) or None), "resume_from_checkpoint resume_training"),

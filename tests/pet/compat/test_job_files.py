@@ -1358,6 +1358,7 @@ def test_how_often_is_evaluated(tmp_path, system, given, steps, epochs):
             "rouge_l",
         ),
         ({"metric_for_best_model": "eval_loss"}, None, "loss"),
+        ({"stage": "dpo", "metric_for_best_model": "eval_rewards/accuracies"}, None, "reward_accuracy"),
     ],
 )
 def test_what_llama_factory_measures(tmp_path, given, metrics, best):

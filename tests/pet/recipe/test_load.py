@@ -449,6 +449,7 @@ def test_all_problems_in_one_report(write):
         ),
         (["eval.metrics=[loss, loss]"], "eval.metrics", "names a metric twice"),
         (["eval.best_metric=bleu"], "eval.best_metric", "expected one of loss, perplexity"),
+        (["eval.best_metric=reward_accuracy"], "eval.best_metric", "is measured with dpo"),
         (["generation.top_p=0.5"], "generation.top_p", "no effect without do_sample"),
         (
             ["generation.length_penalty=2.0", "generation.num_beams=1"],

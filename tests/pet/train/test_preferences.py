@@ -287,6 +287,10 @@ def test_a_step_says_what_it_measured(finetune):
     assert last["reward_margin"] == pytest.approx(last["reward_chosen"] - last["reward_rejected"], abs=1e-6)
     assert last["reward_margin"] > 1 and last["reward_accuracy"] == 1 and last["kl"] > 0.01
     assert all(line["logp_chosen"] < 0 > line["logp_rejected"] and 0 <= line["win_rate"] <= 1 for line in lines)
+    chosen = "eval={every_steps: 1, best_metric: reward_margin, patience: 3}"
+    lines, summary = finetune("chosen", chosen, "train.steps=3")
+    margins = [line["eval_reward_margin"] for line in lines]
+    assert summary["best"] == {"step": int(np.argmax(margins)) + 1, "reward_margin": max(margins)}
     without, _ = finetune("without", "train.steps=1", objective="orpo")
     assert "kl" not in without[0] and "reward_margin" in without[0]
 
