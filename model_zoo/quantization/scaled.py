@@ -17,8 +17,10 @@ import numpy as np
 from model_zoo.checkpoint.dtypes import FLOAT8, STORAGE
 from model_zoo.errors import InputError, shown
 
-METHODS = ("fp8", "compressed-tensors", "fbgemm_fp8", "aqlm")
+METHODS = ("fp8", "compressed-tensors", "fbgemm_fp8", "modelopt", "aqlm")
 """``quant_method`` of config.json whose matrices are float32 once they are read; the last one is `additive`'s."""
+ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO")
+"""``quant_algo`` of NVIDIA's ModelOpt: those whose elements are codes times factors alone."""
 FORMATS = (None, "dense", "float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "mixed-precision")
 """``format`` of compressed-tensors: those that leave an element a byte, and what `integers` opens."""
 CODES = (*FLOAT8, "int8")
@@ -83,6 +85,12 @@ def find_scaled(infos: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[
             f"config.json: compressed-tensors in format {shown(form)}; of these float-quantized, int-quantized, "
             "naive-quantized and pack-quantized open: give another copy of the model, or the unquantised one"
         )
+    algorithm = settings.get("quant_algo")
+    if method == "modelopt" and str(algorithm).upper() not in ALGORITHMS:
+        raise InputError(
+            f"config.json: modelopt by quant_algo {shown(algorithm)}; of these {', '.join(ALGORITHMS)} open: give "
+            "another copy of the model, or the unquantised one"
+        )
     found, beside, problems = {}, set(), []
     for name, info in infos.items():
         path, _, last = name.rpartition(".")
@@ -94,7 +102,8 @@ def find_scaled(infos: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[
             except InputError as error:
                 problems.append(str(error))
     InputError.raise_any(problems)
-    beside.update(name for name in infos if settings and OF_ACTIVATIONS.fullmatch(name))
+    # ModelOpt's earlier files have their settings in hf_quant_config.json alone
+    beside.update(name for name in infos if (settings or found) and OF_ACTIVATIONS.fullmatch(name))
     return found, beside
 
 
@@ -108,9 +117,12 @@ def _scaled(name: str, parts: list[str], infos: Mapping[str, Any], settings: Map
     if not parts:
         return ScaledTensor(name, info.shape, info.dtype)
     factors = infos[parts[0]]
-    grid = (*factors.shape, 1, 1)[:2]
+    shape = (
+        factors.shape[::2] if factors.shape[1::2] == (1, 1) else factors.shape
+    )  # ModelOpt's are (rows, 1, columns, 1)
+    grid = (*shape, 1, 1)[:2]
     block = tuple(_blocks(info.shape, grid, settings))
-    if len(factors.shape) > 2 or factors.dtype not in STORAGE or 0 in block:
+    if len(shape) > 2 or factors.dtype not in STORAGE or 0 in block:
         raise InputError(f"{parts[0]} {factors.dtype} {factors.shape}: no factors of {name} {info.shape}")
     return ScaledTensor(name, info.shape, info.dtype, parts[0], grid, block)
 

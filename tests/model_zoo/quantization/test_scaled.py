@@ -17,6 +17,7 @@ DRAW = np.random.default_rng(0)
 FINE = {"quant_method": "fp8", "weight_block_size": [48, 48], "activation_scheme": "dynamic"}
 COMPRESSED = {"quant_method": "compressed-tensors", "format": "float-quantized"}
 BLOCKS = COMPRESSED | {"config_groups": {"group_0": {"weights": {"block_structure": [48, 48]}}}}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
 FORMS = {  # quantization_config, name of the factors, type of the codes, and the factors' shape for a matrix
     "blocks": (FINE, "weight_scale_inv", "float8_e4m3", lambda out, into: (-(-out // 48), -(-into // 48))),
     "blocks that divide": (COMPRESSED, "weight_scale", "float8_e4m3", lambda out, into: (out // 8, into // 16)),
@@ -25,6 +26,14 @@ FORMS = {  # quantization_config, name of the factors, type of the codes, and th
     "outputs of fbgemm": ({"quant_method": "fbgemm_fp8"}, "weight_scale", "float8_e4m3", lambda out, into: (out,)),
     "matrix": (COMPRESSED, "weight_scale", "float8_e4m3", lambda out, into: ()),
     "int8": (COMPRESSED | {"format": "int-quantized"}, "weight_scale", "int8", lambda out, into: (out, 1)),
+    "modelopt": (MODELOPT, "weight_scale", "float8_e4m3", lambda out, into: ()),
+    "blocks of modelopt": (
+        MODELOPT | {"quant_algo": "fp8_pb_wo"},
+        "weight_scale",
+        "float8_e4m3",
+        lambda out, into: (out // 8, 1, into // 16, 1),
+    ),
+    "modelopt before": ({}, "weight_scale", "float8_e4m3", lambda out, into: ()),
     "bare": (None, None, "float8_e4m3", None),
 }
 
@@ -45,7 +54,7 @@ def scaled(fixtures, tmp_path, form, **others):
                 tensors[name.replace("weight", last)] = ("float32", factors)
                 tensors[name.replace("weight", "input_scale")] = ("float32", np.ones(1, np.float32))
                 tensors[name.replace("weight", "input_zero_point")] = ("int8", np.ones(1, np.int8))
-                rows, columns = (*factors.shape, 1, 1)[:2]
+                rows, columns = (*(factors.squeeze((1, 3)) if factors.ndim == 4 else factors).shape, 1, 1)[:2]
                 sizes = [
                     48 if count > 1 and "48" in str(settings) else size // count
                     for size, count in zip(array.shape, (rows, columns), strict=True)
@@ -105,6 +114,12 @@ def test_parts_that_do_not_fit_are_one_line(fixtures, tmp_path, form, others, wo
     with pytest.raises(InputError, match=words) as error:
         Checkpoint(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_what_modelopt_packs_is_refused(fixtures, tmp_path):
+    scaled(fixtures, tmp_path, (MODELOPT | {"quant_algo": "NVFP4"}, *FORMS["modelopt"][1:]))
+    with pytest.raises(InputError, match=r"modelopt by quant_algo 'NVFP4'; of these FP8, .* open"):
+        Checkpoint(tmp_path)
 
 
 def test_packed_forms_of_compressed_tensors_are_refused(fixtures, tmp_path):
