@@ -67,7 +67,7 @@ def collected(pytester, request):
     here = request.path.parent
     pytester.makeini("[pytest]\nmarkers =\n    cover\n    full\n    quick\n    slow\n")
     (pytester.path / "support").mkdir()
-    for name in ("conftest.py", "support/sets.py"):
+    for name in ("conftest.py", "support/peers.py", "support/sets.py"):
         (pytester.path / name).write_text((here / name).read_text())
     (pytester.path / "test_it.py").write_text(MATRIX)
 

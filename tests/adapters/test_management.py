@@ -563,6 +563,8 @@ def test_what_is_no_configuration_is_an_error(model, config):
     with pytest.raises(ValueError, match=r"an adapter's configuration was expected, as pet\.LoRAConfig\(rank=8\)"):
         pet.apply(model, config)
     with pytest.raises(ValueError, match="an adapter's configuration was expected"):
+        pet.add_adapter(model, config, "second")
+    with pytest.raises(ValueError, match="name is of the type LoRAConfig; a text was expected"):  # PEFT's order
         pet.add_adapter(model, "second", pet.LoRAConfig(rank=2))
     assert pet.list_adapters(model) == []
 

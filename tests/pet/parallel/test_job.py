@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from sets import some
 
+from pet.launching.environment import OF_A_JOB
+
 ROOT = Path(__file__).resolve().parents[3]
 CHECK = """
 from pet.cli.imports import import_quickly
@@ -183,7 +185,7 @@ def test_a_process_that_nobody_numbered_does_not_wait_for_others(monkeypatch):
 
     monkeypatch.setattr(join, "_job", None)
     monkeypatch.setenv("RANK_SIZE", "2")
-    for name in join.RANKS:
+    for name in {*OF_A_JOB} - {"RANK_SIZE"}:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(InputError, match=r"2 workers, but no RANK_ID says which one this is.*pet launch -n 2"):
         join.join()

@@ -419,7 +419,8 @@ def test_processes_of_torchrun_meet(tmp_path):
     pytest.importorskip("torch", reason="torchrun comes with torch")
     script = tmp_path / "script.py"
     script.write_text(
-        "from pet.parallel.join import barrier, join\njob = join()\nbarrier()\nprint(job.rank, job.size, job.master)\n"
+        "import sys\nfrom pet.parallel.join import barrier, join\njob = join()\nbarrier()\n"
+        "sys.stdout.write(f'{job.rank} {job.size} {job.master}\\n')\n"
     )
     port = str(free_address()[1])
     command = [
