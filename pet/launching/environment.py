@@ -92,22 +92,22 @@ def read_job(environ: Mapping[str, str] | None = None, starters: Sequence[Starte
         InputError: a rank outside the size, or a variable that is not a number.
     """
     environ = os.environ if environ is None else environ
-    by, *others = [*started_by(environ, starters), None]
-    if by is None:
+    by = started_by(environ, starters)
+    if not by:
         return Job(device=_number(environ, "DEVICE_ID", 0))
-    size = _number(environ, by.size)
+    size = _number(environ, by[0].size)
     # a script may give RANK_SIZE to what mpirun starts, or RANK_ID to what msrun does
-    rank = _first(environ, (one.rank for one in (by, *others) if one), _number(environ, "RANK_ID", 0))
-    if by is MSRUN:
+    rank = _first(environ, (one.rank for one in by), _number(environ, "RANK_ID", 0))
+    if by[0] is MSRUN:
         launcher, master = "msrun", ""
     else:
         launcher = "pet" if "PET_LAUNCH" in environ else "environment"
         if launcher == "environment" and environ.get("RANK_TABLE_FILE"):
             launcher = "rank_table"
-        master = _master(environ, by)
+        master = _master(environ, by[0])
     if not 0 <= rank < size:
         raise InputError(f"the environment says rank {rank} of {size} workers; ranks go from 0 to {size - 1}")
-    local_rank = _first(environ, (one.local for one in (by, *others) if one), rank)
+    local_rank = _first(environ, (one.local for one in by), rank)
     return Job(rank, size, _number(environ, "DEVICE_ID", local_rank), launcher, master)
 
 
@@ -116,8 +116,8 @@ def started_by(environ: Mapping[str, str], starters: Sequence[Starter] = STARTER
 
     Of those who start any program so (MPI, torchrun, srun) a single process is no job: it may start others itself.
     """
-    msrun = environ.get("MS_ROLE") in ("MS_WORKER", "MS_SCHED") and MSRUN.size in environ
     # msrun runs the script once more as its scheduler: there joining serves the workers until they end
+    msrun = environ.get("MS_ROLE") in ("MS_WORKER", "MS_SCHED") and MSRUN.size in environ
     return [MSRUN] * msrun + [
         one
         for one in starters
