@@ -22,7 +22,7 @@ from mindspore.mint import distributed
 
 from model_zoo.errors import InputError
 from pet.launching import heartbeat
-from pet.launching.addresses import free_address
+from pet.launching.addresses import free_address, reserve
 from pet.launching.environment import OF_A_JOB, Job
 from pet.parallel import collectives, join, meeting, peers, together
 
@@ -422,19 +422,17 @@ def test_processes_of_torchrun_meet(tmp_path):
         "import sys\nfrom pet.parallel.join import barrier, join\njob = join()\nbarrier()\n"
         "sys.stdout.write(f'{job.rank} {job.size} {job.master}\\n')\n"
     )
-    port = str(free_address()[1])
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--master-port",
-        port,
-        str(script),
-    ]
     environment = {key: value for key, value in os.environ.items() if key not in OF_A_JOB}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    place = f"127.0.0.1:{int(port) + 1}"
+    with reserve() as held:  # which is ours; torchrun takes the one before
+        port = held.getsockname()[1]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node=2",
+            f"--master-port={port - 1}",
+            script,
+        ]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split("\n")) == ["", f"0 2 {place}", f"1 2 {place}"]
+    assert sorted(done.stdout.split("\n")) == ["", f"0 2 127.0.0.1:{port}", f"1 2 127.0.0.1:{port}"]
