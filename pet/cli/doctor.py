@@ -14,7 +14,7 @@ from model_zoo.resources import available_cores
 from pet.cli.output import check_output_file
 from pet.cli.parser import Parser
 from pet.installation import TESTED, foreign_adapters, installed, unmet
-from pet.launching.environment import started_by
+from pet.launching.environment import MSRUN, STARTERS, started_by
 
 EXAMPLES = [
     ("pet doctor", "device, versions, threads, memory, and a verdict on each"),
@@ -99,9 +99,12 @@ def environment() -> Iterator[Finding]:
         yield "bad", "MS_COMPILER_CACHE_ENABLE", "the compile cache has given NaN losses; unset it"
     if os.environ.get("MS_SIMULATION_LEVEL"):
         yield "note", "MS_SIMULATION_LEVEL", "a simulation is asked for: results are no results"
-    by = [name for one in started_by(os.environ) for name in (one.rank, one.size)]
-    if told := ", ".join(f"{name}={os.environ[name]}" for name in by if name in os.environ):
-        yield "note", "processes", f"this is one of several: {told}"
+    names = [
+        "MS_ROLE",
+        *(name for one in (STARTERS[0], MSRUN, *started_by(os.environ)) for name in (one.rank, one.size)),
+    ]
+    if told := ", ".join(f"{name}={os.environ[name]}" for name in dict.fromkeys(names) if name in os.environ):
+        yield "note", "processes", f"a launcher has started this one: {told}"
 
 
 def device() -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pet.compat.contradictions import SFT_ALONE
-from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
+from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS, WRITTEN
 from pet.compat.translation import flag
 from pet.recipe.translation import Translation
 from pet.train.schedules import steps_of
@@ -80,7 +80,7 @@ def saves_with_evaluations(values: Mapping[str, Any]) -> bool:
     return False
 
 
-METRICS = {"compute_accuracy": ["accuracy"], "predict_with_generate": ["rouge_1", "rouge_2", "rouge_l", "bleu"]}
+METRICS = {"compute_accuracy": ["accuracy"], "predict_with_generate": list(WRITTEN.values())}
 """Its switches, and what they measure beside the loss."""
 
 

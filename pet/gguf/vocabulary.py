@@ -66,7 +66,9 @@ def add_vocabulary(writer, tokenizer: Tokenizer, size: int) -> None:
     writer.add_add_eos_token(tokenizer.eos_token_id in after)
 
 
-def _say_what_differs(tokenizer: Tokenizer, tokens: dict[int, tuple[str, float, int]], whole: int, scored: bool):
+def _say_what_differs(
+    tokenizer: Tokenizer, tokens: dict[int, tuple[str, float, int]], whole: int, scored: bool
+) -> None:
     """Names tokens beside which llama.cpp cuts otherwise: to it what is behind one is a text by itself, with a space in
     front where the algorithm adds one, and it leaves the spaces on both sides.
 

@@ -125,6 +125,11 @@ def started_by(environ: Mapping[str, str], starters: Sequence[Starter] = STARTER
     ]
 
 
+def said_by(environ: Mapping[str, str] | None = None, starters: Sequence[Starter] = STARTERS) -> str:
+    """The variables that say of how many workers the job is; without them each process is alone."""
+    return " and ".join(one.size for one in started_by(os.environ if environ is None else environ, starters))
+
+
 def has_rank(environ: Mapping[str, str]) -> bool:
     """Whether somebody has told this process which of several it is."""
     return any(name in environ for name in ("RANK_ID", "MS_ROLE", *(one.rank for one in started_by(environ))))

@@ -29,7 +29,7 @@ from pet import interrupts
 from pet.launching.addresses import resolve
 from pet.launching.control import JOIN_LIMIT, SECRET, Alone, Control, job_secret
 from pet.launching.ends import describe_end, describe_hang, exit_code
-from pet.launching.environment import STARTERS, read_job, split_address, started_by
+from pet.launching.environment import STARTERS, read_job, said_by, split_address
 from pet.launching.heartbeat import BEAT_FILE, JOINING
 from pet.launching.output import Output
 from pet.launching.stacks import file_of
@@ -154,9 +154,9 @@ def launch(
         InputError: no command or no such program, no workers, more workers than devices, a machine number outside the
             job, several machines without a secret, or a log directory that cannot be written.
     """
-    job = read_job(starters=STARTERS if nodes == 1 else STARTERS[:1])  # mpirun or srun may start one on each machine
-    told = " and ".join(one.size for one in started_by(os.environ)[:1])
-    there = f"the environment says a job of {job.size} ({told})"
+    starters = STARTERS if nodes == 1 else STARTERS[:1]  # mpirun or srun may start one launcher on each machine
+    job = read_job(starters=starters)
+    there = f"the environment says a job of {job.size} ({said_by(starters=starters)})"
     for wrong, text in (
         (not hasattr(os, "waitid"), "several processes are started and watched on Linux alone; here one process runs"),
         (not command, "no command; write it after --, for example: pet launch -n 2 -- python train.py"),

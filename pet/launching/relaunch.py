@@ -14,7 +14,7 @@ from model_zoo.errors import InputError
 from model_zoo.posix import fcntl
 from pet.files import lock
 from pet.launching import launcher
-from pet.launching.environment import RESULT_FILE, read_job
+from pet.launching.environment import RESULT_FILE, read_job, said_by
 
 
 def relaunch(size: int, arguments: list[str], log_directory: str | os.PathLike) -> int | None:
@@ -100,5 +100,5 @@ def check_size(size: int, workers: int) -> None:
     if size != workers:
         raise InputError(
             f"parallel: data x tensor x pipeline = {size}, but the environment says a job of {workers} workers "
-            "(RANK_SIZE or MS_WORKER_NUM); the product must be the number of workers"
+            f"({said_by()}); the product must be the number of workers"
         )

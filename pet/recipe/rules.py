@@ -16,7 +16,7 @@ from adapters.settings import NO_HEAD, method_and_settings, named
 from model_zoo.configs import Config
 from model_zoo.errors import InputError, nearest
 from model_zoo.generation_settings import DRAWN, OF_BEAMS, is_missed
-from pet.launching.environment import read_job
+from pet.launching.environment import read_job, said_by
 from pet.meta_model import MetaModel
 from pet.recipe import evaluation_rules
 from pet.recipe.adapter import MANAGEMENT
@@ -95,7 +95,7 @@ def batches(recipe: Recipe) -> Iterator[Finding]:
             "parallel.data",
             "parallel.tensor parallel.pipeline",
             f"data × tensor × pipeline = {parallel.data} × {parallel.tensor} × {parallel.pipeline} = "
-            f"{parallel.processes}, but {started} processes were started",
+            f"{parallel.processes}, but {started} processes were started; to run each by itself, unset {said_by()}",
         )
 
 

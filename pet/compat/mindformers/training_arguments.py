@@ -37,9 +37,10 @@ if TYPE_CHECKING:
     from pet.keywords import TrainingArgumentSettings
 
 
-MEASURES = {"rouge-1": "rouge_1", "rouge-2": "rouge_2", "rouge-l": "rouge_l", "bleu-4": "bleu"}
-MEASURES |= {"rewards/accuracies": "reward_accuracy", "rewards/margins": "reward_margin"}
-"""What LLaMA-Factory and TRL call what the best evaluation may be chosen by."""
+WRITTEN = {"rouge-1": "rouge_1", "rouge-2": "rouge_2", "rouge-l": "rouge_l", "bleu-4": "bleu"}
+"""What LLaMA-Factory measures of written answers."""
+MEASURES = {**WRITTEN, "rewards/accuracies": "reward_accuracy", "rewards/margins": "reward_margin"}
+"""These, and TRL's names: what the best evaluation may be chosen by."""
 
 
 def _best(translation: Translation, name: str, value: Any) -> None:

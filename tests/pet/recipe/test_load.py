@@ -685,7 +685,7 @@ def test_early_stopping_means_the_best_weights_unless_told_otherwise(write):
 def test_processes_that_were_started_must_fit(write, monkeypatch):
     monkeypatch.setenv("RANK_SIZE", "4")
     (problem,) = problems(write(), ["parallel.data=2"])
-    assert "2 × 1 × 1 = 2, but 4 processes were started" in problem
+    assert "2 × 1 × 1 = 2, but 4 processes were started; to run each by itself, unset RANK_SIZE" in problem
     assert load(write(), ["parallel.data=2", "parallel.tensor=2"]).parallel.processes == 4
     monkeypatch.delenv("RANK_SIZE")
     monkeypatch.setenv("MS_WORKER_NUM", "8")  # left over from another job: without a role it says nothing
