@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 import peers
 import sets
+from waiting import HANGING
 
 # What is imported and collected is no garbage: Python's collector rests until all of it is there, and lets it be then.
 gc.disable()
@@ -301,7 +302,7 @@ def pair(tmp_path_factory):
         environment |= {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             [*map(str, launch), "--", sys.executable, str(home / "pair.py"), *words],
-            env=environment, cwd=home, capture_output=True, text=True, timeout=900,
+            env=environment, cwd=home, capture_output=True, text=True, timeout=HANGING,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
@@ -312,7 +313,7 @@ def pair(tmp_path_factory):
 def until():
     """Waits until a condition holds, and returns what it came to. The limit is no requirement: it ends what hangs."""
 
-    def wait(condition, limit: float = 300.0):
+    def wait(condition, limit: float = HANGING):
         end = time.monotonic() + limit
         while not (found := condition()):
             assert time.monotonic() < end, "it never happened"

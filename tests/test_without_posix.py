@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from waiting import HANGING
+
 PROGRAM = """
 import importlib, pkgutil, sys
 import mindspore, psutil  # what is not ours may have them
@@ -24,6 +26,6 @@ sys.exit(available() or main(["quantize", base, "--output", output, "--type", "i
 def test_every_module_is_imported_and_a_command_runs(fixtures, tmp_path):
 
     command = [sys.executable, "-c", PROGRAM, str(fixtures / "llama_gqa"), str(tmp_path / "packed")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGING)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "packed" / "model.safetensors").is_file()

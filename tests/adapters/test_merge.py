@@ -9,6 +9,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import nn, ops
+from waiting import HANGING
 
 import pet
 from adapters.registry import registry
@@ -336,5 +337,5 @@ def test_a_change_from_another_thread_waits_for_the_answer_that_is_being_written
             assert not changed
 
     answer = model.generate(IDS[:1], max_new_tokens=6, eos_token_id=None, streamer=Streamer())
-    threads[0].join(60)
+    threads[0].join(HANGING)
     assert changed and (answer == expected).all()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from waiting import HANGING
+
 import pet
 
 
@@ -25,7 +27,7 @@ def test_a_job_with_a_store(base, tmp_path, run, losses):
     run(
         "python", "run_mindformer.py", "--config", "job.yaml", "--train_dataset_dir", "${MA_MOUNT_PATH}/data.jsonl",
         "--remote_save_url", f"file://{store}", "--output_dir", "run", "--run_mode", "finetune",
-        MA_MOUNT_PATH=str(base), MINDSPORE_DUMP_CONFIG=str(tmp_path / "dump.json"), timeout=280,
+        MA_MOUNT_PATH=str(base), MINDSPORE_DUMP_CONFIG=str(tmp_path / "dump.json"), timeout=HANGING,
     )  # fmt: skip
     found = losses(store)
     assert found == losses(tmp_path / "run")

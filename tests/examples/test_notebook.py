@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from peers import imported
+from waiting import HANGING
 
 nbclient = nbformat = None
 peers = imported(globals(), "nbclient", "nbformat")
@@ -18,7 +19,7 @@ def test_the_notebook(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells)  # outputs are not kept in the repository
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": tmp_path}}).execute()
+    nbclient.NotebookClient(notebook, timeout=HANGING, resources={"metadata": {"path": tmp_path}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert any("image/png" in output.get("data", {}) for output in outputs)
     *_, asked, merged = (output["data"]["text/plain"] for output in outputs if output.output_type == "execute_result")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import HANGING
 
 import pet
 from model_zoo.checkpoint.safetensors_io import read_file
@@ -173,7 +174,7 @@ def test_two_processes_give_the_losses_of_one(base, tmp_path, run, alone, losses
     script.write_text(DRIVER.format(examples=str(EXAMPLES), tests=str(Path(__file__).parent), runs=everything))
     # tests share their machine: a worker that waits for a turn does not hang
     options = {"PET_LAUNCH_OPTIONS": "--hang-timeout 120"}
-    run("bash", "run_distribute_single_node.sh", f"python {script}", "", "[0,2]", 2, timeout=900, **options)
+    run("bash", "run_distribute_single_node.sh", f"python {script}", "", "[0,2]", 2, timeout=HANGING, **options)
     said = (tmp_path / "output/log/rank_1/mindformer.log").read_text()
     assert "process 1 of 2" in said
     found = [ast.literal_eval(line) for line in said.splitlines() if line.startswith(("{", "[{"))]
@@ -232,7 +233,13 @@ def test_shell_wrappers_of_one_machine_and_of_two(tmp_path, run):
 
     def machine(span):
         words = ["bash", "run_distribute_multi_node.sh", "python probe.txt", "", span, 4]
-        run(*words, timeout=60, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), PET_LAUNCH_SECRET="of all the machines")
+        run(
+            *words,
+            timeout=HANGING,
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            PET_LAUNCH_SECRET="of all the machines",
+        )
 
     with ThreadPoolExecutor() as machines:
         list(machines.map(machine, ["[0,2]", "[2,4]"]))

@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+from waiting import HANGING
 
 from model_zoo.auto import AutoModel
 from model_zoo.engine import available
@@ -250,7 +251,7 @@ def test_streamers_give_the_answer_as_it_comes(small, capsys):
     expected = Letters().decode(model.generate(prompt[:1], max_new_tokens=6)[0, prompt.shape[1] :])
     model.generate(prompt[:1], max_new_tokens=6, streamer=TextStreamer(Letters()))
     assert capsys.readouterr().out == expected + "\n"
-    streamer = TextIteratorStreamer(Letters(), timeout=60)
+    streamer = TextIteratorStreamer(Letters(), timeout=HANGING)
     thread = threading.Thread(
         target=model.generate, args=(prompt[:1],), kwargs={"max_new_tokens": 6, "streamer": streamer}
     )
@@ -274,7 +275,7 @@ def test_a_streamer_ends_with_its_answer_however_that_ends(small):
             super().put(ids)
 
     expected = model.generate(prompt[:1], max_new_tokens=4)
-    streamer = Stopping(Letters(), timeout=60)
+    streamer = Stopping(Letters(), timeout=HANGING)
     with pytest.raises(KeyboardInterrupt):
         model.generate(prompt[:1], max_new_tokens=4, streamer=streamer)
     with pytest.raises(InputError, match="ended with an error: KeyboardInterrupt"):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from waiting import HANGING
 
 from model_zoo.limits import out_of_memory, shortage
 from model_zoo.unwritable import CannotWrite, explained, what_is_in_the_way
@@ -113,4 +114,4 @@ def test_too_many_open_files_say_which_limit_helps(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit on address space is Linux's")
 def test_a_product_ends_where_memory_has_run_out():
     """OpenBLAS asks for its buffer at the first product, and without an end where it gets none."""
-    subprocess.run([sys.executable, "-c", FIRST_PRODUCT], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", FIRST_PRODUCT], check=True, timeout=HANGING)

@@ -22,6 +22,7 @@ import numpy as np
 import psutil
 import pytest
 from mindspore import ops
+from waiting import HANGING
 
 from model_zoo import activations, engine, layers
 from model_zoo.engine import build
@@ -85,7 +86,7 @@ def test_the_smallest_numbers_are_what_the_caller_takes_them_for(path):
     """MindSpore's threads take them for zeros, and what divides a block of zeros is one of them."""
     environment = {**os.environ, "PET_NATIVE_THREADS": "2", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
     command = [sys.executable, "-c", STARTED_BY_ANOTHER, path]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGING)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -118,7 +119,7 @@ def test_a_copy_of_the_process_computes_too(path):
     """Whether threads, which it has not, were busy, about to sleep or asleep: readers of data are such copies."""
     environment = {**os.environ, "PET_NATIVE_THREADS": "8", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
     done = subprocess.run(
-        [sys.executable, "-c", FORKED, path], env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", FORKED, path], env=environment, capture_output=True, text=True, timeout=HANGING
     )
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -599,7 +600,7 @@ build.library()
 
 
 def test_left_overs_of_killed_compilations_go_away(path, anew, monkeypatch):
-    done = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=HANGING)
     assert done.returncode == -9, done.stderr
     home = anew / "cache" / "mindspore-pet"
     assert list(home.glob(".native-*"))
@@ -623,7 +624,7 @@ def test_an_interrupt_ends_compilers_and_what_they_have_started(anew, monkeypatc
         while not begun.exists() and process.poll() is None:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        assert "KeyboardInterrupt" in process.communicate(timeout=120)[1]
+        assert "KeyboardInterrupt" in process.communicate(timeout=HANGING)[1]
     finally:
         process.kill()
 
@@ -640,7 +641,7 @@ def test_a_damaged_library_does_not_end_a_process(path, anew, monkeypatch):
     file.unlink()
     file.write_bytes(content[:4096])
     code = "from model_zoo.engine import build; print(build.library(), build.threads_in_use())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGING)
     assert done.returncode == 0, done.stderr[-2000:]
     assert Path(done.stdout.split()[0]).parent == home and file.stat().st_size > 4096
 
@@ -690,7 +691,7 @@ print(before, min(rounds))
 @pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system says no thread's time")
 def test_other_threads_rest_while_kernels_compute():
-    done = subprocess.run([sys.executable, "-c", AT_REST], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", AT_REST], capture_output=True, text=True, timeout=HANGING)
     before, after = map(float, done.stdout.split())
     assert after <= before / 5, done.stdout
 

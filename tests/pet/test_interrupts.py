@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from waiting import HANGING
 
 from pet import interrupts
 from pet.train import stop
@@ -279,7 +280,7 @@ def test_workers_inherit_the_signals_that_are_ignored_and_none_that_is_blocked(t
 
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, preexec_fn=ignore, capture_output=True, text=True, timeout=120
+        command, cwd=tmp_path, env=environment, preexec_fn=ignore, capture_output=True, text=True, timeout=HANGING
     )
     assert (done.returncode, done.stdout.split()) == (0, ["0", *ignored]), done.stderr
 
@@ -333,7 +334,7 @@ interrupts.listen()
 assert not interrupts.listening()
 os.kill(os.getpid(), signal.SIGTERM)
 """
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == -signal.SIGTERM
+    assert subprocess.run([sys.executable, "-c", code], timeout=HANGING).returncode == -signal.SIGTERM
 
 
 def test_a_full_pipe_keeps_no_signal_waiting():
@@ -356,7 +357,7 @@ sys.stdin.read()
         try:
             assert process.stdout.readline() == b"ready\n"
             process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 128 + signal.SIGTERM
+            assert process.wait(HANGING) == 128 + signal.SIGTERM
         finally:
             process.kill()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from sets import asked, some
+from waiting import HANGING
 
 from adapters.lora import LoRAConfig
 from model_zoo.auto import AutoConfig
@@ -120,7 +121,7 @@ def peaks(request, tmp_path_factory) -> Path:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment["MS_SUBMODULE_LOG_v"] = "{PRE_ACT:1}"
     command = [sys.executable, "-c", PEAK, json.dumps({name: CASES[name] for name in names})]
-    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=HANGING)
     assert done.returncode == 0, done.stderr[-3000:]
     return directory
 

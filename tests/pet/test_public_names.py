@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import HANGING
 
 import pet
 from adapters.settings import SETTINGS
@@ -51,7 +52,7 @@ def test_every_name_is_there_and_documented(front):
 def test_importing_pet_imports_no_framework():
     code = "import sys, pet; dir(pet); print([m for m in ('mindspore', 'numpy', 'pydantic') if m in sys.modules])"
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=_environment(), timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, env=_environment(), timeout=HANGING
     )
     assert result.stdout.strip() == "[]", result.stderr
 

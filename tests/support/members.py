@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from waiting import HANGING
+
 from pet.train.distributed import DistributedContext
 
 
@@ -24,9 +26,9 @@ class Member(DistributedContext):
 
     def objects(self, value):
         self.table[self.rank] = value if self.sees else value is not True and value
-        self.barrier_.wait(20)
+        self.barrier_.wait(HANGING)
         found = [self.table[rank] for rank in range(self.size)]
-        self.barrier_.wait(20)
+        self.barrier_.wait(HANGING)
         return found
 
     def broadcast(self, array):

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import HANGING
 
 ROOT = Path(__file__).parents[2]
 FRONTS = ("pet", "pet.compat.mindformers", "pet.compat.mindspore_trainer")
@@ -21,7 +22,9 @@ UNTYPED = re.compile(r"(?:Any|Unknown)|.*-> (?:Any|Unknown)", re.DOTALL)
 def run(checker: str, *arguments: object) -> str:
     if shutil.which(checker) is None:
         pytest.skip(f"{checker} is not installed")
-    return subprocess.run([checker, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=600).stdout
+    return subprocess.run(
+        [checker, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=HANGING
+    ).stdout
 
 
 @pytest.fixture(scope="module")

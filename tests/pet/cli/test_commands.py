@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from waiting import HANGING
 
 from adapters.peft_config import ALL_THE_SAME
 from model_zoo.errors import InputError
@@ -31,7 +32,7 @@ def pet(*arguments, **options):
         [sys.executable, "-m", "pet", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGING,
         **options,
     )
 
@@ -84,7 +85,7 @@ def test_quick_commands_are_quick(recipe, arguments, most_calls, most_modules):
     arguments = [str(recipe) if word == "JOB" else word for word in arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     result = subprocess.run(
-        [sys.executable, "-c", COUNTED, *arguments], capture_output=True, text=True, env=environment, timeout=120
+        [sys.executable, "-c", COUNTED, *arguments], capture_output=True, text=True, env=environment, timeout=HANGING
     )
     code, calls, modules = map(int, result.stdout.splitlines()[-1].split())
     assert code == 0, result.stderr
@@ -100,7 +101,9 @@ def test_quick_commands_import_nothing_heavy(recipe, arguments):
         "print([name for name in ('mindspore', 'matplotlib', 'numpy', 'torch') if name in sys.modules])"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=HANGING
+    )
     assert result.stdout.strip().endswith("[]"), result.stdout + result.stderr
 
 
@@ -361,7 +364,7 @@ def test_interrupt_is_130(recipe, capsys, monkeypatch):
 def test_streams_that_nobody_reads_or_that_are_closed(command, said):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = f"{shlex.quote(sys.executable)} -m pet {command}"
-    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=60)
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=HANGING)
     assert (result.stdout, result.stderr) == (said, "")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import mindspore
 import pytest
 from packaging.requirements import Requirement
+from waiting import HANGING
 
 import adapters
 from model_zoo import BLIND
@@ -323,5 +324,5 @@ def test_mindspore_is_imported_without_collecting_and_without_scipy_and_tables()
         "sys.exit('it is not there')\n"
     )
     strict = {**os.environ, "PYTHONWARNINGS": "error:getName"}  # which MindSpore's end would trip over
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env=strict)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGING, env=strict)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr

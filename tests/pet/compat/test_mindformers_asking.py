@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from waiting import HANGING
 
 import pet
 from model_zoo.errors import InputError
@@ -105,7 +106,7 @@ def test_streamers_write_the_prompt_and_leave_control_tokens_out(capsys):
     assert written(skip_special_tokens=False).startswith("<s>")
     answer = written(skip_prompt=True, skip_special_tokens=True)
     assert answer.strip() and written().endswith(answer) and not answer.startswith("a red")
-    pieces = TextIteratorStreamer(tokenizer=tokenizer, skip_prompt=True, timeout=60, skip_special_tokens=True)
+    pieces = TextIteratorStreamer(tokenizer=tokenizer, skip_prompt=True, timeout=HANGING, skip_special_tokens=True)
     model.generate(ids, max_new_tokens=3, do_sample=False, streamer=pieces)
     assert "".join(pieces) + "\n" == answer
 

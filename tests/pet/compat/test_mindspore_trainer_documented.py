@@ -17,6 +17,7 @@ from mindspore.train import Accuracy
 from pet.compat.mindspore_trainer.apps.tasks import EvalData, Task, TransformerTask, register_task
 from pet.compat.mindspore_trainer.data import ExampleInstance, ExampleSet, create_dynamic_dataset
 from sets import some
+from waiting import HANGING
 
 import pet
 from model_zoo.errors import InputError
@@ -411,7 +412,7 @@ def test_a_program_in_the_directory_of_the_tasks_is_not_begun_anew(tmp_path):
     (tmp_path / "run.py").write_text("import pet.compat.mindspore_trainer as mst\nmst.launch()\n")
     (tmp_path / "other.py").write_text("")
     words = [sys.executable, "run.py", "--task_dir=.", "--task_name=none", "--do_train", "--output_dir=o"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=HANGING)
     assert "'none' is not registered" in done.stderr and "RecursionError" not in done.stderr
 
 

@@ -23,6 +23,7 @@ from pathlib import Path, PurePath
 
 import numpy as np
 import pytest
+from waiting import HANGING
 
 from model_zoo import atomic, progress
 from model_zoo.errors import InputError
@@ -828,7 +829,7 @@ def test_processes_that_start_together_share_one_cache(write, fixtures, tmp_path
         subprocess.Popen([*map(str, command), str(fixtures / "tok_chatglm1")], stdout=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
-    found = {process.communicate(timeout=60)[0] for process in processes}
+    found = {process.communicate(timeout=HANGING)[0] for process in processes}
     assert len(found) == 1 and found.pop().startswith("200 ")
     assert len([entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir()]) == 1
 

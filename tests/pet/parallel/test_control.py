@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
 import pytest
+from waiting import HANGING
 
 from model_zoo.errors import InputError
 from pet.launching import addresses, control
@@ -130,7 +131,7 @@ def test_strangers_are_dropped_and_the_job_begins(machine, threads, port, connec
             while receive(each):
                 pass
     second = machine(1, port)
-    assert (second.first_rank, second.size, first.result(20).size) == (1, 3, 3)
+    assert (second.first_rank, second.size, first.result(HANGING).size) == (1, 3, 3)
     assert capsys.readouterr().err.count("did not prove to be a machine of this job") == 1
 
 
@@ -146,7 +147,7 @@ def test_more_silent_connections_than_are_kept_waiting(machine, threads, port, c
     monkeypatch.setattr(control, "MOST_WAITING", 4)
     first = threads.submit(machine, 0, port)
     silent = [connect(port) for _ in range(12)]
-    assert machine(1, port).size == first.result(20).size == 3
+    assert machine(1, port).size == first.result(HANGING).size == 3
     for each in silent:
         each.close()
 
@@ -157,7 +158,7 @@ def test_another_secret_is_refused_and_the_right_one_still_comes_in(machine, thr
         machine(1, port, secret=SECRET + b"!")
     with pytest.raises(InputError, match="expects 2 different machines"):
         machine(1, port, nodes=3)
-    assert machine(1, port).size == first.result(20).size == 3
+    assert machine(1, port).size == first.result(HANGING).size == 3
 
 
 def test_a_machine_that_came_early_is_not_taken_for_a_silent_one(machine, threads, port, until):
@@ -166,14 +167,14 @@ def test_a_machine_that_came_early_is_not_taken_for_a_silent_one(machine, thread
     until(lambda: 1 in first.links)
     before = time.monotonic()
     third = threads.submit(machine, 2, port, 3)
-    assert second.result(20).size == third.result(20).size == 6
-    gathered.result(20).__exit__()
+    assert second.result(HANGING).size == third.result(HANGING).size == 6
+    gathered.result(HANGING).__exit__()
     assert all(link.heard >= before for link in first.links.values())
 
 
 def test_a_launcher_that_was_stopped_does_not_take_the_others_for_silent(machine, threads, port, monkeypatch):
     gathered, other = threads.submit(machine, 0, port), machine(1, port)
-    first, now = gathered.result(20), time.monotonic()
+    first, now = gathered.result(HANGING), time.monotonic()
     monkeypatch.setattr(control.time, "monotonic", lambda: now)
     assert first.exchange(False) is None
     now += 60.0  # both are stopped and go on
@@ -191,7 +192,7 @@ def test_a_launcher_that_was_stopped_does_not_take_the_others_for_silent(machine
 def test_a_launcher_that_has_ended_is_told_from_one_that_is_silent(machine, threads, port, until):
     gathered, other = threads.submit(machine, 0, port), machine(1, port)
     other.__exit__()
-    first = gathered.result(20)
+    first = gathered.result(HANGING)
     assert until(lambda: first.exchange(False)) == (
         1,
         "the launcher of machine 1 is gone (127.0.0.1: it closed the connection)",
@@ -249,7 +250,7 @@ def relay(listener, connect, port, heard):
         other = back.submit(pass_on, far, near)
         pass_on(near, far)
         far.shutdown(socket.SHUT_RDWR)
-        other.result(20)
+        other.result(HANGING)
 
 
 def test_who_listens_learns_neither_the_secret_nor_how_to_come_in(machine, threads, port, connect):
@@ -258,8 +259,8 @@ def test_who_listens_learns_neither_the_secret_nor_how_to_come_in(machine, threa
         relaying = threads.submit(relay, listener, connect, port, heard)
         first = threads.submit(machine, 0, port)
         machine(1, listener.getsockname()[1]).__exit__()
-        first.result(20).__exit__()
-        relaying.result(20)
+        first.result(HANGING).__exit__()
+        relaying.result(HANGING)
     said = b"".join(heard)
     assert SECRET not in said and b"first_rank" in said
     hello = next(line for line in said.splitlines() if b'"nodes"' in line)
@@ -270,7 +271,7 @@ def test_who_listens_learns_neither_the_secret_nor_how_to_come_in(machine, threa
         while chunk := receive(stranger):
             answers += chunk
     assert b"the secret is another one" in answers
-    assert machine(1, port).size == first.result(20).size == 3
+    assert machine(1, port).size == first.result(HANGING).size == 3
 
 
 @pytest.mark.parametrize(
@@ -289,7 +290,7 @@ def test_whoever_is_in_the_place_of_machine_0_must_know_the_secret(machine, thre
         with listener.accept()[0] as other:
             other.sendall(words)
             with pytest.raises(InputError, match=message):
-                joining.result(20)
+                joining.result(HANGING)
 
 
 def test_messages_that_come_together_are_all_read():
@@ -325,7 +326,7 @@ def test_it_is_said_who_is_waited_for(machine, threads, port, soon_said, capsys)
     waiting = [threads.submit(machine, node, port, 3, limit=1.0) for node in (0, 1)]
     for machines in waiting:
         with pytest.raises(InputError, match=rf"machines \[2\] did not join at 127.0.0.1:{port} within 1 s"):
-            machines.result(20)
+            machines.result(HANGING)
     said = capsys.readouterr().err
     assert f"waiting at 127.0.0.1:{port} for machines [2], for up to 1 s" in said
     assert f"machine 0 at 127.0.0.1:{port} is there; waiting until all 3 machines are" in said
@@ -350,7 +351,7 @@ def test_it_is_said_what_is_in_the_place_of_machine_0(machine, threads, port, so
                 with suppress(TimeoutError):
                     server.accept()[0].close()
         with pytest.raises(InputError, match=f"no machine 0 at --master 127.0.0.1:{port}: it {message}"):
-            joining.result(20)
+            joining.result(HANGING)
     assert f"waiting for machine 0 at 127.0.0.1:{port}, which {message[:10]}" in capsys.readouterr().err
 
 
@@ -358,7 +359,7 @@ def test_what_passes_connections_on_may_be_there_before_machine_0(machine, threa
     with socket.create_server(("127.0.0.1", port)) as forwarder:
         joining = threads.submit(machine, 1, port)
         forwarder.accept()[0].close()
-    assert machine(0, port).size == joining.result(20).size == 3
+    assert machine(0, port).size == joining.result(HANGING).size == 3
 
 
 def test_a_machine_that_gave_up_while_others_are_awaited_may_come_again(machine, threads, port, until):
@@ -369,10 +370,10 @@ def test_a_machine_that_gave_up_while_others_are_awaited_may_come_again(machine,
     until(lambda: 1 in first.links)
     leaving.links[0].connection.shutdown(socket.SHUT_RDWR)
     with pytest.raises(InputError, match="closed the connection"):
-        left.result(20)
+        left.result(HANGING)
     others = [threads.submit(machine, node, port, 3) for node in (1, 2)]
-    assert [each.result(20).first_rank for each in others] == [1, 3]
-    gathered.result(20).__exit__()
+    assert [each.result(HANGING).first_rank for each in others] == [1, 3]
+    gathered.result(HANGING).__exit__()
 
 
 def test_nobody_gets_a_reserved_port_by_chance():

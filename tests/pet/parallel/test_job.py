@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from sets import some
+from waiting import HANGING
 
 from pet.launching.environment import OF_A_JOB
 
@@ -103,7 +104,7 @@ def run(tmp_path, launcher: list[str], code: str) -> subprocess.CompletedProcess
     script = tmp_path / "script.py"
     script.write_text(code)
     command = [sys.executable, "-m", *launcher, sys.executable, str(script)]
-    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANGING)
 
 
 def test_processes_of_a_shell_script_with_a_rank_table_meet_on_a_cpu(tmp_path):
@@ -174,7 +175,7 @@ def test_msrun_runs_the_command_line(tmp_path, base, workers):
     (tmp_path / "script.py").write_text(code)
     msrun = next(file for file in distribution("mindspore").files if file.name == "msrun").locate()
     command = [str(msrun), *options, "script.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANGING)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert json.loads((tmp_path / "run/summary.json").read_text())["steps"] == 2
 

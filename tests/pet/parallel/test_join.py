@@ -19,6 +19,7 @@ import pytest
 from mindspore import communication
 from mindspore.communication import management
 from mindspore.mint import distributed
+from waiting import HANGING
 
 from model_zoo.errors import InputError
 from pet.launching import heartbeat
@@ -226,7 +227,7 @@ def test_a_loopback_that_is_down_is_said_at_once():
     alone = ["unshare", "--net", "--map-root-user"]
     if not shutil.which("unshare") or subprocess.run([*alone, "true"], capture_output=True).returncode:
         pytest.skip("this user may make no network of its own")
-    found = subprocess.run([*alone, sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    found = subprocess.run([*alone, sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGING)
     assert found.stdout.startswith("the workers cannot meet at 127.0.0.1:9999: no network interface leads there"), found
 
 
@@ -264,7 +265,7 @@ def test_no_python_code_is_kept_from_running_while_others_are_waited_for(tmp_pat
         "try:\n    meeting.meet(Job(0, 2, master=f'127.0.0.1:{port}'), 3.0, 1.0)\n"
         "except meeting.InputError as error:\n    print(error, len(ran) > 9)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGING)
     assert "within 3 s: missing 1 True" in done.stdout, done.stderr
     assert "rank 0: waiting at" in done.stderr
 
@@ -433,6 +434,6 @@ def test_processes_of_torchrun_meet(tmp_path):
             f"--master-port={port - 1}",
             script,
         ]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGING)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n")) == ["", f"0 2 127.0.0.1:{port}", f"1 2 127.0.0.1:{port}"]

@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 from sets import some
+from waiting import HANGING
 
 import pet
 from model_zoo import progress
@@ -77,7 +78,7 @@ def start_faults(directory, words):
 
 def finish(process):
     """(exit code, standard output, standard error); the workers that the launcher must end would never end."""
-    out, err = process.communicate(timeout=600)
+    out, err = process.communicate(timeout=HANGING)
     return process.returncode, out, err
 
 
@@ -327,7 +328,7 @@ def test_no_orphans_when_the_launcher_is_killed_or_interrupted(tmp_path, until, 
         until(lambda there=pids: there.exists() and len(list(there.iterdir())) == 2)
         process.send_signal(number)
     for number, process in processes.items():
-        assert process.wait(300) == expected[number]
+        assert process.wait(HANGING) == expected[number]
         assert_gone(tmp_path / number.name / "pids", 2)
 
 
@@ -373,7 +374,7 @@ def test_a_signal_ends_a_command_that_waits_for_another_machine(tmp_path, number
         if number == signal.SIGHUP:
             ours.close()
         process.send_signal(number)
-        assert process.wait(60) == 128 + number
+        assert process.wait(HANGING) == 128 + number
         if number == signal.SIGTERM:
             assert line(ours) == b"pet launch: interrupted\r\n"
 
@@ -451,7 +452,7 @@ def test_joins_a_job_that_is_there(tmp_path):
     show = "import os; print(os.environ['RANK_ID'], 'PET_LAUNCH' in os.environ)"
     starter = STARTER.format(idle_limit=launcher.IDLE_LIMIT)
     command = [sys.executable, "-c", starter, "-n", "2", "--", sys.executable, "-c", show]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANGING)
     assert (done.returncode, done.stdout) == (0, "3 False\n")
     assert not (tmp_path / "output").exists()
 
@@ -460,7 +461,7 @@ def test_a_job_of_fewer_than_are_to_be_started_is_refused(tmp_path):
     """A machine's RANK_SIZE=1 would leave -n without effect."""
     environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT), "RANK_ID": "0", "RANK_SIZE": "1"}
     command = [sys.executable, "-m", "pet", "launch", "-n", "2", "--", "true"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANGING)
     assert done.returncode == 2 and "-n 2, but the environment says" in done.stderr and "RANK_SIZE" in done.stderr
 
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from waiting import HANGING
 
 from model_zoo.errors import InputError
 from pet.launching.environment import Job
@@ -52,7 +53,9 @@ def guarded(settings: str) -> str:
 
 def said(code: str) -> str:
     """By a program that starts processes as msrun does."""
-    done = subprocess.run([sys.executable, "-c", MSRUN + code], capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", MSRUN + code], capture_output=True, text=True, timeout=HANGING, check=True
+    )
     return done.stdout
 
 
@@ -73,7 +76,9 @@ def test_a_worker_knows_an_msrun_that_waits_for_it(tmp_path):
     script = tmp_path / "msrun"
     script.write_text(MSRUN + "start('MS_WORKER', 'print(msrun.waiting_launcher())').wait()\nprint(os.getpid())\n")
     for words, waits in (["--join=True"], True), (["--join", "True"], True), (["--join=False"], False), ([], False):
-        done = subprocess.run([sys.executable, script, *words], capture_output=True, text=True, timeout=300, check=True)
+        done = subprocess.run(
+            [sys.executable, script, *words], capture_output=True, text=True, timeout=HANGING, check=True
+        )
         found, pid = done.stdout.split()
         assert found == (pid if waits else "None")
 
@@ -105,7 +110,7 @@ for process in psutil.Process().children(recursive=True):
     script = tmp_path / "msrun"
     script.write_text("import psutil\n" + MSRUN + code)
     command = [sys.executable, script, "--worker_num=2", "--local_worker_num", str(local)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGING, check=True)
     assert done.stdout == ("-9\n" if ends else "serves\n")
     assert ("a worker has ended before it joined" in done.stderr) == ends
 
@@ -132,7 +137,7 @@ other.kill()
     program = (MSRUN + code).replace('"MS_SCHED_PORT": "1"', '"MS_SCHED_PORT": os.environ["PORT"]')
     with open(tmp_path / "log", "w") as log:
         done = subprocess.run(
-            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=log, text=True, timeout=300, check=True
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=log, text=True, timeout=HANGING, check=True
         )
     first, text, last = done.stdout.splitlines()
     assert (first, last) == ("None", "-9 None")

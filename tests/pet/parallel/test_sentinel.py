@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import HANGING
 
 from model_zoo.errors import InputError
 from pet.launching import msrun, sentinel
@@ -98,7 +99,7 @@ def ended(pairs, request, until) -> tuple[list[int], list[str]]:
 
 
 def finish(pair, until) -> tuple[list[int], list[str]]:
-    said = [each.communicate(timeout=300) for each in pair]
+    said = [each.communicate(timeout=HANGING) for each in pair]
     until(lambda: not any(Path(out.strip()).parent.exists() for out, _ in said))  # the sentinels have ended, too
     return [each.returncode for each in pair], [log for _, log in said]
 
@@ -185,7 +186,9 @@ def test_who_cannot_reach_the_others_says_so_and_looks_after_its_worker(monkeypa
         monkeypatch.setattr(sentinel, "PARTING", 0.0)
         watcher.keep_watch()
         os.close(log)
-        assert worker.wait(60) == -9 and Link(theirs).next() == {"end": "rank 1: msrun, which waited for it, is gone"}
+        assert worker.wait(HANGING) == -9 and Link(theirs).next() == {
+            "end": "rank 1: msrun, which waited for it, is gone"
+        }
         assert said.read().split("\n")[1] == "rank 1 will not notice if another one hangs or is gone: no machine 0"
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from members import Member
+from waiting import HANGING
 
 import pet
 from model_zoo import atomic
@@ -337,7 +338,7 @@ def test_the_one_that_cannot_write_is_the_one_that_fails(tmp_path, monkeypatch, 
         if f"0000{failing}-of" in path.name:
             failed.set()
             raise OSError("no space")
-        assert failed.wait(20)
+        assert failed.wait(HANGING)
         while path.parent.exists() and not there[failing].barrier_.n_waiting:
             time.sleep(0.001)
         whole(path, tensors)

@@ -15,6 +15,7 @@ import threading
 import time
 
 import pytest
+from waiting import HANGING
 
 from model_zoo.progress import takes_a_line
 from pet.train.callbacks import progress as progress_module
@@ -102,7 +103,7 @@ def test_the_clock_runs_while_the_model_is_measured(screen):
     progress = Progress()
     progress.start(run)
     run.phase = shown.expected = "measuring"
-    assert shown.seen.wait(60), "drawn although no step ends"
+    assert shown.seen.wait(HANGING), "drawn although no step ends"
     progress.end(run, {})
     assert not progress.clock.is_alive()
 
@@ -113,7 +114,7 @@ def test_without_a_terminal_every_line_has_its_newline(screen):
     progress.start(run)
     shown.expected = "step 1235/12000"
     progress.step(run, record(1235))
-    assert shown.seen.wait(60)
+    assert shown.seen.wait(HANGING)
     progress.end(run, {})
     lines = shown.getvalue().splitlines()
     assert "\r" not in shown.getvalue() and shown.getvalue().endswith("\n")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import HANGING
 
 from pet.train.callbacks.records import read_metrics
 from pet.train.checkpoint import checkpoints
@@ -23,7 +24,7 @@ JOB = Path(__file__).with_name("resume_job.py")
 def run(directory: Path, base: Path, *options: str) -> subprocess.CompletedProcess:
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "GLOG_v": "3"}
     command = [sys.executable, str(JOB), str(directory), str(base), *options]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANGING)
 
 
 def numbers(directory: Path) -> list[tuple]:
