@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from model_zoo.atomic import check_name, special_kind
+from model_zoo.atomic import check_name, read_json, special_kind
 from model_zoo.checkpoint.directory import foreign
 from model_zoo.errors import InputError, nearest, shown, similar
 from pet.hub import fetch, hub_name
@@ -156,7 +156,6 @@ def model_config(name: str | os.PathLike) -> dict[str, Any]:
     Raises:
         InputError: nothing has this name, or the file is no JSON object.
     """
-    from model_zoo.atomic import read_json
     from model_zoo.presets import PRESETS
 
     text = path_text(name)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from model_zoo import BLIND
 from model_zoo.errors import InputError, explain
-from model_zoo.resources import available_cores
+from model_zoo.resources import available_cores, machine_memory
 from pet.cli.output import check_output_file
 from pet.cli.parser import Parser
-from pet.installation import TESTED, foreign_adapters, installed, unmet
+from pet.installation import TESTED, foreign_adapters, installed, on_cpu, unmet
 from pet.launching.environment import MSRUN, STARTERS, started_by
 
 EXAMPLES = [
@@ -80,8 +80,6 @@ def machine() -> Iterator[Finding]:
             f"OMP_NUM_THREADS={threads} is more than {usable} cores: threads will wait for each other",
         )
     import psutil
-
-    from model_zoo.resources import machine_memory
 
     memory = psutil.virtual_memory()
     kind = "ok" if memory.available > 2 * GB else "note"
@@ -207,7 +205,6 @@ def bundled() -> Iterator[Finding]:
 def measure(options) -> int:
     """The full diagnosis."""
     from pet.diagnosis.full import run
-    from pet.installation import on_cpu
 
     for name in ("quick", "report"):
         if getattr(options, name):

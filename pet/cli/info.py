@@ -12,8 +12,10 @@ from typing import Any
 
 from adapters.peft_config import WEIGHTS, weights_file
 from model_zoo.atomic import read_json
-from model_zoo.checkpoint.directory import foreign
+from model_zoo.checkpoint.directory import foreign, holds_weights
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.errors import InputError
+from model_zoo.quantization import Quantization
 from pet import names
 from pet.cli.parser import Parser
 from pet.files import json_text
@@ -31,8 +33,6 @@ Facts = dict[str, Any]
 
 def stored_facts(directory: Path) -> Facts:
     """Size and types of the weight files of a checkpoint, from their headers."""
-    from model_zoo.checkpoint.directory import holds_weights
-
     if not holds_weights(directory):
         return {"stored": "no weights in this directory"}
     from model_zoo.checkpoint.reading import Checkpoint
@@ -90,8 +90,6 @@ def work_options(parser: Parser) -> None:
 
 def quantization_of(options: Any):
     """The `Quantization` of these options; None for none."""
-    from model_zoo.quantization import Quantization
-
     if options.quantization is None:
         if options.double:
             raise InputError("--double has no effect without --quantization")
@@ -135,8 +133,6 @@ def adapter_facts(directory: Path) -> Facts:
             facts[key] = config[key]
     weights = weights_file(directory)
     if weights is not None:
-        from model_zoo.checkpoint.safetensors_io import SafetensorsFile
-
         with SafetensorsFile(weights) as file:
             infos = [file.info(name) for name in file.tensors]
             facts["tensors"] = len(infos)

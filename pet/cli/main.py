@@ -17,7 +17,7 @@ from model_zoo import progress
 from model_zoo.errors import InputError, explain, similar
 from model_zoo.limits import shortage
 from model_zoo.unwritable import REASONS, UNFINISHED, CannotWrite, what_is_in_the_way
-from pet import interrupts
+from pet import __version__, interrupts
 from pet.cli.commands import COMMANDS, called_elsewhere
 from pet.cli.imports import import_quickly
 from pet.installation import (
@@ -93,8 +93,6 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     name, *rest = arguments
     if name == "--version":
-        from pet import __version__
-
         print(f"pet {__version__}")
         return 0
     if name not in COMMANDS:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from model_zoo.checkpoint.dtypes import float_name
 from model_zoo.errors import InputError, nearest
-from pet.cli.info import work_options
+from pet.cli.info import quantization_of, settings_of, work_options
 from pet.cli.parser import Parser
 from pet.files import json_text
+from pet.names import model_config
 
 EXAMPLES = [
     ("pet plan llama_65b --devices 64 --memory 64GB", "the five fastest layouts that fit; no weights are needed"),
@@ -76,12 +78,9 @@ def main(arguments: Sequence[str]) -> int:
 def look(options, cluster):
     """The plan for the command line's model and work."""
     from adapters.methods import method_config
-    from model_zoo.checkpoint.dtypes import float_name
     from model_zoo.counting import sizes
-    from pet.cli.info import quantization_of, settings_of
     from pet.info import packed_form, stored_type
     from pet.meta_model import MetaModel
-    from pet.names import model_config
     from pet.planning.process_memory import OPTIMIZER_STATES
     from pet.planning.search import Work, plan
     from pet.train.precision import choose_precision

@@ -14,13 +14,16 @@ from typing import Any
 from adapters.patterns import within
 from adapters.peft_config import CONFIG
 from model_zoo.atomic import read_json
+from model_zoo.counting import sizes
 from model_zoo.errors import InputError
+from model_zoo.tokenizers import AutoTokenizer
 from pet.compat.deepspeed import put_deepspeed
 from pet.compat.measured import interval, logged, saved
 from pet.compat.results import of_run
 from pet.compat.translation import EVALUATIONS, elsewhere, number, positive, same, switched_on
 from pet.data.messages import ROLE_NAMES
 from pet.hub import hub_name
+from pet.names import bundled_models, find_model, model_config, preset_names
 from pet.recipe.classes import OPTIONS
 from pet.recipe.data import WITHOUT_QUESTIONS
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
@@ -68,7 +71,6 @@ def fit_targets(t: Translation, base: Any) -> None:
     """
     from adapters.matching import matches
     from pet.meta_model import MetaModel
-    from pet.names import model_config
 
     with contextlib.suppress(InputError):  # reported where it is used
         paths = list(MetaModel(model_config(base)).cells) if isinstance(base, str) else []
@@ -115,9 +117,6 @@ def called(entry: str) -> list[str]:
 
 def fit_length(t: Translation, base: Any) -> None:
     """Cuts the systems' own ``data.max_length`` to the context of the base, see `fit_targets`; a file's own is left."""
-    from model_zoo.counting import sizes
-    from pet.names import model_config
-
     length = t.get("data.max_length")
     if (
         not isinstance(base, str)
@@ -145,9 +144,6 @@ def own_template(t: Translation, name: str, value: Any) -> None:
 
 def tokenizer_of(t: Translation) -> Any:
     """The base's tokenizer, where it lies here; else None."""
-    from model_zoo.tokenizers import AutoTokenizer
-    from pet.names import bundled_models, find_model
-
     base = t.get("model.tokenizer") or t.get("model.path") or t.get("base")
     with contextlib.suppress(InputError, TypeError):  # reported where it is read
         here = Path(base).exists() or base in bundled_models()
@@ -193,8 +189,6 @@ def _dropped(t: Translation, name: str, value: Any) -> None:
 
 def base_model(t: Translation, name: str, value: Any) -> None:
     """The base: a directory, or a name on a hub."""
-    from pet.names import bundled_models, preset_names
-
     value = of_run(value, "model")
     t.put("model.path", value)
     known = Path(value).expanduser().exists() or value in (*bundled_models(), *preset_names())

@@ -12,7 +12,10 @@ import numpy as np
 from model_zoo.errors import InputError
 from model_zoo.turns import in_turn
 from pet.data.dataset import IGNORED
+from pet.data.finding import find_files, kind_of
+from pet.data.load import load_dataset
 from pet.data.token_rows import learnt_beside
+from pet.data.wrap import from_mindspore, is_mindspore_dataset
 from pet.files import atomic_directory
 
 TRAINED = "trained.safetensors"
@@ -79,8 +82,6 @@ def make_feed(data, recipe, model, tokenizer, distributed, objects: Objects, tra
     Raises:
         InputError: a form that is not known, or files without a tokenizer.
     """
-    from pet.data.load import load_dataset
-    from pet.data.wrap import from_mindspore, is_mindspore_dataset
     from pet.train.feed import as_feed, shared_loader
     from pet.train.prepare import data_settings, held_out_settings
 
@@ -123,9 +124,6 @@ def make_feed(data, recipe, model, tokenizer, distributed, objects: Objects, tra
 def as_records(data: Any) -> Any:
     """MindRecord files as a MindSpore Dataset: they hold ids, which need no tokenizer; and a Dataset itself. None of
     anything else."""
-    from pet.data.finding import find_files, kind_of
-    from pet.data.wrap import is_mindspore_dataset
-
     if is_mindspore_dataset(data):
         return data
     paths = [data] if isinstance(data, (str, Path)) else data

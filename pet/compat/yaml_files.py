@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from model_zoo.errors import InputError
 from pet.compat.mindformers.script_config import MindFormerConfig, read_keys
 from pet.compat.results import base_of, bring_checkpoint, find_weights
@@ -218,8 +220,6 @@ def convert(path: str | os.PathLike) -> tuple[str, list[str]]:
     Raises:
         InputError: the file is a recipe already, or asks for something unsupported.
     """
-    import yaml
-
     kind, file, values = values_of(path)
     if kind == "recipe":
         raise InputError(f"{path}: is a recipe already")

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from pet.recipe.keys import path_keys
 from pet.recipe.schema import Recipe
+from pet.recipe.source import parse
 from pet.recipe.variables import as_written
 
 _WIDTH = 110
@@ -47,8 +48,6 @@ def _quoted(text: str) -> str:
 
 def _is_plain(text: str) -> bool:
     """May the text stand without quotes? Asked of the reader itself."""
-    from pet.recipe.source import parse
-
     if not text.isprintable() or text != text.strip() or any(mark in text for mark in "#\"'{}[],&*!|>%@`"):
         return False
     source = parse(f"key: {text}", "")

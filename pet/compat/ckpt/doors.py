@@ -30,6 +30,7 @@ from pet.compat.ckpt.names import Form
 from pet.compat.ckpt.view import HuggingFaceView, MindFormersCheckpoint
 from pet.compat.mindformers import sizes
 from pet.compat.mindformers.model_file import saved_json
+from pet.names import bundled_models, find_model, model_config
 
 
 @dataclasses.dataclass
@@ -112,8 +113,6 @@ def config_for(path: Path, given: str | os.PathLike | Mapping[str, Any] | None =
     Raises:
         InputError: nothing given, and it cannot be found.
     """
-    from pet.names import model_config
-
     if isinstance(given, Mapping):
         return dict(given)
     if given is not None:
@@ -171,8 +170,6 @@ def to_directory(
     Raises:
         InputError: names or shapes that do not fit, all of them; see `config_for`.
     """
-    from pet.names import bundled_models
-
     path = find_ckpt(source)
     values = config_for(path, config)
     target = float_name(dtype) if dtype is not None else None
@@ -221,8 +218,6 @@ def to_file(
     Raises:
         InputError: no such checkpoint, or one that MindFormers has no names for.
     """
-    from pet.names import find_model
-
     directory = find_model(source)
     target = float_name(dtype) if dtype is not None else None
     config = read_config(directory)

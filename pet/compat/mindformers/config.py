@@ -17,6 +17,7 @@ from pet.compat.mindformers.presets import CLASSES, TYPES, Listed, Making, split
 from pet.compat.mindformers.script_config import read_number
 from pet.compat.mindformers.scripted import Kind, Scripted, make_scripted
 from pet.compat.translation import elsewhere, flag, same
+from pet.names import preset_names
 from pet.recipe.translation import Ignored, Refused, Rule, Translation, is_off
 
 
@@ -203,8 +204,6 @@ def give_names(config: Config, given: Mapping[str, Any] | None = None) -> None:
 def name_weights(config: Config, name: Any) -> None:
     """See `give_names`; with the checkpoint whose weights a model of the configuration has, or the size that has none
     here."""
-    from pet.names import preset_names
-
     give_names(config)
     size = name in preset_names()
     vars(config).update(checkpoint_name_or_path=None if size else name, named_size=name if size else None)

@@ -26,6 +26,7 @@ from pet.compat.mindformers.training_arguments import TrainingArguments
 from pet.compat.mindformers.watching import Watched, way_of
 from pet.compat.results import bring_checkpoint, find_weights, last_run
 from pet.compat.translation import ANY_LAYOUT, refused, same
+from pet.data.formats import read_rows
 from pet.names import bundled_models
 from pet.recipe.callback_names import is_named
 from pet.recipe.translation import Ignored, Translation, is_off
@@ -244,7 +245,6 @@ class Trainer(Watched, Request):
 
     def _tuned_on_questions(self, checkpoint) -> bool:
         """Whether the rows of the run that made what is asked have questions: it was tuned in the prompt of these."""
-        from pet.data.formats import read_rows
         from pet.recipe.loading import load
 
         own = checkpoint in (None, True)

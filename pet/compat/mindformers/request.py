@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from adapters.settings import named
+from model_zoo.counting import sizes
 from model_zoo.errors import InputError
-from pet.compat.ckpt.beside import converted
+from pet.compat.ckpt.beside import bring, converted
 from pet.compat.ckpt.doors import is_ckpt
 from pet.compat.mindformers.context import asks_parallel
 from pet.compat.mindformers.generation_defaults import no_base
@@ -29,12 +30,18 @@ from pet.compat.mindformers.parallel import (
 )
 from pet.compat.mindformers.presets import split_name, usual_alpha
 from pet.compat.mindformers.script_config import MindFormerConfig
+from pet.compat.mindformers.sizes import facts_of
 from pet.compat.mindformers.trainer_config import RECOMPUTE, nothing_said, put_config
 from pet.compat.mindformers.training_arguments import TrainingArguments, put_of_schedule, translate_arguments
 from pet.compat.mindformers.watching import in_columns
 from pet.compat.modelarts import output_directory
+from pet.compat.optimizers import put_optimizer
 from pet.compat.translation import EVALUATIONS, method_of
+from pet.launching.environment import read_job
+from pet.names import model_config, preset_names
 from pet.recipe.callback_names import is_named, translate_callbacks
+from pet.recipe.data import Data
+from pet.recipe.training import Callback
 from pet.recipe.translation import Translation
 
 log = logging.getLogger("pet")
@@ -180,9 +187,7 @@ class Request:
             model: a checkpoint in place of the trainer's model.
         """
         from pet.compat.yaml_files import load_any
-        from pet.names import preset_names
         from pet.recipe.loading import from_dict
-        from pet.recipe.training import Callback
 
         self._take_config()
         given = self._layout()
@@ -198,8 +203,6 @@ class Request:
         if self.base_recipe is None or self.job_file()[0] == "mindformers":
             put_pipeline(translation)
         if self.optimizer is not None:
-            from pet.compat.optimizers import put_optimizer
-
             translation.drop("train.final_ratio")
             translation.put("train.warmup", 0)  # its rates say all
             self.rates = put_optimizer(translation, self.optimizer)
@@ -253,8 +256,6 @@ class Request:
         return {**self.options, "run_mode": {"evaluate": "eval"}.get(mode, mode)}
 
     def _put_model(self, translation: Translation, mode: str, model: str | None) -> None:
-        from pet.names import preset_names
-
         if is_path(self.model) or model is not None:
             path = os.fspath(model or self.model)
             path = str(converted(path)) if is_ckpt(path) else path
@@ -281,8 +282,6 @@ class Request:
 
     def _put_padding(self, translation: Translation) -> None:
         """See `put_padding`; a file of the settings says it itself."""
-        from pet.names import model_config
-
         if self.base_recipe is not None:
             return
         config, path = getattr(self.model, "config", None), translation.get("model.path")
@@ -295,10 +294,6 @@ class Request:
 
     def _put_length(self, translation: Translation) -> None:
         """Rows as long as a small model's context; a larger one has the recipe's default length."""
-        from model_zoo.counting import sizes
-        from pet.names import model_config
-        from pet.recipe.data import Data
-
         path = translation.get("model.path")
         if "data.max_length" in translation.settings or path is None or not is_path(self.model):
             return
@@ -316,8 +311,6 @@ class Request:
         """The layout by MindFormers' names: what the script says, or else the file, or else copies of the model; None
         where nothing was said and this is one process.
         """
-        from pet.launching.environment import read_job
-
         job, use = read_job(), self.arguments.get("use_parallel")
         if use is False:
             return {}
@@ -335,7 +328,6 @@ class Request:
 
     def put_written_metrics(self, recipe) -> None:
         """BLEU and ROUGE for GLM, as MindFormers measures it, where nothing else is asked for."""
-        from pet.names import model_config
         from pet.train.metrics import check_available
 
         if "metrics" in recipe.eval.model_fields_set or not is_path(self.model) or self.in_memory():
@@ -352,8 +344,6 @@ class Request:
 
     def from_ckpt(self, checkpoint) -> tuple[str | None, Path | None]:
         """(checkpoint directory, adapter directory) for a MindFormers ``.ckpt`` file of this request's model."""
-        from pet.compat.ckpt.beside import bring
-        from pet.compat.mindformers.sizes import facts_of
         from pet.compat.yaml_files import load_any
 
         if self.base_recipe is not None:

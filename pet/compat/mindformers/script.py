@@ -9,13 +9,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from model_zoo.errors import InputError
+from pet.compat.ckpt.beside import bring
+from pet.compat.ckpt.doors import is_ckpt
 from pet.compat.command_line import place_or_switch
 from pet.compat.mindformers import logs
 from pet.compat.mindformers.context import ContextConfig, init_context
 from pet.compat.mindformers.high_level import Trainer
 from pet.compat.mindformers.script_config import MindFormerConfig
+from pet.compat.mindformers.sizes import facts_of
 from pet.compat.mindformers.training_arguments import TrainingArguments
 from pet.compat.modelarts import ON_MODELARTS
+from pet.compat.results import find_weights
 
 Main = TypeVar("Main", bound=Callable[..., Any])
 DEVICE = ("device_target", "device_id")
@@ -93,11 +97,7 @@ def transform_and_load_checkpoint(config: MindFormerConfig, model, network, data
     Raises:
         InputError: there is nothing of this model.
     """
-    from pet.compat.ckpt.beside import bring
-    from pet.compat.ckpt.doors import is_ckpt
-    from pet.compat.mindformers.sizes import facts_of
     from pet.compat.objects import put_weights
-    from pet.compat.results import find_weights
 
     place = config.load_checkpoint
     if not place:

@@ -13,6 +13,7 @@ from pet.compat.mindformers import config as configurations
 from pet.compat.mindformers.model_file import ARCHITECTURES, check_kind, model_section, read_file
 from pet.compat.mindformers.presets import CLASSES, split_name
 from pet.compat.translation import same
+from pet.names import bundled_models, model_config, preset_names
 from pet.recipe.translation import Translation
 
 SIZES = {
@@ -53,8 +54,6 @@ def config_of(values: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: it says neither, or sizes that the family does not know.
     """
-    from pet.names import bundled_models, model_config, preset_names
-
     section, name = model_section(values), name_of(values)
     kind, sizes = section.get("type"), {key: value for key, value in section.items() if key not in BESIDE}
     check_kind(values)

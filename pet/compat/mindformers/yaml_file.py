@@ -24,6 +24,7 @@ from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS, put_of
 from pet.compat.modelarts import output_directory
 from pet.compat.optimizers import ADAFACTOR_HERE, drop_unused
 from pet.compat.translation import ANY_LAYOUT, EVALUATIONS, OWN_STEP, elsewhere, number, per_process, picked, same
+from pet.names import model_config, preset_names
 from pet.recipe.callback_names import translate_callbacks
 from pet.recipe.translation import NOT_GIVEN, Ignored, Refused, Translation
 
@@ -219,8 +220,6 @@ def _model(t: Translation, values: dict[str, Any], from_command: bool) -> None:
     loaded = values.get("load_checkpoint") or values.get("pretrained_model_dir")
     path, lora = split_name(loaded or config.get("checkpoint_name_or_path") or trainer.get("model_name"))
     mode = str(values.get("run_mode") or "finetune")
-    from pet.names import model_config, preset_names
-
     preset = CLASSES.get(config.get("type"), (None, None))[1]
     if mode == "train" and not loaded and says_sizes(values) and path not in preset_names():
         path = preset or path  # a name, which says no more than the sizes do

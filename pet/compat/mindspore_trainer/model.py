@@ -7,14 +7,20 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import mindspore as ms
 import numpy as np
 
+from model_zoo.atomic import read_json
+from model_zoo.checkpoint.reading import load_into
+from model_zoo.checkpoint.safetensors_io import read_file
+from model_zoo.counting import parameter_shapes
 from model_zoo.errors import InputError
 from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import is_ckpt
 from pet.compat.mindspore_trainer.tasks import width
 from pet.compat.objects import TRAINED
 from pet.compat.outputs import Outputs, call, tensors
+from pet.names import find_model, model_config, preset_names
 
 log = logging.getLogger("pet")
 
@@ -110,10 +116,6 @@ def put_trained(model, file: Path) -> None:
     Raises:
         InputError: the cell has other parameters.
     """
-    import mindspore as ms
-
-    from model_zoo.checkpoint.safetensors_io import read_file
-
     found = read_file(file)
     own = {parameter.name: parameter for parameter in model.trainable_params()}
     shapes = ({name: tuple(each.shape) for name, each in every.items()} for every in (found, own))
@@ -143,17 +145,12 @@ def build_transformer_model(
             ``.ckpt`` file.
         changes: keys of config.json to change. Where the weights no longer fit, they are random, with a warning.
     """
-    from model_zoo.checkpoint.reading import load_into
-    from model_zoo.counting import parameter_shapes
     from pet.auto import AutoModel
-    from pet.names import find_model, model_config, preset_names
 
     source = checkpoint_path or config_path
     if source is None:
         raise InputError("build_transformer_model: config_path is missing")
     if isinstance(model, type):
-        from model_zoo.atomic import read_json
-
         config = {**read_json(config_path, "a model's configuration"), **changes}
         more = {"compute_type": compute_type, "padding_idx": padding_idx}
         return call(model, config, **{name: value for name, value in more.items() if value is not None}), config

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import mindspore as ms
 import numpy as np
 
 from model_zoo.errors import InputError
@@ -19,9 +20,12 @@ from pet.compat.command_line import add_switch, boolean, read, start_again
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
 from pet.compat.mindspore_trainer.model import Measured, is_mindspores, put_trained, trained_file, with_loss
 from pet.compat.mindspore_trainer.tasks import EvalData, Task, ask, find_task, width, with_arguments
+from pet.compat.objects import Objects, make_feed, measure, put_weights, recipe_beside_objects, run
 from pet.compat.optimizers import put_optimizer
 from pet.compat.outputs import call, tensors
+from pet.compat.results import find_weights
 from pet.compat.translation import OWN_STEP, clip, elsewhere, number, per_process, positive
+from pet.data.wrap import is_mindspore_dataset
 from pet.launching.environment import has_rank, read_job
 from pet.recipe.translation import Ignored, Refused, Rule, Translation
 from pet.train.callbacks import Callback
@@ -168,8 +172,6 @@ def launch(arguments: Sequence[str] | None = None) -> dict[str, Any] | None:
 
 def seed_all(seed: int) -> None:
     """Before a task makes its model, so that all processes make the same."""
-    import mindspore as ms
-
     random.seed(seed)
     ms.set_seed(seed)  # NumPy's, too
 
@@ -199,10 +201,6 @@ class Job:
 
     def ask_data(self):
         """The run's objects, the model as evaluation functions get it, and what the main metric is."""
-        import mindspore as ms
-
-        from pet.compat.objects import Objects
-
         args, task = self.args, self.task
         sizes = {"batch_size": args.train_batch_size, "debug": bool(args.debug)}
         train = ask(task.train_data, args, **sizes) if args.do_train else None
@@ -238,14 +236,9 @@ class Job:
 
     def run(self) -> dict[str, Any] | None:
         """Trains, evaluates, predicts, as far as the command line says."""
-        from pet.compat.objects import measure, put_weights, run
-        from pet.compat.results import find_weights
-
         args, result = self.args, None
         source = args.load_checkpoint_path
         if source and is_mindspores(source):
-            import mindspore as ms
-
             file = find_ckpt(source)
             given = ms.load_checkpoint(str(file), format=file.suffix[1:])
             if len(ms.load_param_into_net(self.model, given)[1]) == len(given):
@@ -283,7 +276,6 @@ class Job:
         elif asked[0]:
             function(self.model, data, args.output_dir, "test")
         else:
-            from pet.compat.objects import make_feed
             from pet.train.distributed import DistributedContext
 
             rows = rows_of(data)
@@ -302,8 +294,6 @@ def rows_of(data: Any) -> Any:
     Raises:
         InputError: a share of the data, which would be divided once more.
     """
-    from pet.data.wrap import is_mindspore_dataset
-
     if not is_mindspore_dataset(data):
         return data
     node = data
@@ -359,8 +349,6 @@ def make_recipe(args: argparse.Namespace, task: Task, model=None) -> tuple[Recip
         args, task: they say it.
         model: for a task that makes its optimizer; None leaves that out.
     """
-    from pet.compat.objects import recipe_beside_objects
-
     t, rates, copies = Translation("launch"), None, read_job().size
     for key, value in OPTIMIZER_NAMES.get(task.optimizer_name, {"schedule": "linear"}).items():
         t.put(f"train.{key}", value)
