@@ -1,132 +1,162 @@
 """MindFormers' names, under its module paths too: ``from pet.compat.mindformers.trainer import Trainer``."""
 
+from __future__ import annotations
+
 from pet.compat.paths import modules_of
 from pet.lazy import names_of, stub_table
 
-_CLASSES, _CONFIG, _CONTEXT, _HIGH_LEVEL, _ARGUMENTS, _PET, _CALLBACKS = (
-    f"{__name__}.{name}"
-    for name in ("classes", "config", "context", "high_level", "training_arguments", "pet_config", "callbacks")
-)
-_RATES, _OPTIMIZERS = f"{__name__}.learning_rates", f"{__name__}.optimizers"
-_REGISTERING, _METRICS = f"{__name__}.registering", f"{__name__}.metrics"
-_SCRIPT, _SCRIPT_CONFIG = f"{__name__}.script", f"{__name__}.script_config"
-_STREAMERS = {f"{__name__}.streaming": ("TextIteratorStreamer", "TextStreamer"), _CLASSES: ("BaseStreamer",)}
-_GENERATION = {f"{__name__}.generation_defaults": ("GenerationConfig",)}
-_PIPELINE = {f"{__name__}.asking": ("TextClassificationPipeline", "TextGenerationPipeline", "pipeline")}
-_PARALLEL = {_CONFIG: ("TransformerOpParallelConfig",)}
-_TRAINER = {_HIGH_LEVEL: ("Trainer",), _ARGUMENTS: ("TrainingArguments",)}
-_INIT = {_CONTEXT: ("ContextConfig", "ParallelContextConfig", "init_context")}
-_BUILD = {**_INIT, _SCRIPT: ("build_context", "build_parallel_config", "build_profile_cb")}
-_TUNERS = {_PET: ("LoraAdapter", "PetAdapter", "PrefixTuningAdapter", "Ptuning2Adapter")}
-_TUNING = {
-    _PET: (
-        *("LoraConfig", "PetConfig", "PrefixTuningConfig", "Ptuning2Config", "get_pet_model", "is_supported_pet_type"),
-        *_TUNERS[_PET],
-    )
+_STUB = stub_table(__file__)
+_INNER = {
+    "pet.compat.command_line": "str2bool",
+    f"{__name__}.classes": "ProcessorMixin process_response",
+    f"{__name__}.context": "get_last_checkpoint get_real_group_size get_real_rank",
+    f"{__name__}.converting": "convert_ms_to_pt convert_pt_to_ms convert_weight",
+    f"{__name__}.encodings": "AddedToken BatchEncoding PaddingStrategy TensorType TruncationStrategy",
+    f"{__name__}.optimizers": "get_optimizer_grouped_parameters",
+    f"{__name__}.pet_config": "is_supported_pet_type",
+    f"{__name__}.preparing": "get_default_conv_template get_strategy wikitext_clean",
+    f"{__name__}.script": "FILE_PERMISSION TrainingDataset build_trainer check_in_modelarts check_shared_disk "
+    "get_load_path_after_hf_convert get_output_root_path get_resume_checkpoint is_publicly_accessible_path "
+    "is_version_ge set_output_path set_remote_save_url str2bool_or_str transform_and_load_checkpoint",
+    f"{__name__}.script_config": "parse_value",
 }
-_AUTO = {_CLASSES: ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoProcessor", "AutoTokenizer")}
-_OF_AUTO = ("configuration", "modeling", "processing", "tokenization")
-_LOGGER = {f"{__name__}.logs": ("logger",)}
-_REGISTER = {
-    _SCRIPT_CONFIG: ("ActionDict", "DictConfig", "MindFormerConfig"),
-    _REGISTERING: ("MindFormerModuleType", "MindFormerRegister"),
-}
-_METRIC = {
-    _METRICS: ("EmF1Metric", "PerplexityMetric"),
-    _REGISTERING: ("build_metric",),
-}
-_BUILDERS = ("build_callback", "build_loss", "build_lr", "build_metric", "build_optim")
-_MAKERS = ("build_model", "build_model_config", "build_network", "build_processor", "build_tokenizer")
-_LOADER = {_REGISTERING: ("build_dataset_loader",)}
-_DATASET = {_REGISTERING: ("build_dataset", "build_dataset_loader")}
-_PLACES = ("get_output_root_path", "set_output_path")
-_UTILS = {
-    "pet.compat.command_line": ("str2bool",),
-    _CONTEXT: ("get_real_group_size", "get_real_rank"),
-    _SCRIPT_CONFIG: ("parse_value",),
-    _SCRIPT: (
-        *_PLACES,
-        "FILE_PERMISSION",
-        "check_in_modelarts",
-        "check_shared_disk",
-        "is_publicly_accessible_path",
-        "is_version_ge",
-        "set_remote_save_url",
-        "str2bool_or_str",
-    ),
-}
-_LR = {
-    _RATES: (
-        *("ConstantWarmUpLR", "ConstantWithCoolDownLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts"),
-        *("CosineWithRestartsAndWarmUpLR", "CosineWithWarmUpLR", "LinearWithWarmUpLR"),
-        *("LearningRateWiseLayer", "PolynomialWithWarmUpLR", "WarmUpStableDecayLR"),
-    ),
-    _REGISTERING: ("build_lr",),
-}
-_OPTIM = {
-    _OPTIMIZERS: ("AdamW", "FP32StateAdamWeightDecay", "FusedAdamWeightDecay"),
-    _REGISTERING: ("build_optim",),
-}
-_MONITORS = {_CALLBACKS: ("CheckpointMonitor", "MFLossMonitor", "ObsMonitor", "SummaryMonitor")}
-_WATCHERS = {
-    _CALLBACKS: (*_MONITORS[_CALLBACKS], "CheckpointMointor", "EvalCallBack", "ProfileMonitor"),
-    _REGISTERING: ("build_callback",),
-}
-# package below models -> model classes, configuration, tokenizer, processor
+"""Names of MindFormers' inner modules alone, which the stub leaves out."""
+_WHERE = {name: module for module, names in _INNER.items() for name in names.split()}
+_WHERE |= {name: module for module, names in _STUB.items() for name in names}
+
+
+def _found(words: str) -> dict[str, list[str]]:
+    """{module here: names} of names with spaces between them, and of modules whose names in the stub are meant."""
+    table: dict[str, list[str]] = {}
+    for word in words.split():
+        for name in _STUB.get(f"{__name__}.{word}", [word]):
+            table.setdefault(_WHERE[name], []).append(name)
+    return table
+
+
 _FAMILIES = {
-    "gpt2": (("GPT2LMHeadModel", "GPT2WithLora"), "GPT2Config", "GPT2Tokenizer", "GPT2Processor"),
-    "llama": (
-        ("LlamaForCausalLM", "LlamaForCausalLMWithLora"),
-        "LlamaConfig",
-        "LlamaTokenizer",
-        "LlamaProcessor",
-    ),
-    "glm": (
-        ("GLMChatModel", "GLMChatModelWithLora", "GLMForPreTraining", "GLMForPreTrainingWithLora"),
-        "GLMConfig",
-        "ChatGLMTokenizer",
-        "GLMProcessor",
-    ),
-    "glm2": (("ChatGLM2ForConditionalGeneration",), "ChatGLM2Config", "ChatGLM2Tokenizer", "GLMProcessor"),
-    "glm3": ((), "ChatGLM2Config", "ChatGLM3Tokenizer", "GLMProcessor"),
+    "gpt2": {
+        "": "GPT2LMHeadModel GPT2WithLora",
+        "_config": "GPT2Config",
+        "_tokenizer": "GPT2Tokenizer",
+        "_tokenizer_fast": "GPT2TokenizerFast",
+        "_processor": "GPT2Processor",
+    },
+    "llama": {
+        "": "LlamaForCausalLM LlamaForCausalLMWithLora",
+        "_config": "LlamaConfig",
+        "_tokenizer": "LlamaTokenizer",
+        "_tokenizer_fast": "LlamaTokenizerFast",
+        "_processor": "LlamaProcessor",
+    },
+    "glm": {
+        "": "GLMChatModel GLMChatModelWithLora GLMForPreTraining GLMForPreTrainingWithLora",
+        "_config": "GLMConfig",
+        "_tokenizer": "ChatGLMTokenizer",
+        "_processor": "GLMProcessor",
+    },
+    "glm2": {
+        "": "ChatGLM2ForConditionalGeneration",
+        "_config": "ChatGLM2Config",
+        "_tokenizer": "ChatGLM2Tokenizer",
+        "_processor": "GLMProcessor",
+    },
+    "glm3": {
+        "": "",
+        "_config": "ChatGLM2Config",
+        "_tokenizer": "ChatGLM3Tokenizer",
+        "_processor": "GLMProcessor",
+    },
 }
-
-_FAST = {"gpt2": "GPT2TokenizerFast", "llama": "LlamaTokenizerFast"}
+"""Package below models -> its modules, by how their names end, with what they have."""
+_AUTO = "AutoConfig AutoModel AutoModelForCausalLM AutoProcessor AutoTokenizer"
 _BASES = (
-    *("BaseConfig", "BaseModel", "BaseProcessor", "BaseTokenizer", "PreTrainedModel", "PreTrainedTokenizer"),
-    *("PreTrainedTokenizerBase", "PretrainedConfig", "ProcessorMixin"),
+    "BaseConfig BaseModel BaseProcessor BaseTokenizer PreTrainedModel PreTrainedTokenizer PreTrainedTokenizerBase "
+    "PretrainedConfig ProcessorMixin"
 )
-_OF_BASES = ("base_config", "base_model", "base_processor", "base_tokenizer", "configuration_utils", "modeling_utils")
-_OF_BASES += ("processing_utils",)
-_ENCODINGS = {
-    f"{__name__}.encodings": ("AddedToken", "BatchEncoding", "PaddingStrategy", "TensorType", "TruncationStrategy")
-}
-_CONVERTING = {"convert_weight": ("convert_pt_to_ms", "convert_weight"), "convert_reversed": ("convert_ms_to_pt",)}
+_BUILD = "context build_context build_parallel_config build_profile_cb"
+_REGISTER = "script_config MindFormerModuleType MindFormerRegister"
+_TUNING = "pet_config is_supported_pet_type"
+_TUNERS = "LoraAdapter PetAdapter PrefixTuningAdapter Ptuning2Adapter"
+_PLACES = "get_output_root_path set_output_path"
+_UTILS = (
+    f"{_PLACES} FILE_PERMISSION check_in_modelarts check_shared_disk get_real_group_size get_real_rank "
+    "is_publicly_accessible_path is_version_ge parse_value set_remote_save_url str2bool str2bool_or_str"
+)
 
 
-def _families() -> dict:
-    found = {"models": {_CLASSES: [*_AUTO[_CLASSES], *_BASES], _CONFIG: []}}
-    for package, (models, config, tokenizer, processor) in _FAMILIES.items():
+def _families() -> dict[str, str]:
+    found = {}
+    for package, parts in _FAMILIES.items():
         path = f"models.{package}"
-        found[path] = {_CLASSES: (*models, tokenizer, processor), _CONFIG: (config,)}
-        found[f"{path}.{package}"] = {_CLASSES: models}
-        for way, functions in _CONVERTING.items():
-            found[f"{path}.{way}"] = {f"{__name__}.converting": functions}
-        found[f"{path}.{package}_config"] = {_CONFIG: (config,)}
-        found[f"{path}.{package}_tokenizer"] = {_CLASSES: (tokenizer,)}
-        found[f"{path}.{package}_processor"] = {_CLASSES: (processor,)}
-        if fast := _FAST.get(package):
-            found[f"{path}.{package}_tokenizer_fast"] = {_CLASSES: (fast,)}
-            found[path][_CLASSES] += (fast,)
-        if package == "glm2":  # its package has those of the later ones, too
-            found[path][_CLASSES] += ("ChatGLM3Tokenizer", "ChatGLM4Tokenizer")
-        found["models"][_CLASSES] += found[path][_CLASSES]
-        found["models"][_CONFIG] += found[path][_CONFIG]
-    return found
+        found[path] = " ".join(parts.values())
+        found |= {f"{path}.{package}{ending}": names for ending, names in parts.items()}
+        found[f"{path}.convert_weight"] = "convert_pt_to_ms convert_weight"
+        found[f"{path}.convert_reversed"] = "convert_ms_to_pt"
+    found["models.glm2"] += " ChatGLM3Tokenizer ChatGLM4Tokenizer"  # its package has those of the later ones, too
+    whole = " ".join(found[f"models.{package}"] for package in _FAMILIES)
+    makers = "build_model build_model_config build_network build_processor build_tokenizer"
+    return {**found, "models": f"{_AUTO} {_BASES} {whole} {makers}"}
 
 
-_MODELS = _families()
-__getattr__, __dir__ = names_of(__name__, lambda: stub_table(__file__))
+_MODULES = {
+    **_families(),
+    "models.build_model": "build_model build_network",
+    "models.build_config": "build_model_config",
+    "models.build_processor": "build_processor",
+    "models.build_tokenizer": "build_tokenizer",
+    "models.base_config models.base_model models.base_processor models.base_tokenizer": _BASES,
+    "models.configuration_utils models.modeling_utils models.processing_utils": _BASES,
+    "models.tokenization_utils models.tokenization_utils_base": f"{_BASES} {_INNER[f'{__name__}.encodings']}",
+    "models.auto models.auto.configuration_auto models.auto.modeling_auto auto_class": _AUTO,
+    "models.auto.processing_auto models.auto.tokenization_auto": _AUTO,
+    "modules modules.transformer modules.transformer.transformer": "TransformerOpParallelConfig",
+    "models.glm.glm_processor": "GLMProcessor process_response",
+    "models.glm2.glm3_tokenizer": "ChatGLM3Tokenizer",
+    "models.glm2.glm4_tokenizer": "ChatGLM4Tokenizer",
+    "models.glm.chatglm_6b_tokenizer": "ChatGLMTokenizer",
+    "common.context core.context core.context.build_context": _BUILD,
+    "common.parallel_config core.parallel_config": "build_parallel_config",
+    "core": f"{_BUILD} learning_rates optimizers metrics CheckpointMonitor MFLossMonitor ObsMonitor SummaryMonitor "
+    "build_callback build_loss build_lr build_metric build_optim",
+    "core.lr core.lr.lr_schedule": "learning_rates build_lr",
+    "core.optim core.optim.optim core.optim.adamw": "optimizers build_optim",
+    "core.callback core.callback.callback": "callbacks build_callback",
+    "core.metric core.metric.metric": "metrics build_metric",
+    "core.loss": "build_loss",
+    "wrapper": "build_wrapper",
+    "generation": "streaming BaseStreamer GenerationConfig",
+    "generation.generation_config": "GenerationConfig",
+    "generation.streamers": "streaming BaseStreamer",
+    "pet pet.pet_config pet.pet_model": _TUNING,
+    "pet.tuners pet.tuners.lora_adapter pet.tuners.pet_adapter": _TUNERS,
+    "pet.tuners.prefix_tuning_adapter pet.tuners.ptuning2_adapter": _TUNERS,
+    "dataset dataset.build_dataset": "build_dataset build_dataset_loader",
+    "dataset.dataloader dataset.dataloader.build_dataloader": "build_dataset_loader",
+    "dataset.dataloader.datareaders": "wikitext_clean",
+    "dataset.dataloader.training_dataloader": "TrainingDataLoader TrainingDataset",
+    "pipeline pipeline.pipeline pipeline.text_generation_pipeline": "asking",
+    "pipeline.build_pipeline": "build_pipeline",
+    "mindformer_book": "MindFormerBook",
+    "tools": f"logger {_UTILS} {_REGISTER}",
+    "tools.cloud_adapter": "cloud_monitor",
+    "tools.dataset_preprocess.llama.conversation": "get_default_conv_template",
+    "tools.logger": "logger",
+    "tools.register tools.register.config tools.register.register": _REGISTER,
+    "tools.resume_ckpt": "get_resume_checkpoint",
+    "tools.transform_ckpt": "get_strategy",
+    "tools.utils": _UTILS,
+    "trainer": "Trainer TrainingArguments context build_trainer",
+    "trainer.optimizer_grouped_parameters": "get_optimizer_grouped_parameters",
+    "trainer.build_trainer": "build_trainer",
+    "trainer.config_args": "context",
+    "trainer.trainer trainer.training_args": "Trainer TrainingArguments",
+    "trainer.utils": "get_last_checkpoint transform_and_load_checkpoint",
+    "utils utils.file_utils": _PLACES,
+    "utils.load_checkpoint_utils": "get_load_path_after_hf_convert",
+}
+"""MindFormers' modules, several with spaces between them -> what they have; see `_found`."""
+__getattr__, __dir__ = names_of(__name__, _STUB)
 __lacking__ = {
     r"DataLoader|^dataset\b|Dataset": "rows are read and packed here; give the files as train_dataset=, or a job file",
     r"ogits_?[pP]rocess": "generate's settings choose tokens",
@@ -135,70 +165,4 @@ __lacking__ = {
     r"convert": "pet convert reads and writes .ckpt files",
     r"^models\.|Model$|Tokenizer$|For[A-Z]\w+$": "the models here are GPT-2, LLaMA and GLM",
 }
-__modules__ = modules_of(
-    {
-        **_MODELS,
-        "models": {**_MODELS["models"], _REGISTERING: _MAKERS},
-        "models.build_model": {_REGISTERING: ("build_model", "build_network")},
-        "models.build_config": {_REGISTERING: ("build_model_config",)},
-        "models.build_processor": {_REGISTERING: ("build_processor",)},
-        "models.build_tokenizer": {_REGISTERING: ("build_tokenizer",)},
-        **{f"models.{module}": {_CLASSES: _BASES} for module in _OF_BASES},
-        **{f"models.tokenization_utils{part}": {_CLASSES: _BASES, **_ENCODINGS} for part in ("", "_base")},
-        "auto_class": _AUTO,
-        **dict.fromkeys(("models.auto", *(f"models.auto.{kind}_auto" for kind in _OF_AUTO)), _AUTO),
-        **dict.fromkeys(("modules", "modules.transformer", "modules.transformer.transformer"), _PARALLEL),
-        "models.glm.glm_processor": {_CLASSES: ("GLMProcessor", "process_response")},
-        **{f"models.glm2.glm{n}_tokenizer": {_CLASSES: (f"ChatGLM{n}Tokenizer",)} for n in (3, 4)},
-        "models.glm.chatglm_6b_tokenizer": {_CLASSES: ("ChatGLMTokenizer",)},
-        **dict.fromkeys(("common.context", "core.context.build_context"), _BUILD),
-        **{f"{room}.parallel_config": {_SCRIPT: ("build_parallel_config",)} for room in ("common", "core")},
-        "core": {**_BUILD, **_MONITORS, **_LR, **_OPTIM, **_METRIC, _REGISTERING: _BUILDERS},
-        **dict.fromkeys(("core.lr", "core.lr.lr_schedule"), _LR),
-        **dict.fromkeys(("core.optim", "core.optim.optim", "core.optim.adamw"), _OPTIM),
-        **dict.fromkeys(("core.callback", "core.callback.callback"), _WATCHERS),
-        **dict.fromkeys(("core.metric", "core.metric.metric"), _METRIC),
-        "core.loss": {_REGISTERING: ("build_loss",)},
-        "wrapper": {_REGISTERING: ("build_wrapper",)},
-        "core.context": _BUILD,
-        "generation": {**_STREAMERS, **_GENERATION},
-        "generation.generation_config": _GENERATION,
-        "generation.streamers": _STREAMERS,
-        "pet": _TUNING,
-        "pet.pet_config": _TUNING,
-        "pet.pet_model": _TUNING,
-        "pet.tuners": _TUNERS,
-        **{f"pet.tuners.{name}_adapter": _TUNERS for name in ("lora", "pet", "prefix_tuning", "ptuning2")},
-        **dict.fromkeys(("dataset", "dataset.build_dataset"), _DATASET),
-        **dict.fromkeys(("dataset.dataloader", "dataset.dataloader.build_dataloader"), _LOADER),
-        "pipeline.build_pipeline": {_REGISTERING: ("build_pipeline",)},
-        "dataset.dataloader.datareaders": {f"{__name__}.preparing": ("wikitext_clean",)},
-        **dict.fromkeys(("pipeline", "pipeline.pipeline", "pipeline.text_generation_pipeline"), _PIPELINE),
-        "dataset.dataloader.training_dataloader": {_SCRIPT: ("TrainingDataLoader", "TrainingDataset")},
-        "mindformer_book": {f"{__name__}.book": ("MindFormerBook",)},
-        "tools": {
-            **_LOGGER,
-            **_UTILS,
-            **_REGISTER,
-            _SCRIPT_CONFIG: (*_REGISTER[_SCRIPT_CONFIG], *_UTILS[_SCRIPT_CONFIG]),
-        },
-        "tools.cloud_adapter": {_SCRIPT: ("cloud_monitor",)},
-        "tools.dataset_preprocess.llama.conversation": {f"{__name__}.preparing": ("get_default_conv_template",)},
-        "tools.logger": _LOGGER,
-        "tools.register": _REGISTER,
-        **dict.fromkeys(("tools.register.config", "tools.register.register"), _REGISTER),
-        "tools.resume_ckpt": {_SCRIPT: ("get_resume_checkpoint",)},
-        "tools.transform_ckpt": {f"{__name__}.preparing": ("get_strategy",)},
-        "tools.utils": _UTILS,
-        "trainer": {**_TRAINER, **_INIT, _SCRIPT: ("build_trainer",)},
-        "trainer.optimizer_grouped_parameters": {_OPTIMIZERS: ("get_optimizer_grouped_parameters",)},
-        "trainer.build_trainer": {_SCRIPT: ("build_trainer",)},
-        "trainer.config_args": _INIT,
-        "utils": {_SCRIPT: _PLACES},
-        "utils.file_utils": {_SCRIPT: _PLACES},
-        "utils.load_checkpoint_utils": {_SCRIPT: ("get_load_path_after_hf_convert",)},
-        "trainer.trainer": _TRAINER,
-        "trainer.training_args": _TRAINER,
-        "trainer.utils": {_CONTEXT: ("get_last_checkpoint",), _SCRIPT: ("transform_and_load_checkpoint",)},
-    }
-)
+__modules__ = modules_of({path: _found(words) for paths, words in _MODULES.items() for path in paths.split()})
