@@ -2,7 +2,29 @@
 
 from typing import Any, Literal, TypedDict
 
-class TrainSettings(TypedDict, total=False):
+class OfBothTrainers(TypedDict, total=False):
+    task: Any
+    pet_method: Any
+    args: Any
+    recipe: Any
+    train_dataset: Any
+    eval_dataset: Any
+    tokenizer: Any
+    data_collator: Any
+    do_eval: Any
+    load_checkpoint: Any
+    optimizers: Any
+    options: Any
+    model_name: Any
+    save_config: Any
+    eval_callbacks: Any
+    wrapper: Any
+    compute_metrics: Any
+    image_processor: Any
+    audio_processor: Any
+    reset_model: Any
+
+class TrainSettings(OfBothTrainers, total=False):
     steps: int | None
     epochs: float | None
     max_seconds: float | None
@@ -58,50 +80,10 @@ class TrainSettings(TypedDict, total=False):
     accept_changes: bool
     profile: bool
     max_loss_ratio: float | None
-    task: Any
-    pet_method: Any
-    args: Any
-    recipe: Any
-    train_dataset: Any
-    eval_dataset: Any
-    tokenizer: Any
-    data_collator: Any
-    do_eval: Any
-    load_checkpoint: Any
-    optimizers: Any
-    options: Any
-    model_name: Any
-    save_config: Any
-    eval_callbacks: Any
-    wrapper: Any
-    compute_metrics: Any
-    image_processor: Any
-    audio_processor: Any
-    reset_model: Any
 
-class RequestSettings(TypedDict, total=False):
-    task: Any
-    pet_method: Any
-    args: Any
-    recipe: Any
-    train_dataset: Any
-    eval_dataset: Any
-    tokenizer: Any
+class RequestSettings(OfBothTrainers, total=False):
     callbacks: Any
-    data_collator: Any
-    do_eval: Any
-    load_checkpoint: Any
     forward_step: Any
-    optimizers: Any
-    options: Any
-    model_name: Any
-    save_config: Any
-    eval_callbacks: Any
-    wrapper: Any
-    compute_metrics: Any
-    image_processor: Any
-    audio_processor: Any
-    reset_model: Any
 
 class TrainingArgumentSettings(TypedDict, total=False):
     run_name: Any

@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from pydantic import BeforeValidator
@@ -21,6 +21,8 @@ HEAD = '''"""Keyword arguments by name, for editors. Written by tests/typing/wri
 
 from typing import {}TypedDict
 '''
+
+SHARED = "OfBothTrainers"
 
 
 def written(kind: object) -> str:
@@ -62,8 +64,10 @@ def of_trainers() -> dict[str, Mapping[str, str]]:
 
     own = own_names(Trainer.__init__)
     request = {name: "Any" for name in (*inspect.signature(Request).parameters, *THEIRS) if name != "model"}
+    of_both = {name: kind for name, kind in request.items() if name not in own}
     return {
-        "TrainSettings": of_fields(Train, own) | {name: kind for name, kind in request.items() if name not in own},
+        SHARED: of_both,
+        "TrainSettings": of_fields(Train, own) | of_both,
         "RequestSettings": request,
         "TrainingArgumentSettings": {name: "Any" for name in TABLE if name != "output_dir"},
     }
@@ -81,14 +85,20 @@ def of_methods() -> dict[str, Mapping[str, str]]:
     return found
 
 
+def classes(found: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """The text of each class; those that have all keywords of `SHARED` inherit them."""
+    shared = found.get(SHARED, {})
+    for name, of in found.items():
+        inherits = name != SHARED and bool(shared) and shared.items() <= of.items()
+        own = {key: kind for key, kind in of.items() if not (inherits and key in shared)}
+        body = "".join(f"    {key}: {kind}\n" for key, kind in own.items())
+        yield f"\nclass {name}({SHARED if inherits else 'TypedDict'}, total=False):\n{body}"
+
+
 def sources() -> dict[Path, str]:
     """The stubs' places and texts."""
     return {
-        ROOT / package / "keywords.pyi": HEAD.format(names)
-        + "".join(
-            f"\nclass {name}(TypedDict, total=False):\n" + "".join(f"    {key}: {kind}\n" for key, kind in of.items())
-            for name, of in found.items()
-        )
+        ROOT / package / "keywords.pyi": HEAD.format(names) + "".join(classes(found))
         for package, names, found in (("pet", "Any, Literal, ", of_trainers()), ("adapters", "", of_methods()))
     }
 
