@@ -33,6 +33,7 @@ __all__ = [
     "append_text",
     "atomic_directory",
     "atomic_file",
+    "beside",
     "copy",
     "finite",
     "json_text",
@@ -92,10 +93,15 @@ def absent(path: Path) -> str:
         return f"a link to {os.readlink(path)}, which is not there"
     if ADDRESS.search(str(path)):
         return "an address, and no file of this machine; download what is there first"
+    return f"no such file or directory{beside(path)}"
+
+
+def beside(path: Path) -> str:
+    """What is called nearly so in the same directory, for an error message."""
     try:
-        return f"no such file or directory{nearest(path.name, [entry.name for entry in path.parent.iterdir()])}"
+        return nearest(path.name, [entry.name for entry in path.parent.iterdir()])
     except OSError:
-        return f"no such file or directory ({path.parent} does not exist either)"
+        return f" ({path.parent} does not exist either)"
 
 
 def matching(path: Path) -> list[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pet.cli.output import free_output, sole_writer
+from pet.cli.output import free_output
 from pet.cli.parser import Parser
 from pet.names import find_model
 
@@ -30,15 +30,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--plain", action="store_true", help="text, not control tokens: found in what messages say")
     for role, meaning in (("bos", "begins texts"), ("eos", "ends texts and answers"), ("pad", "fills up rows")):
         parser.add_argument(f"--{role}", metavar="TOKEN", help=f"the token, new or not, that {meaning} from now on")
-    parser.add_argument("--output", required=True, metavar="DIR", help="output directory")
-    parser.add_shard_size()
-    parser.add_argument("--force", action="store_true", help="write into a directory that is not empty")
+    parser.add_shared("--output", "--max-shard-size", "--force")
     options = parser.read(arguments)
     roles = {f"{role}_token": getattr(options, role) for role in ("bos", "eos", "pad")}
     if not options.tokens and not any(roles.values()):
         parser.error("give a token")
-    with sole_writer(options.output):
-        output = free_output(options)
+    with free_output(options) as output:
         from pet.added_tokens import add_tokens
 
         size = options.max_shard_size

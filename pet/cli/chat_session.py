@@ -31,7 +31,7 @@ def add_chat_session(parser: Parser) -> None:
         "--run", metavar="DIR", help="a run directory, or a job file: its model, adapter, prompts and settings"
     )
     parser.add_argument("job", metavar="RUN", nargs="?", help="the same as --run")
-    parser.add_argument("--no-strict", action="store_true", help="allow an adapter that was trained on another base")
+    parser.add_shared("--no-strict")
     parser.add_argument("--system", help="a system message")
     parser.add_argument("--template", help="a custom prompt template with {prompt} in it, or a Jinja file's name")
     parser.add_argument(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model_zoo.errors import InputError
-from pet.cli.output import free_output, sole_writer
+from pet.cli.output import free_output
 from pet.cli.parser import Parser
 from pet.compat.command_line import boolean
 
@@ -80,11 +80,10 @@ def main(arguments: Sequence[str]) -> int:
         action="store_true",
         help="writing .ckpt: ChatGLM2's names up to MindFormers 1.1; LoRA's first ones (tk_delta_lora_a)",
     )
-    parser.add_shard_size()
+    parser.add_shared("--max-shard-size")
     parser.add_argument("--force", action="store_true", help="overwrite existing files")
     options = parser.read(arguments)
-    with sole_writer(options.output):
-        output = free_output(options)
+    with free_output(options) as output:
         convert = _from_ckpt if _reads_ckpt(options.source) else _to_ckpt
         print(convert(parser, options, output))
     return 0

@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
         "--model", help="a checkpoint instead of the recipe's base; no adapter unless --adapter is given"
     )
     parser.add_argument("--base", action="store_true", help="evaluate the base without an adapter")
-    parser.add_argument("--no-strict", action="store_true", help="allow an adapter that was trained on another base")
+    parser.add_shared("--no-strict")
     parser.add_argument("--output", metavar="FILE", help="also write the metrics to this file, as JSON")
     options = parser.read(arguments)
     check_output_file(options.output)

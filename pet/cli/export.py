@@ -201,12 +201,7 @@ def main(arguments: Sequence[str]) -> int:
         help="of a merged model: float32, float16 or bfloat16 (default: as stored); of a GGUF file also q8_0 (default: "
         "float16)",
     )
-    parser.add_argument(
-        "--dequantize",
-        action="store_true",
-        help="merge into the numbers that the adapter was trained on in 8 or 4 bits, not into the unquantised base",
-    )
-    parser.add_hub()
+    parser.add_shared("--dequantize", "--hub", "--private")
     options = parser.read(arguments)
     if Path(options.source).suffix in (".yaml", ".yml") and Path(options.source).is_file():
         expected = "a run or adapter directory was expected; pet merge FILE does what a job file says"

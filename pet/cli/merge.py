@@ -8,7 +8,7 @@ from pathlib import Path
 
 from model_zoo.errors import InputError
 from pet.cli.chat_session import base_of
-from pet.cli.output import free_output, sole_writer, uploading
+from pet.cli.output import free_output, uploading
 from pet.cli.parser import Parser
 from pet.names import find_model
 
@@ -63,23 +63,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--safe", action="store_true", help="refuse a result that holds NaN or Inf")
     parser.add_argument("--dtype", help="float32, float16 or bfloat16; default: as each tensor is stored")
     parser.add_argument("--weights", metavar="W,W", help="a weight for each adapter; default: 1")
-    parser.add_argument("--no-strict", action="store_true", help="allow an adapter that was trained on another base")
-    parser.add_argument(
-        "--dequantize",
-        action="store_true",
-        help="merge into the numbers that the adapter was trained on in 8 or 4 bits, not into the unquantised base",
-    )
-    parser.add_shard_size()
-    parser.add_hub()
+    parser.add_shared("--no-strict", "--dequantize", "--max-shard-size", "--hub", "--private")
     parser.set_defaults(max_shard_size=None, template=None)  # which a job file may say
-    parser.add_argument("--force", action="store_true", help="write into a directory that is not empty")
+    parser.add_shared("--force")
     options = parser.read(arguments)
     if Path(options.adapters[0]).suffix in (".yaml", ".yml"):
         _read_file(options)
     if not options.output:
         raise InputError("give the output directory: --output DIR")
-    with sole_writer(options.output):
-        output = free_output(options)
+    with free_output(options) as output:
         factors = _factors(options.weights)
         base = find_model(options.base or base_of(Path(options.adapters[0]), "--base"))
         from pet.export import MAX_SHARD_SIZE, merge_checkpoint

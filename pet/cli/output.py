@@ -31,19 +31,6 @@ def check_output_file(path: str | None) -> None:
         raise InputError(f"--output {path}: {place} cannot be written to")
 
 
-def free_output(options: argparse.Namespace) -> Path:
-    """The place of ``--output``, for commands that also have ``--force``.
-
-    Raises:
-        InputError: something is there, and ``--force`` is not given.
-    """
-    output = Path(options.output)
-    there = any(output.iterdir()) if output.is_dir() else output.exists()
-    if there and not options.force:
-        raise InputError(f"--output {output}: is there already; give another place, or --force")
-    return output
-
-
 @contextlib.contextmanager
 def sole_writer(given: str) -> Iterator[None]:
     """Keeps other commands from writing to `given` within the block: what is free for two is there for the second when
@@ -71,6 +58,22 @@ def sole_writer(given: str) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)
         os.close(held)
+
+
+@contextlib.contextmanager
+def free_output(options: argparse.Namespace) -> Iterator[Path]:
+    """The place of ``--output``, for commands that also have ``--force``; no other command writes there within the
+    block.
+
+    Raises:
+        InputError: something is there, and ``--force`` is not given; see `sole_writer`.
+    """
+    output = Path(options.output)
+    with sole_writer(options.output):
+        there = any(output.iterdir()) if output.is_dir() else output.exists()
+        if there and not options.force:
+            raise InputError(f"--output {output}: is there already; give another place, or --force")
+        yield output
 
 
 @contextlib.contextmanager

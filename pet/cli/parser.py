@@ -22,6 +22,22 @@ ELSEWHERE |= {"--adapter-name-or-path": ("--adapter", "ADAPTER"), "--model-name-
 """Options of axolotl and LLaMA-Factory, and what they are here, in one command or in another."""
 OPTION = re.compile(r"--?[A-Za-z][^\s]*")
 """What argparse takes for an option."""
+SHARED: dict[str, dict[str, Any]] = {
+    "--no-strict": {"action": "store_true", "help": "allow an adapter that was trained on another base"},
+    "--dequantize": {
+        "action": "store_true",
+        "help": "merge into the numbers that the adapter was trained on in 8 or 4 bits, not into the unquantised base",
+    },
+    "--output": {"required": True, "metavar": "DIR", "help": "output directory"},
+    "--max-shard-size": {"default": "5GB", "metavar": "SIZE", "help": "maximum size of one weight file (default 5GB)"},
+    "--force": {"action": "store_true", "help": "write into a directory that is not empty"},
+    "--hub": {
+        "metavar": "NAME",
+        "help": "upload it, too: owner/name on Hugging Face's hub, which is made if need be",
+    },
+    "--private": {"action": "store_true", "help": "make that repository for its owner alone"},
+}
+"""Options that several commands have."""
 LITERAL = "\ue000"
 """Stands before a word that begins with a dash and is no option: a character that no name has."""
 
@@ -62,18 +78,10 @@ class Parser(argparse.ArgumentParser):
             given.setdefault("default", [])
         return super().add_argument(*names, **given)
 
-    def add_shard_size(self) -> None:
-        """``--max-shard-size``, of commands that write checkpoints."""
-        self.add_argument(
-            "--max-shard-size", default="5GB", metavar="SIZE", help="maximum size of one weight file (default 5GB)"
-        )
-
-    def add_hub(self) -> None:
-        """``--hub`` and ``--private``, of commands that write what others open (`pet.cli.output.uploading`)."""
-        self.add_argument(
-            "--hub", metavar="NAME", help="upload it, too: owner/name on Hugging Face's hub, which is made if need be"
-        )
-        self.add_argument("--private", action="store_true", help="make that repository for its owner alone")
+    def add_shared(self, *names: str) -> None:
+        """Some of `SHARED`."""
+        for name in names:
+            self.add_argument(name, **SHARED[name])
 
     def error(self, message: str) -> NoReturn:
         """Called by argparse for every wrong command line."""

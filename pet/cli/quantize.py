@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from model_zoo.quantization import Quantization
-from pet.cli.output import free_output, sole_writer
+from pet.cli.output import free_output
 from pet.cli.parser import Parser
 from pet.names import find_model
 
@@ -28,14 +28,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--block", type=int, default=64, help="weights that share a scale (default 64; int8: a row)")
     parser.add_argument("--double", action="store_true", help="quantise the scales too (nf4, fp4)")
     parser.add_argument("--skip", metavar="NAME,NAME", help="layers that are not quantised; default: the head")
-    parser.add_argument("--output", required=True, metavar="DIR", help="output directory")
-    parser.add_shard_size()
-    parser.add_argument("--force", action="store_true", help="write into a directory that is not empty")
+    parser.add_shared("--output", "--max-shard-size", "--force")
     options = parser.read(arguments)
     if options.type == "int8":
         parser.idle(options, "with int8, whose scales go by row", "block")
-    with sole_writer(options.output):
-        output = free_output(options)
+    with free_output(options) as output:
         skip = None if options.skip is None else tuple(filter(None, options.skip.split(",")))
         quantization = Quantization(options.type, options.block, options.double, skip)
         from pet.quantize import quantize_checkpoint

@@ -17,7 +17,7 @@ from model_zoo.atomic import files_below
 from model_zoo.counting import config_of, unread_fields
 from model_zoo.errors import InputError, nearest, similar
 from pet import names
-from pet.files import absent, matching
+from pet.files import absent, beside, matching
 from pet.hub import fetch, hub_name
 from pet.recipe import rules, variables
 from pet.recipe.callback_names import into_recipe
@@ -215,7 +215,7 @@ def _check_files(recipe: Recipe, report: Report) -> None:
         directory = Path(recipe.model.tokenizer)
         named = recipe.model.tokenizer in names.bundled_models() or hub_name(recipe.model.tokenizer)
         if not named and not directory.is_dir():
-            report.add(("model", "tokenizer"), f"{directory}: no such directory{_beside(directory)}")
+            report.add(("model", "tokenizer"), f"{directory}: no such directory{beside(directory)}")
     for name in ("train", "eval", "test"):
         for index, entry in enumerate(getattr(recipe.data, name) or []):
             at = ("data", name, index) if ("data", name, index) in report.source.lines else ("data", name)
@@ -268,7 +268,7 @@ def _check_adapter(text: str | None, at: KeyPath, report: Report, words: Iterabl
     if not text or report.concerns([at]):
         return
     if not (directory := Path(text)).exists():
-        report.add(at, f"{directory}: no such directory{similar(directory.name, words) or _beside(directory)}")
+        report.add(at, f"{directory}: no such directory{similar(directory.name, words) or beside(directory)}")
         return
     from adapters.stored import check_loadable  # needs NumPy, which recipes without an adapter do without
 
@@ -288,15 +288,7 @@ def _check_data(path: Path, at: KeyPath, report: Report) -> None:
 
 def _check_template(template: str | None, at: KeyPath, report: Report) -> None:
     if is_template_file(template) and not (path := Path(template)).is_file():
-        report.add((*at, "template"), f"{path}: no such file{_beside(path)}")
-
-
-def _beside(path: Path) -> str:
-    """What is called nearly so in the same directory, for an error message."""
-    try:
-        return nearest(path.name, [entry.name for entry in path.parent.iterdir()])
-    except OSError:
-        return f" ({path.parent} does not exist either)"
+        report.add((*at, "template"), f"{path}: no such file{beside(path)}")
 
 
 def _fill(recipe: Recipe, stem: str) -> None:
