@@ -6,7 +6,7 @@ import contextlib
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from adapters.peft_config import CONFIG, TASK_SCORE
 from adapters.stored import StoredAdapter
@@ -26,42 +26,59 @@ from pet.recipe.schema import Recipe
 from pet.serving import ENGINES, RANKS, check_served
 
 
-def share(
-    stage: Path, result: Path, name: str, called: str, recipe: Recipe | None = None, run: Path | None = None
-) -> None:
+class Source(NamedTuple):
+    """An adapter or a model that others are to open.
+
+    Attributes:
+        result: its directory.
+        base: the base that it belongs on, or was made of, as it is called; None of a model by itself.
+        name: for messages and inside files.
+        run, recipe: the run directory that it comes from with its recipe; None for another directory.
+    """
+
+    result: Path
+    base: str | None
+    name: str
+    run: Path | None = None
+    recipe: Recipe | None = None
+
+    @property
+    def adapter(self) -> bool:
+        return (self.result / CONFIG).is_file()
+
+    def needs_adapter(self, asked: str) -> None:
+        if not self.adapter:
+            whole = f"{self.run}: every weight was trained" if self.run else f"{self.result}: is a model"
+            raise InputError(f"{whole}, so there is no adapter to {asked}")
+
+    def accompany(self, stage: Path) -> None:
+        """Tokenizer, template, generation settings and README.md for what lies in `stage`."""
+        accompany(stage, self)
+
+
+def share(stage: Path, source: Source) -> None:
     """Fills a directory with an adapter or a model as others open it, with the base's name in it, and what goes with
-    it; arguments are `accompany`'s."""
-    copy(result, stage)
+    it."""
+    copy(source.result, stage)
     if (stage / CONFIG).is_file():
         values = read_json(stage / CONFIG)
         # so that whoever gets the adapter knows what it belongs on
-        values["base_model_name_or_path"] = values.get("base_model_name_or_path") or called
+        values["base_model_name_or_path"] = values.get("base_model_name_or_path") or source.base
         write_json(stage / CONFIG, values)
-    accompany(stage, result, find_model(called), name, called, recipe, run)
+    accompany(stage, source)
 
 
-def accompany(
-    stage: Path, result: Path, base: Path, name: str, called: str, recipe: Recipe | None, run: Path | None
-) -> None:
-    """Puts what an adapter or a merged model needs beside its weights.
-
-    Args:
-        stage: the directory of the weights.
-        result: the adapter or model that they come from.
-        name: of what is exported.
-        called: the base's name or path, as the recipe or the adapter has it.
-        recipe, run: that it was made by; None where only the adapter is known.
-    """
-    tokenizer = tokenizer_of(base, recipe, result)
+def accompany(stage: Path, source: Source) -> None:
+    """Puts what an adapter or a merged model needs beside its weights, which lie in `stage`."""
+    base, run = find_model(source.base), source.run
+    tokenizer = tokenizer_of(base, source.recipe, source.result)
     tokenizer.save_pretrained(stage)
     if (template := template_of(tokenizer)) != tokenizer.chat_template:  # here its own prompt style goes first
         write_text(stage / "chat_template.jinja", template)
-    write_json(stage / "generation_config.json", generation_settings(base, tokenizer, recipe))
-    picture = run is not None and (run / "loss.png").is_file()
-    if picture:
+    write_json(stage / "generation_config.json", generation_settings(base, tokenizer, source.recipe))
+    if run is not None and (run / "loss.png").is_file():
         shutil.copyfile(run / "loss.png", stage / "loss.png")
-    lines = card(stage, result, base, name, called, recipe, run, picture, tokenizer)
-    write_text(stage / "README.md", "\n".join(lines) + "\n")
+    write_text(stage / "README.md", "\n".join(card(stage, source, base, tokenizer)) + "\n")
 
 
 def tokenizer_of(base: Path, recipe: Recipe | None, result: Path) -> Tokenizer:
@@ -80,22 +97,12 @@ def tokenizer_of(base: Path, recipe: Recipe | None, result: Path) -> Tokenizer:
     return tokenizer
 
 
-def card(
-    stage: Path,
-    result: Path,
-    base: Path,
-    name: str,
-    called: str,
-    recipe: Recipe | None,
-    run: Path | None,
-    picture: bool,
-    tokenizer: Tokenizer,
-) -> list[str]:
+def card(stage: Path, source: Source, base: Path, tokenizer: Tokenizer) -> list[str]:
     """The lines of README.md."""
-    adapter = (stage / CONFIG).is_file()
-    known = bare(called) if hub_name(called) else Path(called).name
+    adapter, recipe, run = (stage / CONFIG).is_file(), source.recipe, source.run
+    known = bare(source.base) if hub_name(source.base) else Path(source.base).name
     kind = "adapter for" if adapter else "model tuned from"
-    method = recipe.adapter.method if recipe is not None else read_json(result / CONFIG)["peft_type"].lower()
+    method = recipe.adapter.method if recipe is not None else read_json(source.result / CONFIG)["peft_type"].lower()
     lines = [
         "---",
         f"base_model: {known}",
@@ -104,14 +111,14 @@ def card(
         f"tags: [{method}, mindspore]",
         "---",
         "",
-        f"# {name}",
+        f"# {source.name}",
         "",
         f"A `{method}` {kind} {known}, trained by mindspore-pet.",
     ]
     if recipe is not None:
         lines += ["", "## Data and method", "", *_facts(recipe, run)]
     if run is not None:
-        lines += _numbers(run, picture)
+        lines += _numbers(run)
     return [*lines, "", "## How to load it", "", *_loading(stage, base, known, adapter, tokenizer)]
 
 
@@ -159,8 +166,8 @@ def _facts(recipe: Recipe, run: Path | None) -> list[str]:
     return ["| | |", "|---|---|", *rows]
 
 
-def _numbers(run: Path, picture: bool) -> list[str]:
-    summary = _summary(run)
+def _numbers(run: Path) -> list[str]:
+    summary, picture = _summary(run), (run / "loss.png").is_file()
     before, after = summary.get("before") or {}, summary.get("after") or {}
     lines = ["", "## Numbers"] if after or picture else []
     if after:

@@ -6,7 +6,7 @@ import argparse
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from model_zoo.atomic import no_directory, read_json, staged
 from model_zoo.checkpoint.digests import check_beside
@@ -20,6 +20,9 @@ from pet.files import UNFINISHED
 from pet.names import find_model
 from pet.serving import ENGINES, check_served, fill
 from pet.train.checkpoint import checkpoints, path_of
+
+if TYPE_CHECKING:
+    from pet.model_card import Source
 
 EXAMPLES = [
     ("pet export output/glm_lora --output my_adapter", "the adapter at the end, as PEFT opens it"),
@@ -59,40 +62,10 @@ def check_whole(result: Path) -> None:
             pass
 
 
-class Source(NamedTuple):
-    """What is exported.
-
-    Attributes:
-        result: an adapter or a model directory.
-        base: the base that an adapter belongs on, as it is called.
-        name: for messages and inside files.
-        run, recipe: the run directory that it comes from with its recipe; None for another directory.
-    """
-
-    result: Path
-    base: str | None
-    name: str
-    run: Path | None = None
-    recipe: Any = None
-
-    def accompany(self, stage: Path) -> None:
-        """Tokenizer, template, generation settings and README.md for what lies in `stage`."""
-        from pet.model_card import accompany
-
-        accompany(stage, self.result, find_model(self.base), self.name, self.base, self.recipe, self.run)
-
-    @property
-    def adapter(self) -> bool:
-        return (self.result / "adapter_config.json").is_file()
-
-    def needs_adapter(self, asked: str) -> None:
-        if not self.adapter:
-            whole = f"{self.run}: every weight was trained" if self.run else f"{self.result}: is a model"
-            raise InputError(f"{whole}, so there is no adapter to {asked}")
-
-
 def find_source(options: argparse.Namespace) -> Source:
     """The source that a command line names. Raises InputError: nothing that can be exported lies there."""
+    from pet.model_card import Source
+
     given = Path(options.source)
     if (given / "recipe.yaml").is_file():
         from pet.recipe.loading import load
@@ -121,7 +94,7 @@ def export_adapter(source: Source, options: argparse.Namespace, output: Path) ->
     if engine:
         check_served(source.result, find_model(source.base), engine)
     with staged(output) as stage:
-        share(stage, source.result, source.name, source.base, source.recipe, source.run)
+        share(stage, source)
         if engine and engine.everywhere and (count := fill(source.result, find_model(source.base), stage)):
             filled = f"; {count} projections without LoRA have one of zeros, which {engine.name} needs"
     return f"{output}: {source.result.name} of {source.name}, from {source.result}{filled}"

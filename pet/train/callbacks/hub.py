@@ -37,7 +37,7 @@ class Hub(Callback):
     def end(self, trainer, summary) -> None:
         if "method" not in summary:  # no result was written
             return
-        from pet.model_card import share
+        from pet.model_card import Source, share
         from pet.recipe.loading import load
 
         run = Path(trainer.directory)
@@ -49,7 +49,8 @@ class Hub(Callback):
             with TemporaryDirectory() as place:
                 if described:
                     recipe = load(run / "recipe.yaml", check_files=False)
-                    share(Path(place), result, recipe.name or run.name, recipe.model.path, recipe, run)
+                    source = Source(result, recipe.model.path, recipe.name or run.name, run, recipe)
+                    share(Path(place), source)
                 message = f"{run.resolve().name}: {summary['steps']} steps"
                 summary["uploaded"] = self.repository.fill(place if described else result, message)
         except InputError as error:
