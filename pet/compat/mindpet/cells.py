@@ -250,9 +250,9 @@ class _Followed(_Dense):
         self.bottleneck_size = adapter.bottleneck_size
         setattr(self, self.name, adapter)
 
-    def rows(self, x):
-        """``(…, in)`` → ``(N, out)`` of the Dense."""
-        return self.activated(self.product(x.reshape(-1, x.shape[-1])))
+    def construct(self, x):
+        rows = self.activated(self.product(x.reshape(-1, x.shape[-1])))
+        return self.restored(getattr(self, self.name)(rows), x)
 
 
 class AdapterDense(_Followed):
@@ -260,14 +260,8 @@ class AdapterDense(_Followed):
 
     layer, name = AdapterLayer, "mindpet_delta_adapter"
 
-    def construct(self, x):
-        return self.restored(self.mindpet_delta_adapter(self.rows(x)), x)
-
 
 class LowRankAdapterDense(_Followed):
     """A Dense followed by a `LowRankAdapterLayer`: the arguments of both."""
 
     layer, name = LowRankAdapterLayer, "mindpet_delta_low_rank_adapter"
-
-    def construct(self, x):
-        return self.restored(self.mindpet_delta_low_rank_adapter(self.rows(x)), x)

@@ -24,15 +24,9 @@ class MindPetError(InputError):
     """Above MindPet's own errors."""
 
 
+ERRORS = "AbsolutePathError LinkPathError ReadYamlFileError ModelConfigFreezeInfoError UnexpectedError"
 AbsolutePathError, LinkPathError, ReadYamlFileError, ModelConfigFreezeInfoError, UnexpectedError = (
-    type(name, (MindPetError,), {"__module__": __name__})
-    for name in (
-        "AbsolutePathError",
-        "LinkPathError",
-        "ReadYamlFileError",
-        "ModelConfigFreezeInfoError",
-        "UnexpectedError",
-    )
+    type(name, (MindPetError,), {"__module__": __name__}) for name in ERRORS.split()
 )
 
 
