@@ -17,27 +17,13 @@ from .settings import DataSettings
 
 
 class Batch(dict):
-    """A batch: a dict of NumPy arrays (see :func:`pet.data.packing.collate`) and ``sample_ids``, with its counts.
+    """A batch: a dict of NumPy arrays (see :func:`pet.data.packing.collate`) and ``sample_ids``.
 
     Attributes:
         index: its place in the epoch.
-        label_tokens: labels in this rank's rows, ``(labels[:, 1:] != -100).sum()``.
-        global_label_tokens: labels in the rows of all ranks.
-        step_label_tokens: labels of the whole optimizer step that it belongs to, over all ranks and accumulated
-            batches: what the step's summed loss is divided by.
-        useful_tokens: tokens of this rank's rows that are not padding.
     """
 
     index: int
-    label_tokens: int
-    global_label_tokens: int
-    step_label_tokens: int
-    useful_tokens: int
-
-    @property
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The arrays alone, without ``sample_ids``."""
-        return {name: value for name, value in self.items() if isinstance(value, np.ndarray)}
 
 
 class BatchSource:
@@ -188,10 +174,6 @@ class Loader(BatchSource):
         """The distinct (B, S) of an epoch; each is compiled once. ``pack`` and ``none`` have one."""
         return [(self.batch_size, int(length)) for length in np.unique(self.plan(epoch).lengths)]
 
-    def label_tokens(self, epoch: int = 0) -> np.ndarray:
-        """(batches,) int64: labels of each global batch, over all ranks; known without communication."""
-        return _label_tokens(self.dataset, self.plan(epoch)).reshape(-1, self.batch_size * self.world_size).sum(axis=1)
-
     def padding(self, epoch: int = 0) -> float:
         """Share of an epoch's tokens that are padding, rows that only fill up the last step included."""
         plan = self.plan(epoch)
@@ -210,17 +192,15 @@ class Loader(BatchSource):
     def _batches(self, dataset: TokenDataset, plan: Plan, start: int, shift: int) -> Iterator[Batch]:
         """Batches of one plan; ``shift`` is what is added to their index (and nothing else)."""
         per_batch = self.batch_size * self.world_size
-        labels, shared, lengths = _label_tokens(dataset, plan), self.shared(dataset), self.row_lengths(dataset)
+        shared = self.shared(dataset)
         for index in range(start, plan.steps * self.accumulation):
-            step = index // self.accumulation
-            first = index * per_batch
-            own = slice(first + self.rank * self.batch_size, first + (self.rank + 1) * self.batch_size)
-            members = [row.tolist() for row in plan.rows[own]]
+            first = index * per_batch + self.rank * self.batch_size
+            members = [row.tolist() for row in plan.rows[first : first + self.batch_size]]
             rows = [[(*dataset[sample], dataset.labels(sample)) for sample in row] for row in members]
             batch = Batch(
                 collate(
                     rows,
-                    int(plan.lengths[step]),
+                    int(plan.lengths[index // self.accumulation]),
                     pad_token_id=self.pad_token_id,
                     layout=self.layout,
                     position_rows=self._position_rows,
@@ -230,19 +210,8 @@ class Loader(BatchSource):
             batch["sample_ids"] = members
             batch["said"] = [[dataset.label(sample) for sample in row] for row in members]
             batch.index = shift + index
-            batch.label_tokens = int(labels[own].sum())
-            batch.global_label_tokens = int(labels[first : first + per_batch].sum())
-            in_step = slice(step * plan.rows_per_step, (step + 1) * plan.rows_per_step)
-            batch.step_label_tokens = int(labels[in_step].sum())
-            batch.useful_tokens = sum(int(lengths[row].sum()) for row in members)
             yield batch
 
     def where(self, batch: Batch) -> list[str]:
         """``file:line`` of every sample of a batch, for a report on a batch that went wrong."""
         return [self.dataset.where(sample) for row in batch["sample_ids"] for sample in row]
-
-
-def _label_tokens(dataset: TokenDataset, plan: Plan) -> np.ndarray:
-    """(rows,) labels in each row of a plan."""
-    sums = np.concatenate([[0], np.cumsum(dataset.label_counts[plan.rows.members])])
-    return np.diff(sums[plan.rows.ends], prepend=0)

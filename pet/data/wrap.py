@@ -156,23 +156,10 @@ class CollateLoader(BatchSource):
         places = total * self.batch_size * self.world_size
         order = np.concatenate([order[:places], np.full(max(0, places - count), -1)])
         shares = order.reshape(total, self.world_size, self.batch_size)
-        waiting: dict[int, Batch] = {}
         for index in range(start, total):
-            if index not in waiting:
-                # the labels of a whole step weight its batches, so a step is made at once
-                step = index // self.accumulation
-                first = step * self.accumulation
-                made = {
-                    number: [self._make(shares[number, rank]) for rank in range(self.world_size)]
-                    for number in range(first, first + self.accumulation)
-                }
-                labels = sum(batch.label_tokens for batches in made.values() for batch in batches)
-                for number, batches in made.items():
-                    batch = batches[self.rank]
-                    batch.index, batch.step_label_tokens = number, labels
-                    batch.global_label_tokens = sum(other.label_tokens for other in batches)
-                    waiting[number] = batch
-            yield waiting.pop(index)
+            batch = self._make(shares[index, self.rank])
+            batch.index = index
+            yield batch
 
     def _make(self, members: np.ndarray) -> Batch:
         real = members[members >= 0].tolist()
@@ -204,8 +191,6 @@ class CollateLoader(BatchSource):
         for name in ("position_ids", "start", "end"):
             batch[name] = np.asarray(batch[name], np.int32)
         batch["sample_ids"] = [[index] for index in real] + [[] for _ in range(rows - len(real))]
-        batch.label_tokens = int((labels[:, 1:] != IGNORED).sum())
-        batch.useful_tokens = int(real_tokens[: len(real)].sum())
         return batch
 
 
