@@ -45,9 +45,9 @@ def write_checkpoint(model: str, directory: Path, layers: int | None) -> int:
     from model_zoo.checkpoint.dtypes import to_bfloat16
     from model_zoo.checkpoint.saving import write_weights
     from model_zoo.counting import config_of
-    from model_zoo.presets import preset
+    from model_zoo.families import PRESETS
 
-    values = preset(model)
+    values = dict(PRESETS[model])
     tiny = json.loads((ROOT / "recipes" / "bases" / TOKENIZERS[model] / "config.json").read_text("utf-8"))
     values.update({key: number for key, number in tiny.items() if key.endswith("_token_id")})  # the tokenizer's
     if layers is not None:

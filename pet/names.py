@@ -53,7 +53,7 @@ def bundled_recipes() -> dict[str, Path]:
 
 def preset_names() -> list[str]:
     """Names of published models whose dimensions are known; their weights are not bundled."""
-    from model_zoo.presets import PRESETS
+    from model_zoo.families import PRESETS
 
     return sorted(PRESETS)
 
@@ -156,7 +156,7 @@ def model_config(name: str | os.PathLike) -> dict[str, Any]:
     Raises:
         InputError: nothing has this name, or the file is no JSON object.
     """
-    from model_zoo.presets import PRESETS
+    from model_zoo.families import PRESETS
 
     text = path_text(name)
     path = Path(text).expanduser()

@@ -10,7 +10,6 @@ from model_zoo.configs import MAY_BE_0
 from model_zoo.counting import sizes
 from model_zoo.errors import InputError
 from model_zoo.families import PRESETS as ALL_PRESETS, config_class
-from model_zoo.presets import preset
 from model_zoo.rope_config import rope_settings
 
 PRESETS = ("gpt2", "llama3_8b", "glm_6b", "glm2_6b", "glm4_9b")
@@ -26,7 +25,7 @@ WRONG = {
 def wrong_values():
     """Of every family and every field."""
     for name in PRESETS:
-        values = preset(name)
+        values = ALL_PRESETS[name]
         fields = config_class(values)().to_dict()
         for key in ("rope_scaling", "rope_parameters"):
             if key in fields:
@@ -42,8 +41,8 @@ def wrong_values():
 @pytest.mark.parametrize("of_model", (True, False), ids=("a model", "sizes alone"))
 def test_a_value_of_the_wrong_type_is_one_line(of_model):
     for name, key, wrong in wrong_values():
-        values = {**preset(name), key: wrong}
-        read = config_class(preset(name)).from_dict if of_model else sizes
+        values = {**ALL_PRESETS[name], key: wrong}
+        read = config_class(ALL_PRESETS[name]).from_dict if of_model else sizes
         with pytest.raises(InputError) as caught:
             read(values)
         message = str(caught.value)
@@ -56,7 +55,7 @@ def test_the_types_of_fields_are_worked_out_once(monkeypatch):
     hints = field_types.get_type_hints
     monkeypatch.setattr(field_types, "get_type_hints", lambda kind: found.append(kind) or hints(kind))
     for name in PRESETS * 2:
-        sizes(preset(name))
+        sizes(ALL_PRESETS[name])
     assert len(found) == len(set(found))
 
 
@@ -78,7 +77,7 @@ def test_an_unknown_model_type_is_one_short_line(kind):
     ),
 )
 def test_sizes_that_make_no_heads_and_prefixes_within_a_base(model, changes, message):
-    values = {**preset(model), **changes}
+    values = {**ALL_PRESETS[model], **changes}
     with pytest.raises(InputError, match=f"config.json: {message}"):
         config_class(values).from_dict(values)
 
@@ -96,7 +95,7 @@ OF_0_OR_NULL = (
 
 @pytest.mark.parametrize(("model", "changes", "rotary"), OF_0_OR_NULL)
 def test_0_and_null_where_transformers_computes_by_them(model, changes, rotary):
-    config = config_class(preset(model)).from_dict({**preset(model), **changes})
+    config = config_class(ALL_PRESETS[model]).from_dict({**ALL_PRESETS[model], **changes})
     assert not any(config.windows)
     assert not rotary or rotary.items() <= rope_settings(config).items()
 
@@ -109,7 +108,7 @@ def test_0_and_null_where_transformers_computes_by_them(model, changes, rotary):
     ),
 )
 def test_0_and_null_by_which_transformers_sees_nothing_or_all(changes, message):
-    values = {**preset("mistral_7b"), **changes}
+    values = {**ALL_PRESETS["mistral_7b"], **changes}
     with pytest.raises(InputError, match=f"config.json: {message}"):
         config_class(values).from_dict(values)
 
@@ -132,7 +131,7 @@ ROPE["original_max_position_embeddings"] = 8192
 @pytest.mark.parametrize("key", ROPE)
 @pytest.mark.parametrize("wrong", (True, "x", [], {}, -1, float("nan")))
 def test_rotary_settings(key, wrong):
-    values = {**preset("llama3_8b"), "rope_scaling": {**ROPE, key: wrong}}
+    values = {**ALL_PRESETS["llama3_8b"], "rope_scaling": {**ROPE, key: wrong}}
     with pytest.raises(InputError, match=f"config.json: rotary.* {key}"):
         config_class(values).from_dict(values)
 
@@ -164,10 +163,10 @@ MISLEADING = {
 def test_rotary_settings_that_transformers_would_not_follow(name):
     """It computes such models without a word by other frequencies than the file seems to say."""
     model, changes, message = MISLEADING[name]
-    values = {**(preset(model) if model in ALL_PRESETS else {"model_type": model}), **changes}
+    values = {**ALL_PRESETS.get(model, {"model_type": model}), **changes}
     with pytest.raises(InputError, match=message):
         config_class(values).from_dict(values)
-    same = {**preset("llama3_8b"), "rope_parameters": ROPE, "rope_scaling": ROPE}
+    same = {**ALL_PRESETS["llama3_8b"], "rope_parameters": ROPE, "rope_scaling": ROPE}
     assert config_class(same).from_dict(same).rope_parameters == ROPE
 
 
@@ -175,17 +174,17 @@ def test_positions_are_bounded_where_none_follow():
     """By a table of them, or by rotations that transformers changes as it goes beyond the context."""
     for model, kind in (("gpt2", None), ("llama3_8b", "dynamic"), ("llama3_8b", "linear"), ("glm2_6b", None)):
         scaling = {"rope_scaling": {"rope_type": kind, "factor": 2.0}} if kind else {}
-        config = config_class(preset(model)).from_dict({**preset(model), **scaling})
+        config = config_class(ALL_PRESETS[model]).from_dict({**ALL_PRESETS[model], **scaling})
         assert config.bounded_positions == (model == "gpt2" or kind == "dynamic")
 
 
 def test_the_first_context_beside_the_rotary_settings_counts():
     """transformers reads it there first, as Phi-3's files have it; of settings for each kind of layer it does not."""
-    values = {**preset("llama3_8b"), "rope_scaling": ROPE, "original_max_position_embeddings": 16}
+    values = {**ALL_PRESETS["llama3_8b"], "rope_scaling": ROPE, "original_max_position_embeddings": 16}
     assert rope_settings(config_class(values).from_dict(values))["original_max_position_embeddings"] == 16
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "truncate": False}
     by_kind = {"full_attention": yarn, "sliding_attention": DEFAULT}
-    values = {**preset("gemma3_1b"), "rope_parameters": by_kind, "original_max_position_embeddings": 16}
+    values = {**ALL_PRESETS["gemma3_1b"], "rope_parameters": by_kind, "original_max_position_embeddings": 16}
     read = rope_settings(config_class(values).from_dict(values))
     assert read["original_max_position_embeddings"] == 32 and "truncate" not in read
 
@@ -232,7 +231,7 @@ def test_layers_of_ministral(kind):
 def test_a_base_beside_those_of_each_kind_of_layer(beside):
     """transformers writes a null there where all layers of a Gemma 3 are of one kind."""
     by_kind = {"full_attention": {**DEFAULT, "rope_theta": 1e6}, "sliding_attention": DEFAULT}
-    values = {**preset("gemma3_1b"), "rope_parameters": {**by_kind, "rope_type": "default", "rope_theta": beside}}
+    values = {**ALL_PRESETS["gemma3_1b"], "rope_parameters": {**by_kind, "rope_type": "default", "rope_theta": beside}}
     config = config_class(values).from_dict(values)
     written = config.for_file(config.to_dict())
     assert written["rope_parameters"] == values["rope_parameters"]
@@ -274,7 +273,7 @@ def test_sizes_of_gpt2_under_the_names_of_other_families():
 
 
 def test_rotary_frequencies_in_order():
-    values = {**preset("llama3_8b"), "rope_scaling": {**ROPE, "high_freq_factor": 1.0}}
+    values = {**ALL_PRESETS["llama3_8b"], "rope_scaling": {**ROPE, "high_freq_factor": 1.0}}
     with pytest.raises(InputError, match="high_freq_factor must be above low_freq_factor"):
         config_class(values).from_dict(values)
 
@@ -282,7 +281,7 @@ def test_rotary_frequencies_in_order():
 @pytest.mark.parametrize("name", PRESETS)
 def test_what_transformers_heeds_in_every_family_is_refused(name):
     """It masks nothing where a config.json says so, and gives single layers other fields."""
-    values = preset(name)
+    values = ALL_PRESETS[name]
     with pytest.raises(InputError, match=r"config\.json: is_causal is False; supported: True"):
         config_class(values).from_dict({**values, "is_causal": False})
     with pytest.raises(InputError, match=r"config\.json: per_layer_config is .*; fields are those of all layers"):
@@ -292,7 +291,7 @@ def test_what_transformers_heeds_in_every_family_is_refused(name):
 
 
 def test_every_problem_is_listed_at_once():
-    values = {**preset("llama_7b"), "head_dim": True, "rms_norm_eps": "small", "eos_token_id": "</s>"}
+    values = {**ALL_PRESETS["llama_7b"], "head_dim": True, "rms_norm_eps": "small", "eos_token_id": "</s>"}
     with pytest.raises(InputError) as caught:
         config_class(values).from_dict(values)
     assert [key in str(caught.value) for key in ("head_dim", "rms_norm_eps", "eos_token_id")] == [True] * 3

@@ -14,7 +14,7 @@ from model_zoo.auto import AutoConfig, AutoModel
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.counting import parameter_shapes
 from model_zoo.errors import InputError
-from model_zoo.presets import PRESETS
+from model_zoo.families import PRESETS
 from model_zoo.quantization import Quantization
 from pet.quantize import quantize_checkpoint
 

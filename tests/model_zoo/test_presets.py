@@ -16,8 +16,7 @@ from model_zoo.auto import model_class
 from model_zoo.checkpoint.reading import Checkpoint, read_config
 from model_zoo.counting import config_of, layout_of, parameter_shapes, sizes, tied_head
 from model_zoo.errors import InputError
-from model_zoo.families import config_class
-from model_zoo.presets import PRESETS, preset
+from model_zoo.families import PRESETS, config_class
 
 FIXTURES = ("chatglm1", "chatglm2", "gemma2", "gemma3", "glm", "glm4_0414", "gpt2", "llama_gqa", "llama_mha")
 
@@ -70,7 +69,7 @@ FIXTURES = ("chatglm1", "chatglm2", "gemma2", "gemma3", "glm", "glm4_0414", "gpt
     ],
 )
 def test_published_parameter_counts(name, parameters):
-    assert sum(map(math.prod, parameter_shapes(preset(name)).values())) == parameters
+    assert sum(map(math.prod, parameter_shapes(PRESETS[name]).values())) == parameters
 
 
 def test_all_names_are_there():
@@ -81,7 +80,7 @@ def test_all_names_are_there():
 
 @pytest.mark.parametrize("name", ("gpt2", "llama_7b", "glm4", "glm_6b", "glm2_6b", "gemma2_2b", "gemma3_1b"))
 def test_a_familys_table_names_cells_that_it_has(name):
-    values = preset(name) if name in PRESETS else {"model_type": name}
+    values = PRESETS.get(name, {"model_type": name})
     config = config_class(values).from_dict(values)
     family, cells = config.family, config.cells()
     for path in (*family.embeddings, *({family.head} - {name.removesuffix(".weight") for name in family.tied})):
@@ -98,16 +97,6 @@ def test_a_familys_table_names_cells_that_it_has(name):
     )
     assert rows == config.dims.ffn * (2 if family.gated else 1)
     assert all(any(named(path, name) for path in layer) for name in (*family.default_targets, *family.fused))
-
-
-def test_preset_is_a_copy():
-    preset("llama_7b")["hidden_size"] = 1
-    assert preset("llama_7b")["hidden_size"] == 4096
-
-
-def test_unknown_preset_names_the_nearest():
-    with pytest.raises(InputError, match=r"'lama_7b' is not a preset.*llama_7b"):
-        preset("lama_7b")
 
 
 VARIANTS = {
@@ -178,13 +167,13 @@ def test_bad_configuration(change, message):
 
 
 def test_layouts_of_one_model_type():
-    assert layout_of(preset("glm_6b")) == "chatglm"
-    assert layout_of(preset("glm2_6b")) == "chatglm2"
+    assert layout_of(PRESETS["glm_6b"]) == "chatglm"
+    assert layout_of(PRESETS["glm2_6b"]) == "chatglm2"
 
 
 def test_counting_needs_no_mindspore():
     code = (
-        "import json, sys; from model_zoo.presets import PRESETS; from model_zoo.counting import parameter_shapes; "
+        "import json, sys; from model_zoo.families import PRESETS; from model_zoo.counting import parameter_shapes; "
         "print(json.dumps([sum(map(len, map(parameter_shapes, PRESETS.values()))), 'mindspore' in sys.modules]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

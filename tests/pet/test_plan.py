@@ -22,7 +22,7 @@ from model_zoo.auto import AutoConfig
 from model_zoo.counting import parameter_shapes
 from model_zoo.engine import available
 from model_zoo.errors import InputError
-from model_zoo.presets import preset
+from model_zoo.families import PRESETS
 from pet.cli.main import main
 from pet.meta_model import MetaModel
 from pet.names import find_recipe
@@ -211,7 +211,7 @@ def test_a_shared_base_is_proposed_where_a_layout_is_too_large_without():
 
 def work_for(name="llama_65b", batch=256, length=512, dtype="float16", adapter=None, **settings):
     adapter = LoRAConfig(rank=8) if adapter is None else adapter
-    return Work(MetaModel(preset(name)), adapter, batch, length, dtype, **settings)
+    return Work(MetaModel(PRESETS[name]), adapter, batch, length, dtype, **settings)
 
 
 def test_65_billion_on_64_devices_in_seconds():
@@ -306,7 +306,7 @@ def test_the_time_of_a_step_is_that_of_its_products_and_messages(tensor, pipelin
 
 
 def full_work(name):
-    return Work(MetaModel(preset(name)), None, 64, 512, "float32")
+    return Work(MetaModel(PRESETS[name]), None, 64, 512, "float32")
 
 
 def test_operations_are_six_per_parameter_and_token():
@@ -327,7 +327,7 @@ def test_attention_is_counted_within_windows():
     steps = Steps(1, 1, 1, 1, 16384, 4)
 
     def operations(**window):
-        values = {**preset("mistral_7b"), **window}
+        values = {**PRESETS["mistral_7b"], **window}
         work = Work(MetaModel(values), LoRAConfig(rank=8), 1, 16384, "float16")
         divided = shares(work.meta_model, work.adapter)
         return flops(work, divided, steps, 0)
@@ -338,7 +338,7 @@ def test_attention_is_counted_within_windows():
 
 
 def test_stages_and_their_messages():
-    meta_model = MetaModel(preset("llama_7b"))
+    meta_model = MetaModel(PRESETS["llama_7b"])
     divided = shares(meta_model, LoRAConfig(rank=8), tensor=2, pipeline=4)
     # embedding and head weigh as much as a layer each
     assert [len(part) for part in divided.layers] == [7, 9, 9, 7]

@@ -226,7 +226,7 @@ def test_preferences_are_learnt_and_what_was_known_stays(name, tmp_path):
 @pytest.mark.parametrize("name", REAL_SIZES)
 def test_a_real_size_is_valid_beside_its_weights(name, tmp_path, monkeypatch):
     """A directory with the published config.json passes every check that needs no weights, by either way to it."""
-    from model_zoo.presets import preset
+    from model_zoo.families import PRESETS
 
     monkeypatch.chdir(tmp_path)
     size = name.rpartition("_")[0]
@@ -234,7 +234,7 @@ def test_a_real_size_is_valid_beside_its_weights(name, tmp_path, monkeypatch):
         load(name)
     for directory in ("downloaded", size):
         (tmp_path / directory).mkdir()
-        (tmp_path / directory / "config.json").write_text(json.dumps(preset(size)))
+        (tmp_path / directory / "config.json").write_text(json.dumps(PRESETS[size]))
     recipe = load(name, ["model.path=downloaded"])
     assert recipe.model.path == recipe.model.tokenizer == str(tmp_path / "downloaded")
     assert load(name).adapter == recipe.adapter

@@ -134,7 +134,7 @@ def config_for(path: Path, given: str | os.PathLike | Mapping[str, Any] | None =
 
 
 def _fitting_presets(path: Path) -> list[str]:
-    from model_zoo.presets import PRESETS
+    from model_zoo.families import PRESETS
 
     fitting: list[str] = []
     for name, values in PRESETS.items():

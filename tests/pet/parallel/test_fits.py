@@ -8,8 +8,8 @@ from adapters.lora import LoRAConfig
 from model_zoo.auto import AutoModel
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError
+from model_zoo.families import PRESETS
 from model_zoo.families.llama import LlamaConfig
-from model_zoo.presets import preset
 from model_zoo.quantization import Quantization
 from pet.cli.main import main
 from pet.meta_model import MetaModel
@@ -131,7 +131,7 @@ def test_what_is_whole_within_a_sublayer_has_a_term_of_its_gradient_on_each_memb
 
 def test_a_factor_is_divided_as_the_numbers_that_it_multiplies():
     """Those of a feed-forward's second product are of its input, those of keys and values of the output."""
-    config = config_of(preset("llama3_8b"))
+    config = config_of(PRESETS["llama3_8b"])
     parts = {
         share.name.rpartition(".layers.3.")[2]: share for share in shares(MetaModel(config), IA3Config(), 2).shares
     }
@@ -142,7 +142,7 @@ def test_a_factor_is_divided_as_the_numbers_that_it_multiplies():
 
 def test_each_of_the_projections_in_a_fused_matrix_is_divided():
     """So that a member has whole heads of the queries, and of the keys and values, and both halves of the gate."""
-    specs = ShardSpecs(config_of(preset("glm2_6b")), 2)
+    specs = ShardSpecs(config_of(PRESETS["glm2_6b"]), 2)
     layer = "transformer.encoder.layers.3"
     qkv = specs.of_base(f"{layer}.self_attention.query_key_value", "weight")
     assert qkv == (SPLIT, Division(0, (32 * 128, 2 * 128, 2 * 128), 2))
