@@ -11,8 +11,6 @@ from adapters.file_names import AdapterFile
 from adapters.fused import FusedFile
 from adapters.patterns import keys_for
 from adapters.stacked import UnstackedFile
-from model_zoo.checkpoint.made import MadeTensor
-from model_zoo.checkpoint.safetensors_io import TensorInfo
 from model_zoo.errors import InputError
 
 ADALORA = "ADALORA"
@@ -37,9 +35,7 @@ class AdaLoraFile(AdapterFile):
             if len(a):  # the budget may have left a cell no rank
                 ranks[cell.removeprefix(prefix)] = len(a)
             for part, array in scaled.items() if len(a) else ():
-                name, own = f"{cell}.lora_{part}.weight", array.astype(np.float32)
-                self.tensors[name] = TensorInfo("float32", own.shape, 0, 0)
-                self.made[name] = MadeTensor(self.tensors[name], lambda slices, own=own: own[slices or ...].copy())
+                self.put(f"{cell}.lora_{part}.weight", array.astype(np.float32))
         rank = max(ranks.values(), default=1)
         keys = keys_for(ranks)
         pattern = {keys[path]: own for path, own in ranks.items() if own != rank}

@@ -22,8 +22,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, mint, nn, ops
 
 from adapters.cells import WEIGHTS, weight_of
-from model_zoo.checkpoint.dtypes import as_storage, convert
-from model_zoo.checkpoint.parameters import read_parameter, write_parameter
+from model_zoo.checkpoint.parameters import read_as, write_parameter
 from model_zoo.layers import AttentionCore, Conv1D, Embedding, Linear
 
 WEIGHTED = {
@@ -209,7 +208,7 @@ def trial_values(cell: nn.Cell) -> Iterator[tuple[np.ndarray, np.ndarray | None]
     behind adapters. Zeros say nothing, so that a weight of zeros is another one within."""
     parameter, bias, training = weight_of(cell), getattr(cell, "bias", None), cell.training
     activated = getattr(cell, "activation_flag", False)
-    weight = convert(*as_storage(read_parameter(parameter)), "float64").copy()
+    weight = read_as(parameter, "float64").copy()
     zero = not weight.any()
     if zero:
         write_parameter(parameter, np.random.default_rng(1).standard_normal(weight.shape).astype(np.float32))
@@ -218,8 +217,8 @@ def trial_values(cell: nn.Cell) -> Iterator[tuple[np.ndarray, np.ndarray | None]
             cell.set_train(False)
         if activated:
             object.__setattr__(cell, "activation_flag", False)
-        now = convert(*as_storage(read_parameter(parameter)), "float64").copy()
-        yield now, None if bias is None else convert(*as_storage(read_parameter(bias)), "float64")
+        now = read_as(parameter, "float64").copy()
+        yield now, None if bias is None else read_as(bias, "float64")
     finally:
         if zero:
             write_parameter(parameter, weight)

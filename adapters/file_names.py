@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from model_zoo.checkpoint.safetensors_io import SafetensorsFile
+import numpy as np
+
+from model_zoo.checkpoint.made import MadeTensor
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile, TensorInfo
 from model_zoo.checkpoint.wrappers import PUBLISHED, WITHIN
 from model_zoo.errors import InputError, warn_once
 
@@ -33,6 +36,11 @@ class AdapterFile(SafetensorsFile):
         self.rename({key: of_text_model(key) for key in self.tensors})
         for name in [key for key in self.tensors if SECOND.search(key) and SECOND.sub(".", key) in self.tensors]:
             del self.tensors[name]
+
+    def put(self, name: str, array: np.ndarray, dtype: str = "float32") -> None:
+        """Has an array of this type under a name, whatever lies in the file."""
+        self.tensors[name] = TensorInfo(dtype, array.shape, 0, 0)
+        self.made[name] = MadeTensor(self.tensors[name], lambda slices: array[slices or ...].copy())
 
 
 def bare_names(file: SafetensorsFile) -> dict[str, str]:

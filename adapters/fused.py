@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 
 from adapters.file_names import AdapterFile
-from model_zoo.checkpoint.made import MadeTensor
-from model_zoo.checkpoint.safetensors_io import TensorInfo
 from model_zoo.errors import InputError
 
 
@@ -38,8 +36,7 @@ class FusedFile(AdapterFile):
             rows = np.concatenate([np.arange(width) + width * place for place in chosen])
             own = np.zeros((width * len(parts), 2 * rank), np.float32)
             own[rows[:half], :rank], own[rows[half:], rank:] = b[:half], b[half:]
-            self.tensors[name] = TensorInfo("float32", own.shape, 0, 0)
-            self.made[name] = MadeTensor(self.tensors[name], lambda slices, own=own: own[slices or ...].copy())
+            self.put(name, own)
         self.values = {key: value for key, value in values.items() if key != "enable_lora"} | {
             key: values.get(key, 8) * len(chosen) for key in ("r", "lora_alpha")
         }

@@ -9,8 +9,8 @@ import numpy as np
 from mindspore import Parameter, Tensor
 
 from model_zoo import progress
-from model_zoo.checkpoint.dtypes import as_storage, convert, float_name, from_bfloat16
-from model_zoo.checkpoint.parameters import read_parameter
+from model_zoo.checkpoint.dtypes import convert, float_name, from_bfloat16
+from model_zoo.checkpoint.parameters import read_as
 from model_zoo.quantization import codec
 from model_zoo.quantization.cells import QuantizedLinear
 
@@ -25,7 +25,7 @@ def wide(parameter: Parameter) -> np.ndarray:
     progress.tick()
     if (packed := packed_in(parameter)) is not None:
         return packed.dequantized().astype(np.float64)
-    return convert(*as_storage(read_parameter(parameter)), "float64")
+    return read_as(parameter, "float64")
 
 
 def unpacked(parameter: Parameter) -> np.ndarray:

@@ -223,7 +223,7 @@ def lacks_tokens(key: str, found: int, base: int, way: str) -> str:
 
 
 def read_settings(values: dict[str, Any], where: str | Path, known: Collection[str], read: Callable[[dict], Any]):
-    """What `read` makes of an adapter_config.json; every InputError names the file.
+    """The settings that `read` makes of an adapter_config.json, validated; every InputError names the file.
 
     Keys that this version does not know are an InputError where they switch something on: a later PEFT's variant has
     a truth value or a table, and computes something else. Any other number or text is a warning, since defaults are
@@ -238,7 +238,9 @@ def read_settings(values: dict[str, Any], where: str | Path, known: Collection[s
     if unknown:
         warnings.warn(f"{where}: {', '.join(unknown)} not known here; loaded without", stacklevel=4)
     try:
-        return read(values)
+        settings = read(values)
+        settings.validate()
+        return settings
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     except (TypeError, ValueError, AttributeError) as error:

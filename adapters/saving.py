@@ -78,13 +78,7 @@ def adapter_config(directory: str | Path) -> tuple[dict[str, Any], MethodConfig]
     """
     values = read_adapter_config(directory, BY_PEFT_TYPE)
     cls = BY_PEFT_TYPE[values["peft_type"]]
-
-    def read(values):
-        config = cls.from_peft(values)
-        config.validate()
-        return config
-
-    return values, read_settings(values, Path(directory) / CONFIG, known_keys(cls, *cls.peft_keys), read)
+    return values, read_settings(values, Path(directory) / CONFIG, known_keys(cls, *cls.peft_keys), cls.from_peft)
 
 
 def saved_name(key: str, config) -> str:

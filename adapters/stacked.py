@@ -18,8 +18,6 @@ from typing import Any
 
 from adapters.file_names import AdapterFile
 from adapters.patterns import pattern_value
-from model_zoo.checkpoint.made import MadeTensor
-from model_zoo.checkpoint.safetensors_io import TensorInfo
 from model_zoo.checkpoint.wrappers import STACKS
 from model_zoo.errors import InputError
 
@@ -89,9 +87,7 @@ class UnstackedFile(AdapterFile):
         for expert in range(count):
             for index, matrix in enumerate(matrices):
                 shown = f"{match['experts']}.{expert}.{matrix}.lora_{match['factor']}.weight"
-                own = array[expert] if first else array[index, ..., expert]
-                self.tensors[shown] = TensorInfo(info.dtype, own.shape, info.start, info.end)
-                self.made[shown] = MadeTensor(self.tensors[shown], lambda slices, own=own: own[slices or ...].copy())
+                self.put(shown, array[expert] if first else array[index, ..., expert], info.dtype)
                 names.append(f"{expert}.{matrix}")
         return names
 

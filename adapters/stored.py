@@ -63,13 +63,7 @@ KINDS = {"ia3_l": "ia3", "trainable_tokens_delta": "rows"}
 def read_mergeable(values: dict, where: Path):
     """The settings of an adapter that is part of the weights, out of its adapter_config.json."""
     cls, keys, named = MERGEABLE[values["peft_type"]]
-
-    def read(values):
-        config = cls(**named(values))
-        config.validate()
-        return config
-
-    return read_settings(values, where, known_keys(cls, *keys), read)
+    return read_settings(values, where, known_keys(cls, *keys), lambda values: cls(**named(values)))
 
 
 def check_loadable(directory: str | Path) -> None:

@@ -25,6 +25,11 @@ def read_parameter(parameter) -> np.ndarray:
     return ops.deepcopy(parameter).asnumpy()
 
 
+def read_as(parameter, dtype: str) -> np.ndarray:
+    """Those values in this type, bfloat16 as its bits; where it is their own, what `read_parameter` gives."""
+    return convert(*as_storage(read_parameter(parameter)), dtype)
+
+
 def retype(parameter, dtype) -> None:
     """Gives a MindSpore Parameter this type. It is noted there: outside of graphs MindSpore goes on rounding some
     gradients to the type of before (`model_zoo.engine.call.as_it_is`)."""

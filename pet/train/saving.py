@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from model_zoo.arguments import checked
-from model_zoo.checkpoint.dtypes import as_storage, convert
-from model_zoo.checkpoint.parameters import read_parameter
+from model_zoo.checkpoint.parameters import read_as
 from model_zoo.errors import InputError
 from model_zoo.unwritable import CannotWrite, explained
 from pet import run_directory
@@ -142,7 +141,7 @@ class Saving:
         able = harmless or (error is None and last is None)
         if self.directory is None or self.distributed.size > 1 or self.in_step or not (able and new):
             return last
-        weights = (convert(*as_storage(read_parameter(value)), "float32") for value in state.trained(self).values())
+        weights = (read_as(value, "float32") for value in state.trained(self).values())
         if not all(np.isfinite(values).all() for values in weights):
             log.warning("step %d is not saved: its weights are not finite", self.position.step)
             return last
