@@ -201,18 +201,14 @@ class RotaryKernel(nn.Cell):
 
     def __init__(self, half: bool, width: int, head_dim: int):
         super().__init__()
-        self.half = half
         first = np.arange(width // 2) if half else np.arange(0, width, 2)
         second = first + (width // 2 if half else 1)
         turn = np.zeros((head_dim, head_dim), np.float32)
         turn[second, first], turn[first, second] = -1.0, 1.0
         self.turn = Tensor(turn)
-        rest = head_dim - width
-        self.rest = rest
-        self.ones, self.zeros = (
-            Tensor(np.ones((1, 1, 1, rest or 1), np.float32)),
-            Tensor(np.zeros((1, 1, 1, rest or 1), np.float32)),
-        )
+        self.rest = head_dim - width
+        self.ones = Tensor(np.ones((1, 1, 1, self.rest or 1), np.float32))
+        self.zeros = Tensor(np.zeros((1, 1, 1, self.rest or 1), np.float32))
 
     def table(self, values, filler, x):
         """``(B, 1, S, width)`` in the shape of x ``(B, heads, S, d)``."""
@@ -239,7 +235,6 @@ class SplitRotaryKernel(nn.Cell):
 
     def __init__(self, half: bool, width: int, head_dim: int):
         super().__init__()
-        self.half, self.head_dim = half, head_dim
         self.split, self.rotary = split_heads(head_dim), rotary(half, width, head_dim)
 
     def construct(self, x, cosine, sine, start):

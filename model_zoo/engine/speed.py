@@ -12,6 +12,7 @@ import numpy as np
 
 from model_zoo.atomic import locked, write_text
 from model_zoo.engine.build import NoCompiler, library
+from model_zoo.engine.call import arguments
 
 SIZES = 1024, 2752, 1024
 """Rows, columns and depth of the product that is timed: 6 GFLOP."""
@@ -56,12 +57,7 @@ def product_rates() -> dict[str, float]:
     """GFLOP/s of the products in C, measured now: ``fp32``, and ``bf16`` where it is."""
     rows, columns, depth = SIZES
     arrays = [np.ones(shape, np.float32) for shape in ((rows, depth), (columns, depth), (rows, columns))]
-    shapes = [(ctypes.c_int64 * 2)(*array.shape) for array in arrays]
-    given = (
-        (ctypes.c_void_p * 3)(*[array.ctypes.data for array in arrays]),
-        (ctypes.c_int * 3)(2, 2, 2),
-        (ctypes.c_void_p * 3)(*[ctypes.addressof(shape) for shape in shapes]),
-    )
+    given = arguments(*zip(*((array.ctypes.data, array.shape, "float32") for array in arrays), strict=True))
     kernels = ctypes.CDLL(str(library()))
     names = {"fp32": kernels.product_of_rows}
     if not no_bf16():
@@ -70,7 +66,7 @@ def product_rates() -> dict[str, float]:
     for _ in range(ROUNDS):
         for name, kernel in names.items():
             begin = time.perf_counter()
-            kernel(3, *given, None, None, None)
+            kernel(*given)
             best[name] = min(best[name], time.perf_counter() - begin)
     return {name: 2e-9 * rows * columns * depth / seconds for name, seconds in best.items()}
 

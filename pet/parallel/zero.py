@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from mindspore import ParameterTuple, Tensor, ops
+from mindspore import ParameterTuple, Tensor
 
 from pet.parallel.collectives import Group, broadcast
 from pet.train.compiled import Compiled
 from pet.train.segments import Segment, assign, flatten
-
-_concat = ops.Concat(0)
 
 
 def divide(segments: Sequence[Segment], owners: int) -> list[tuple[int, Segment]]:
