@@ -86,6 +86,9 @@ from pet.compat.mindformers.learning_rates import (
 from pet.compat.mindformers.logs import (
     logger as logger,
 )
+from pet.compat.mindformers.losses import (
+    CrossEntropyLoss as CrossEntropyLoss,
+)
 from pet.compat.mindformers.metrics import (
     EmF1Metric as EmF1Metric,
     PerplexityMetric as PerplexityMetric,

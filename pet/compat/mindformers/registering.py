@@ -26,7 +26,8 @@ PLACES = {
     "metric": (f"{OWN}.metrics", "mindspore.train"),
     "pipeline": (f"{OWN}.asking",),
     **same(("mindspore.dataset",), "dataset_loader dataset_sampler"),
-    **same(("mindspore.nn",), "loss wrapper"),
+    "loss": (f"{OWN}.losses", "mindspore.nn"),
+    "wrapper": ("mindspore.nn",),
     **same((), "dataset trainer mask_policy transforms encoder modules transformer base_layer core head context"),
     **same((), "feature_extractor data_handler tools"),
 }
