@@ -23,19 +23,21 @@ class Ways:
             ``none``.
         writes: whether `decode` writes control tokens.
         types, positions: whether a call gives ``token_type_ids`` and ``position_ids``.
+        saves_file: whether `save_vocabulary` takes a file, too, and no prefix of names.
     """
 
     in_texts: str = "named"
     writes: bool = True
     types: bool = False
     positions: bool = False
+    saves_file: bool = False
 
 
 FAMILIES = {
     "ChatGLMTokenizer": Ways(writes=False, types=True),
-    "ChatGLM2Tokenizer": Ways("none", writes=False),
-    "ChatGLM3Tokenizer": Ways("none", positions=True),
-    "GLM4Tokenizer": Ways("all", positions=True),
+    "ChatGLM2Tokenizer": Ways("none", writes=False, saves_file=True),
+    "ChatGLM3Tokenizer": Ways("none", positions=True, saves_file=True),
+    "GLM4Tokenizer": Ways("all", positions=True, saves_file=True),
 }
 
 

@@ -17,7 +17,7 @@ from model_zoo.tokenizers.prompts import STYLES, check_messages, joined
 from model_zoo.tokenizers.settable import Setting
 from pet.compat.mindformers.control_tokens import Controls
 from pet.compat.mindformers.encodings import BatchEncoding, as_arrays, cuts, places_of, rows_of
-from pet.compat.mindformers.saving import place_of
+from pet.compat.mindformers.saving import place_of, save_vocabulary
 
 Texts = Sequence[str]
 UNLIMITED = int(1e30)
@@ -217,6 +217,10 @@ class Spoken(Controls):
     def save_pretrained(self, save_directory=None, save_name: str | None = None, save_json: bool = True) -> list[Path]:
         """See `Tokenizer.save_pretrained`; no YAML file is written whatever `save_json` says."""
         return super().save_pretrained(place_of(save_directory, save_name))
+
+    def save_vocabulary(self, save_directory, filename_prefix: str | None = None) -> tuple[str, ...] | None:
+        """See `saving.save_vocabulary`."""
+        return save_vocabulary(self, save_directory, filename_prefix, as_file=self.ways.saves_file)
 
     def batch_decode(self, rows: Iterable, *arguments, **settings) -> list[str]:
         """The text of each row of ids."""

@@ -1,8 +1,9 @@
-"""What MindFormers' ``save_pretrained`` writes: a ``.ckpt``, and the configuration by its own names."""
+"""What MindFormers' ``save_pretrained`` writes: a ``.ckpt``, and the configuration by its own names; vocabularies."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ import yaml
 import pet
 from model_zoo.errors import InputError
 from pet.compat.ckpt.doors import config_for, to_file
-from pet.compat.mindformers import AutoConfig, AutoModel, ChatGLM2Config, GPT2Config, LlamaConfig
+from pet.compat.mindformers import AutoConfig, AutoModel, AutoTokenizer, ChatGLM2Config, GPT2Config, LlamaConfig
+from pet.names import bundled_models
 
 # of release 1.3.2, but for what is empty there
 BOTH = {
@@ -84,3 +86,29 @@ def test_a_directory_with_its_own_configuration_is_that_whatever_lies_beside(tmp
     (tmp_path / "x.ckpt").write_bytes(b"")
     (tmp_path / "x.yaml").write_text(beside)
     assert AutoConfig.from_pretrained(str(tmp_path)).to_dict() == pet.AutoConfig.from_pretrained(tmp_path).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("llama_tiny", ["tokenizer.model"]),
+        ("gpt_tiny", ["vocab.json", "merges.txt"]),
+        ("glm_tiny", ["ice_text.model"]),
+        ("glm4_tiny", ["tokenizer.model"]),
+    ],
+)
+def test_the_vocabulary_is_saved_alone(name, files, tmp_path, monkeypatch, caplog):
+    """MindFormers' own writes nothing, with a line in the log, where there is no directory; GLM-4's takes a file."""
+    monkeypatch.chdir(tmp_path)
+    tokenizer, base = AutoTokenizer.from_pretrained(name), Path(bundled_models()[name])
+    assert tokenizer.save_vocabulary(tmp_path) == tuple(str(tmp_path / file) for file in files)
+    assert [Path(file).read_bytes() for file in files] == [(base / file).read_bytes() for file in files]
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(files)
+    if name == "glm4_tiny":
+        assert tokenizer.save_vocabulary("alone", "mine") == ("alone",)
+        assert Path("alone").read_bytes() == (base / files[0]).read_bytes()
+        assert tokenizer.save_vocabulary(str(tmp_path), "mine") == (str(tmp_path / files[0]),)
+        return
+    assert tokenizer.save_vocabulary("not_there") is tokenizer.save_vocabulary("") is None
+    assert caplog.text.count("is no directory; nothing is written") == 2 and not Path("not_there").exists()
+    assert tokenizer.save_vocabulary(str(tmp_path), "mine") == tuple(str(tmp_path / f"mine-{file}") for file in files)
