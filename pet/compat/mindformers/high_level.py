@@ -363,8 +363,8 @@ class Trainer(Watched, Request):
         says = model is None and adapter is None and self.base_recipe is not None
         return getattr(recipe.adapter, "load", None) if says and self.job_file()[0] == "mindformers" else adapter
 
-    def model_and_tokenizer(self, checkpoint=None) -> tuple:
-        """Of a call's checkpoint, or of the trainer's own weights."""
+    def model_and_tokenizer(self, checkpoint=None, asks: bool = True) -> tuple:
+        """Of a call's checkpoint, or of the trainer's own weights. A model that is not asked may have no tokenizer."""
         from pet.auto import AutoModel, AutoTokenizer
         from pet.train.prepare import load_tokenizer
 
@@ -373,7 +373,7 @@ class Trainer(Watched, Request):
             named = (split_name(self.model_name)[0], tokenizer_of(kind, values))
             places = (self.tokenizer, getattr(self.model, "loaded_from", None), *named)
             tokenizer = next((place for place in places if place is not None), None)
-            if tokenizer is None:
+            if tokenizer is None and asks:
                 raise InputError("Trainer.predict: a model that is an object, of no checkpoint, needs tokenizer=")
             self._weights(checkpoint)
             return self.model, AutoTokenizer.from_pretrained(tokenizer) if is_path(tokenizer) else tokenizer

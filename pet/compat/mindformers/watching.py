@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pet.compat.ckpt.doors import holds_weights
 from pet.compat.mindformers.book import task_config
 from pet.compat.mindformers.padding import EARLIER
+from pet.compat.mindformers.saving import place_of
 from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.modelarts import DEFAULT_OUTPUT
 from pet.compat.translation import path_in, switched_on
 from pet.data.wrap import is_mindspore_dataset
+from pet.launching.environment import read_job
 from pet.recipe.callback_names import is_named
 
 log = logging.getLogger("pet")
@@ -53,6 +55,29 @@ class Watched:
 
     callbacks: list
     named_callbacks: list
+    model_and_tokenizer: Callable[..., tuple]
+
+    def save_model(self, output_dir: str | os.PathLike | None = None, internal_call: bool = False) -> None:
+        """Writes the model that `predict` asks, and its tokenizer where it has one, for ``from_pretrained``: a Hugging
+        Face checkpoint; of a model with an adapter the adapter alone, as PEFT reads it. Of a job the first process
+        writes.
+
+        Args:
+            output_dir: default: where a model's ``save_pretrained`` writes.
+            internal_call: says nothing here.
+        """
+        from adapters.apply import list_adapters
+        from adapters.saving import save_adapter
+
+        model, tokenizer = self.model_and_tokenizer(asks=False)
+        if read_job().rank == 0:
+            place, names = place_of(output_dir, None), list_adapters(model)
+            for name in names:
+                save_adapter(model, place, name)
+            if not names:
+                model.save_pretrained(place)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(place)
 
     @staticmethod
     def get_task_config(task: str, model_name: str) -> MindFormerConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,18 @@ import yaml
 import pet
 from model_zoo.errors import InputError
 from pet.compat.ckpt.doors import config_for, to_file
-from pet.compat.mindformers import AutoConfig, AutoModel, AutoTokenizer, ChatGLM2Config, GPT2Config, LlamaConfig
+from pet.compat.mindformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    ChatGLM2Config,
+    GPT2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    get_pet_model,
+    watching,
+)
 from pet.names import bundled_models
 
 # of release 1.3.2, but for what is empty there
@@ -112,3 +124,30 @@ def test_the_vocabulary_is_saved_alone(name, files, tmp_path, monkeypatch, caplo
     assert tokenizer.save_vocabulary("not_there") is tokenizer.save_vocabulary("") is None
     assert caplog.text.count("is no directory; nothing is written") == 2 and not Path("not_there").exists()
     assert tokenizer.save_vocabulary(str(tmp_path), "mine") == tuple(str(tmp_path / f"mine-{file}") for file in files)
+
+
+def test_a_trainer_saves_its_model(tmp_path, monkeypatch):
+    """The weights and the tokenizer, for ``from_pretrained``; of a model with an adapter the adapter alone."""
+    monkeypatch.chdir(tmp_path)
+    own = LlamaForCausalLM(LlamaConfig(num_layers=1, hidden_size=32, num_heads=2, vocab_size=20, seq_length=8))
+    trainer = Trainer(model=own)
+    trainer.save_model("whole")
+    found = AutoModel.from_pretrained("whole").parameters_dict()
+    assert {name: one.asnumpy().tobytes() for name, one in found.items()} == {
+        name: one.asnumpy().tobytes() for name, one in own.parameters_dict().items()
+    }
+    get_pet_model(own, {"pet_type": "lora", "lora_rank": 2, "lora_alpha": 4})
+    trainer.save_model("adapted")
+    assert sorted(file.name for file in Path("adapted").iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    trainer = Trainer(model="llama_tiny")
+    monkeypatch.setattr(watching, "read_job", lambda: SimpleNamespace(rank=1))
+    trainer.save_model("others")
+    assert not Path("others").exists()
+    monkeypatch.setattr(watching, "read_job", lambda: SimpleNamespace(rank=0))
+    trainer.save_model()
+    saved, ours = AutoTokenizer.from_pretrained("checkpoint_save"), trainer.model_and_tokenizer()[1]
+    assert saved.encode("a red") == ours.encode("a red")
+    assert (Path("checkpoint_save") / "model.safetensors").is_file()
