@@ -8,6 +8,7 @@ from pet.lazy import names_of, stub_table
 _STUB = stub_table(__file__)
 _INNER = {
     "pet.compat.command_line": "str2bool",
+    f"{__name__}.callbacks": "_get_loss_output",
     f"{__name__}.classes": "ProcessorMixin process_response",
     f"{__name__}.context": "get_last_checkpoint get_real_group_size get_real_rank",
     f"{__name__}.converting": "convert_ms_to_pt convert_pt_to_ms convert_weight",
@@ -121,7 +122,8 @@ _MODULES = {
     "build_callback CrossEntropyLoss build_loss build_lr build_metric build_optim",
     "core.lr core.lr.lr_schedule": "learning_rates build_lr",
     "core.optim core.optim.optim core.optim.adamw": "optimizers build_optim",
-    "core.callback core.callback.callback": "callbacks build_callback",
+    "core.callback": "callbacks build_callback",
+    "core.callback.callback": "callbacks _get_loss_output build_callback",
     "core.metric core.metric.metric": "metrics build_metric",
     "core.loss core.loss.loss": "CrossEntropyLoss build_loss",
     "wrapper": "build_wrapper",
@@ -137,6 +139,7 @@ _MODULES = {
     "dataset.dataloader.training_dataloader": "TrainingDataLoader TrainingDataset",
     "pipeline pipeline.pipeline pipeline.text_generation_pipeline": "asking",
     "pipeline.build_pipeline": "build_pipeline",
+    "run_check": "run_check",
     "mindformer_book": "MindFormerBook",
     "tools": f"logger {_UTILS} {_REGISTER}",
     "tools.cloud_adapter": "cloud_monitor",
@@ -159,6 +162,8 @@ _MODULES = {
 __getattr__, __dir__ = names_of(__name__, _STUB)
 __lacking__ = {
     r"DataLoader|^dataset\b|Dataset": "rows are read and packed here; give the files as train_dataset=, or a job file",
+    r"(Runner|Optimizer|LR|Wrapper|Cloud|Checkpoint)Config$|ConfigArguments": "TrainingArguments says it, or "
+    "MindFormerConfig with the sections of a job file as Trainer(args=…)",
     r"ogits_?[pP]rocess": "generate's settings choose tokens",
     r"(Llama|GPT2|GLM2?)Model$": "model.hidden_states(ids, *model.layout(ids)) is what a head gets",
     r"^tools\.(ckpt_transform|utils\.get_remote_save_url)": "pet transform divides and joins checkpoints",

@@ -17,6 +17,9 @@ from pet.compat.mindformers.callbacks import (
     ProfileMonitor as ProfileMonitor,
     SummaryMonitor as SummaryMonitor,
 )
+from pet.compat.mindformers.checking import (
+    run_check as run_check,
+)
 from pet.compat.mindformers.classes import (
     AutoConfig as AutoConfig,
     AutoModel as AutoModel,

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import mindspore as ms
+import numpy as np
 from mindspore.train.callback import Callback as Theirs, RunContext
 
 from pet.compat.mindformers.script_config import MindFormerConfig
@@ -23,6 +24,17 @@ def _maker(name: str):
 
 
 globals().update({name: _maker(name) for name in NAMES})
+
+
+def _get_loss_output(output: Any) -> tuple:
+    """(loss, overflow, loss scale, learning rate, norm of the gradients) of ``net_outputs``, as numbers. What it has
+    not is False, of the last two None; of a batch of losses this is their mean."""
+    found = [output, False, False, None, None]
+    if isinstance(output, (tuple, list)):
+        taken = output[:5] if len(output) in (3, 4, 5, 7) else output[:1]
+        found[: len(taken)] = taken
+    loss, *others = (one.asnumpy() if isinstance(one, ms.Tensor) else one for one in found)
+    return (np.mean(loss), *others)
 
 
 class Told(Callback):

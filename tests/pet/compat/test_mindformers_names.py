@@ -431,6 +431,7 @@ def test_loaders_of_scripts_can_be_imported_and_are_refused_when_made():
         ("from pet.compat.mindformers import T5ForConditionalGeneration", "the models here are GPT-2, LLaMA and GLM"),
         ("from pet.compat.mindformers.tools.utils import get_remote_save_url", "pet transform"),
         ("from pet.compat.mindformers.utils.convert_utils import pt2ms", "pet convert"),
+        ("from pet.compat.mindformers.trainer.config_args import RunnerConfig", "TrainingArguments says it"),
     ],
 )
 def test_an_import_of_what_is_not_here_says_what_to_do(line, message):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+from types import SimpleNamespace
 
+import mindspore as ms
 import numpy as np
 import pytest
 import yaml
 from mindspore.mindrecord import FileWriter
+from pet.compat.mindformers.core.callback.callback import _get_loss_output
 from recipe_jobs import changed
 
 import pet
@@ -219,3 +223,34 @@ def test_a_prefix_takes_no_place_of_a_ckpt_files_context(tmp_path, monkeypatch):
     assert (recipe.data.max_length, recipe.adapter.length) == (33, 16)
     assert model_config(recipe.model.path)["max_position_embeddings"] == 48
     assert model_config(load_any(written(LLAMA, tmp_path, **given)).model.path)["max_position_embeddings"] == 32
+
+
+def test_run_check_trains_and_asks(monkeypatch, capsys):
+    """What MindFormers' pages have a newcomer run first; `pet doctor` has tests of its own."""
+    codes = iter([0, 1])
+    monkeypatch.setattr(subprocess, "run", lambda *_, **settings: SimpleNamespace(returncode=next(codes)))
+    mindformers.run_check()
+    said = capsys.readouterr()
+    assert "step 1/1" in said.err and "All checks passed" in said.out
+    with pytest.raises(InputError, match="see BAD above"):
+        mindformers.run_check()
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (0, (1.5, False, False, None, None)),
+        (1, (1.5, False, False, None, None)),
+        (2, (1.5, False, False, None, None)),
+        (3, (1.5, True, 1024.0, None, None)),
+        (4, (1.5, True, 1024.0, 0.5, None)),
+        (5, (1.5, True, 1024.0, 0.5, 2.5)),
+        (6, (1.5, False, False, None, None)),
+        (7, (1.5, True, 1024.0, 0.5, 2.5)),
+    ],
+)
+def test_a_callbacks_outputs_are_read_as_mindformers_reads_them(count, expected):
+    """Numbers are those of MindFormers 1.7's own function."""
+    loss = ms.Tensor(np.array([1.0, 2.0], np.float32))
+    outputs = (loss, *map(ms.Tensor, (True, 1024.0, 0.5, 2.5, 3.5, 4.5)))[:count] if count else loss
+    assert _get_loss_output(outputs) == expected
