@@ -20,6 +20,7 @@ NAME = "text_generation_text"
 BUILT = {
     **same(Ignored("keys and values are kept in any case, and rows are as long as their texts"), "use_past seq_length"),
     "backend": Refused("only 'ms' is supported", harmless=("ms",)),
+    "task": Ignored("the class says it"),
     **same(refused("only text generation is supported"), "image_processor audio_processor"),
     **TRUST,
 }

@@ -253,7 +253,7 @@ OFF = ("sp_model_kwargs", "use_default_system_prompt", "spaces_between_special_t
 class _Named(Listed, Spoken):
     """Tokenizers by the name of a bundled base as well."""
 
-    def __init__(self, vocab_file, *arguments, settings: dict | None = None, **more) -> None:
+    def __init__(self, vocab_file=None, *arguments, settings: dict | None = None, **more) -> None:
         if vocab_file is None:
             raise InputError(f"{type(self).__name__}: vocab_file is None; give the tokenizer's file")
         own = inspect.signature(super().__init__).parameters

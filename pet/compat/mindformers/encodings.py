@@ -70,6 +70,15 @@ class BatchEncoding(dict):
         return self[name]
 
 
+def apart(texts: Any) -> tuple[Any, list[str] | None]:
+    """The first texts of pairs and the second ones; what is no list of pairs is given as it is, and None."""
+    several = isinstance(texts, (list, tuple)) and len(texts)
+    if several and all(isinstance(one, (list, tuple)) and [*map(type, one)] == [str, str] for one in texts):
+        first, second = zip(*texts, strict=True)
+        return list(first), list(second)
+    return texts, None
+
+
 def cuts(truncation: bool | str | None, padding: bool | str, max_length: int | None) -> bool:
     """Whether ``truncation`` cuts. None does where ``max_length`` is said and no padding, as there."""
     check_one_of("truncation", truncation, (None, False, True, "do_not_truncate", "longest_first"))

@@ -16,7 +16,7 @@ from model_zoo.tokenizers.base import padded
 from model_zoo.tokenizers.prompts import STYLES, check_messages, joined
 from model_zoo.tokenizers.settable import Setting
 from pet.compat.mindformers.control_tokens import Controls
-from pet.compat.mindformers.encodings import BatchEncoding, as_arrays, cuts, places_of, rows_of
+from pet.compat.mindformers.encodings import BatchEncoding, apart, as_arrays, cuts, places_of, rows_of
 from pet.compat.mindformers.saving import place_of, save_vocabulary
 
 Texts = Sequence[str]
@@ -58,6 +58,7 @@ class Spoken(Controls):
         """See `Tokenizer`; with the tokenizer's own side and length.
 
         Args:
+            text: one or several; or a list of pairs, of a text and one behind it.
             text_pair: a text behind it, or one behind each. True and False are `add_special_tokens`, as in `Tokenizer`.
             truncation: None cuts where ``max_length`` is said and no padding, as there.
             add_bos_token, add_eos_token: for this call.
@@ -65,6 +66,7 @@ class Spoken(Controls):
         """
         if isinstance(text_pair, bool):
             text_pair, add_special_tokens = None, text_pair
+        text, text_pair = apart(text) if text_pair is None else (text, text_pair)
         given = {"add_bos_token": add_bos_token, "add_eos_token": add_eos_token, "padding_side": padding_side}
         given = {name: value for name, value in given.items() if value is not None}
         tokenizer = copy.copy(self) if given else self

@@ -55,6 +55,8 @@ def test_arguments_that_make_mindformers_model_are_noted(caplog):
         "a red", max_length=12
     )
     assert [one.message for one in caplog.records if "use_past, seq_length: keys and values" in one.message]
+    made = TextGenerationPipeline(task="question_answering", model="llama_tiny", max_length=12)
+    assert made("a red") == pipeline(model="llama_tiny", max_length=12)("a red")
 
 
 def test_results_of_a_batch_stand_together():

@@ -50,6 +50,11 @@ def test_two_texts_are_one_row(six, three):
         "attention_mask": [[1] * 6, [1] * 5 + [0]],
         "position_ids": [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 0]],
     }
+    pairs = [("Hello world", "你好"), ["你好", "你好"]]
+    assert three.batch_encode_plus(pairs, padding=True) == three(
+        ["Hello world", "你好"], ["你好", "你好"], padding=True
+    )
+    assert three(("ab", "cd")) == three(["ab", "cd"], None)  # two texts
     with pytest.raises(InputError, match="text_pair: one text for each text was expected"):
         six(["a", "b"], ["c"])
 

@@ -295,6 +295,9 @@ def test_a_files_interval_holds_for_rows_in_memory(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "other/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "eval_loss" in line] == [3, 4]
     Trainer(model=tiny(), args=arguments, train_dataset=rows()).train()  # nothing to measure on
+    arguments = TrainingArguments(do_eval=True, eval_steps=-1, eval_epochs=2)
+    found = Trainer(model=tiny(), args=arguments, train_dataset=rows(), eval_dataset=rows()).recipe().eval
+    assert (found.every_steps, found.every_epochs) == (None, 2)
 
 
 class Noted(ms.train.Callback):

@@ -333,7 +333,7 @@ def test_settings_of_a_tokenizer_that_is_made_by_its_file():
     assert tokenizer.encode("a red") == plain.encode("a red")[1:]
     assert (tokenizer.pad_token, tokenizer.padding_side) == ("</s>", "left")
     with pytest.raises(InputError, match="vocab_file is None"):
-        LlamaTokenizer(None, add_bos_token=False)
+        LlamaTokenizer(add_bos_token=False)
     asked = [{"role": "user", "content": "a red"}]
     ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, chat_template=None)
     assert ids == tokenizer.apply_chat_template(asked, add_generation_prompt=True)
