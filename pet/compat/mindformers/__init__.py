@@ -118,8 +118,8 @@ _MODULES = {
     "models.glm.chatglm_6b_tokenizer": "ChatGLMTokenizer",
     "common.context core.context core.context.build_context": _BUILD,
     "common.parallel_config core.parallel_config": "build_parallel_config",
-    "core": f"{_BUILD} learning_rates optimizers metrics CheckpointMonitor MFLossMonitor ObsMonitor SummaryMonitor "
-    "build_callback CrossEntropyLoss build_loss build_lr build_metric build_optim",
+    "core": f"{_BUILD} learning_rates optimizers metrics losses CheckpointMonitor EvalCallBack MFLossMonitor "
+    "ObsMonitor ProfileMonitor SummaryMonitor build_callback build_loss build_lr build_metric build_optim",
     "core.lr core.lr.lr_schedule": "learning_rates build_lr",
     "core.optim core.optim.optim core.optim.adamw": "optimizers build_optim",
     "core.callback": "callbacks build_callback",

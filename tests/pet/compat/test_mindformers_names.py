@@ -72,6 +72,7 @@ from mindformers.models import build_model, build_network, build_tokenizer, buil
 from mindformers.models import BaseModel, BaseConfig, BaseTokenizer, BaseProcessor, PreTrainedModel, PretrainedConfig
 from mindformers.models.build_config import build_model_config
 from mindformers.core import build_lr, build_optim, build_callback, build_metric, build_loss
+from mindformers.core import EvalCallBack, ProfileMonitor, CrossEntropyLoss
 from mindformers.core.lr import build_lr, LearningRateWiseLayer
 from mindformers.core.optim import build_optim
 from mindformers.core.metric import PerplexityMetric, EmF1Metric
