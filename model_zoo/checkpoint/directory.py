@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from model_zoo.atomic import no_directory, open_file, read_json
-from model_zoo.checkpoint.pickled import LONGEST, begins
+from model_zoo.checkpoint.pickled import LONGEST, form_of
 from model_zoo.errors import InputError
 
 SINGLE = "model.safetensors"
@@ -47,17 +47,17 @@ def holds_weights(directory: Path) -> bool:
 
 
 def training_states(directory: Path) -> list[Path]:
-    """The files of ``torch.save`` in a directory that may hold a model, whatever they are called."""
+    """The files of tensors with names of training states in a directory, which may hold a model."""
 
-    def of_torch(path: Path) -> bool:
+    def opens(path: Path) -> bool:
         try:
             with open_file(path) as file:
-                return begins(file.read(LONGEST))
+                return bool(form_of(file.read(LONGEST)))
         except OSError:  # opening it says why
             return True
 
     found = (path for path in directory.iterdir() if path.suffix in STATES and not NO_MODEL.match(path.name))
-    return sorted(path for path in found if path.is_file() and of_torch(path))
+    return sorted(path for path in found if path.is_file() and opens(path))
 
 
 def foreign(names: Iterable[str], formats: Mapping[str, str] = FOREIGN) -> str:

@@ -144,9 +144,10 @@ Header = dict[str, tuple[str, tuple[int, ...], int, tuple[int, ...] | None]]
 """{tensor: (type, shape, byte at which it begins, strides in elements where it does not lie row by row)}"""
 
 
-def begins(start: bytes) -> bool:
-    """Whether a file of ``torch.save`` begins so, by its first `LONGEST` bytes."""
-    return start.startswith((ARCHIVE, STREAM))
+def form_of(start: bytes) -> str:
+    """What a file of tensors is by its first `LONGEST` bytes, whatever it is called: ``"torch"``, ``"safetensors"``
+    (the header's JSON comes after its length), or empty where it is neither."""
+    return "torch" if start.startswith((ARCHIVE, STREAM)) else "safetensors" if start[8:9] == b"{" else ""
 
 
 def read_header(path: Path, size_of: Callable[[str, Iterable[int]], int]) -> Header:
@@ -163,7 +164,7 @@ def read_header(path: Path, size_of: Callable[[str, Iterable[int]], int]) -> Hea
         with open_file(path) as file:
             start = file.read(LONGEST)
             file.seek(0)
-            if not begins(start):
+            if form_of(start) != "torch":
                 raise InputError(f"{path}: is not a file of torch.save, nor of safetensors")
             held, places = _archive(file) if start.startswith(ARCHIVE) else _stream(file, size_of)
             return {name: _placed(name, value, places, size_of) for name, value in _named(held)}

@@ -102,7 +102,8 @@ class SafetensorsFile(TensorFile):
 
     def scan(self) -> None:
         self.made: dict[str, MadeTensor] = {}
-        if self.path.suffix == ".bin" or pickled.begins(self._bytes[0 : pickled.LONGEST]):
+        form = pickled.form_of(self._bytes[0 : pickled.LONGEST])
+        if form == "torch" or (not form and self.path.suffix == ".bin"):
             self.tensors, self.metadata = self._pickled(), {}
         else:
             self.tensors, self.metadata = _read_header(self._bytes, self.path)

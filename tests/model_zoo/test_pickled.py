@@ -17,7 +17,7 @@ import pytest
 
 from model_zoo.checkpoint import pickled
 from model_zoo.checkpoint.reading import Checkpoint
-from model_zoo.checkpoint.safetensors_io import SafetensorsFile, read_file
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile, read_file, write_file
 from model_zoo.errors import InputError
 
 FORMS = ("archive", "stream")
@@ -146,6 +146,16 @@ def test_compressed_big_endian_and_other_files(tmp_path, fixtures):
     path.write_bytes(b"hello, these are no weights")
     with pytest.raises(InputError, match=r"x\.bin: .*torch\.save"):
         SafetensorsFile(path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "model.pt"])
+def test_a_file_is_what_it_holds_whatever_it_is_called(fixtures, tmp_path, name):
+    write_file(tmp_path / name, {"whole": WHOLE})
+    with Checkpoint(tmp_path) as checkpoint:
+        same(checkpoint.read("whole"), WHOLE)
+    (tmp_path / name).write_bytes((fixtures / "torch_save" / "archive.bin").read_bytes())
+    with Checkpoint(tmp_path) as checkpoint:
+        same(checkpoint.read("whole"), WHOLE)
 
 
 @pytest.mark.parametrize("form", FORMS)
