@@ -9,6 +9,7 @@ import numpy as np
 
 from model_zoo.checkpoint.dtypes import as_storage, convert
 from model_zoo.checkpoint.file_bytes import CHUNK, FileBytes
+from model_zoo.errors import InputError
 
 Slices = tuple[slice, ...]
 
@@ -41,6 +42,20 @@ class MadeTensor:
     def blocks(self, name: str) -> Iterable[memoryview]:
         whole = memoryview(self.read(name).reshape(-1)).cast("B")
         return (whole[start : start + CHUNK] for start in range(0, len(whole), CHUNK))
+
+
+def finite(name: str, make: Callable[[Slices], np.ndarray]) -> Callable[[Slices], np.ndarray]:
+    """The same, but an InputError that begins with `name` where what is made holds NaN or infinity: stored factors, or
+    codes that stand for them, would make every output of the model so."""
+
+    def checked(slices: Slices) -> np.ndarray:
+        with np.errstate(invalid="ignore", over="ignore"):
+            values = make(slices)
+        if not np.isfinite(values).all():
+            raise InputError(f"{name} holds NaN or infinity")
+        return values
+
+    return checked
 
 
 def strided(file: FileBytes, info: Any, kept: np.dtype, strides: tuple[int, ...]) -> MadeTensor:

@@ -24,7 +24,7 @@ from model_zoo.atomic import no_directory, read_json
 from model_zoo.checkpoint.digests import check_beside
 from model_zoo.checkpoint.directory import find_weights
 from model_zoo.checkpoint.dtypes import STORAGE, float_name, typed
-from model_zoo.checkpoint.made import MadeTensor
+from model_zoo.checkpoint.made import MadeTensor, finite
 from model_zoo.checkpoint.parameters import retype, write_parameter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, Slices, TensorInfo, nbytes
 from model_zoo.checkpoint.wrappers import PUBLISHED, unstacked, unwrapped
@@ -153,7 +153,8 @@ class Checkpoint(contextlib.AbstractContextManager["Checkpoint"]):
             self._where.pop(name, None)
 
     def _make(self, name: str, shape: tuple[int, ...], make: Callable[[Slices], np.ndarray]) -> None:
-        self._where[name] = MadeTensor(TensorInfo("float32", shape, 0, nbytes("float32", shape)), make)
+        info = TensorInfo("float32", shape, 0, nbytes("float32", shape))
+        self._where[name] = MadeTensor(info, finite(f"{self.directory}: {name}", make))
 
     def with_tensors(self, made: Mapping[str, MadeTensor]) -> Checkpoint:
         """The same files with other tensors in the places of these."""

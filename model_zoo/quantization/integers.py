@@ -168,7 +168,12 @@ def _integers(
     form = str(settings.get(key) or settings.get("format") or known[0]).lower()
     weight, factors = infos[codes], infos.get(scales)
     if len(weight.shape) != 2 or factors is None or len(factors.shape) != 2 or 0 in factors.shape:
-        raise InputError(f"{codes} {tuple(weight.shape)}: its {scales.rpartition('.')[2]} are missing or misshapen")
+        there = (
+            "are missing"
+            if factors is None
+            else f"have the shape {factors.shape}; one for each output and group was expected"
+        )
+        raise InputError(f"{codes} {tuple(weight.shape)}: its {scales.rpartition('.')[2]} {there}")
     if method == "compressed-tensors":
         form = form if form not in known else "pack-quantized"
         kind = "int32" if parts[4] in infos and infos[parts[4]].dtype == "int32" else "int64"

@@ -408,6 +408,29 @@ def test_compressed_tensors_open_exactly(fixtures, tmp_path, bits, zeros, mixed)
         Checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_factors_that_are_no_numbers_are_refused(fixtures, tmp_path, bits):
+    """Whether a cell would hold them (in 4 bits) or not."""
+    directory, _ = integer_checkpoint(fixtures, tmp_path, "gptq", 32, bits=bits)
+    arrays = read_file(directory / "model.safetensors")
+    arrays["model.layers.1.mlp.up_proj.scales"][0, 5] = np.inf
+    write_file(directory / "model.safetensors", arrays)
+    with pytest.raises(InputError, match=r"gptq: model\.layers\.1\.mlp\.up_proj\.\w+ holds NaN or infinity$"):
+        AutoModel.from_pretrained(directory)
+
+
+def test_a_factor_for_a_whole_packed_matrix_is_refused(fixtures, tmp_path):
+    arrays, shapes = layers_apart(fixtures)
+    for name, (out, into) in shapes.items():
+        arrays[f"{name}_packed"], arrays[f"{name}_shape"] = np.zeros((out, into // 8), np.int32), np.array([out, into])
+        arrays[f"{name}_scale"] = np.ones(1, np.float32)
+    write_file(tmp_path / "model.safetensors", arrays)
+    section = {"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}}
+    (tmp_path / "config.json").write_text(json.dumps(read_config(fixtures / "bitsandbytes/base") | section))
+    with pytest.raises(InputError, match=r"up_proj\.weight_packed \(192, 16\): its weight_scale have the shape \(1,\)"):
+        Checkpoint(tmp_path)
+
+
 def test_a_bias_that_the_model_has_not_is_refused(fixtures, tmp_path):
     directory, _ = integer_checkpoint(fixtures, tmp_path, "gptq", 32, bias=0.5)
     with pytest.raises(InputError, match=r"down_proj\.bias \(128,\) is no parameter"):

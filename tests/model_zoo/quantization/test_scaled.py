@@ -95,6 +95,12 @@ def test_a_model_of_them_has_those_weights(fixtures, tmp_path):
 FIRST = "model.layers.0.mlp.up_proj.weight"
 
 
+def test_factors_that_are_no_numbers_are_refused(fixtures, tmp_path):
+    scaled(fixtures, tmp_path, FORMS["matrix"], **{FIRST + "_scale": np.array(np.nan, np.float32)})
+    with Checkpoint(tmp_path) as checkpoint, pytest.raises(InputError, match=r"up_proj\.weight holds NaN or infinity"):
+        checkpoint.read(FIRST)
+
+
 @pytest.mark.parametrize(
     ("form", "others", "words"),
     [
