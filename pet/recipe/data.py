@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BeforeValidator,
     Field,
     PrivateAttr,
     SerializeAsAny,
@@ -26,6 +25,7 @@ from pet.recipe.fields import (
     StepsOrShare,
     TemplatePath,
     TextsToo,
+    alone,
 )
 
 Role = Literal[
@@ -159,10 +159,13 @@ class DataPath(Reading):
         return {"path": self.path, **self.own}
 
 
+PATH = "a path, or a mapping as {path: rows.jsonl, format: chat}"
+
+
 def _path_or_mapping(value: Any, read: Callable[[Any], DataPath]) -> str | DataPath:
     """A path stays a text, also where a mapping says nothing else."""
     if not isinstance(value, (str, dict, DataPath)):
-        raise ValueError(f"expected a path, or a mapping as {{path: rows.jsonl, format: chat}}; got {shown(value)}")
+        raise ValueError(f"expected {PATH}; got {shown(value)}")
     found = value if isinstance(value, str) else read(value)
     return found.path if isinstance(found, DataPath) and not found.own else found
 
@@ -170,7 +173,7 @@ def _path_or_mapping(value: Any, read: Callable[[Any], DataPath]) -> str | DataP
 DataPaths = Annotated[
     list[SerializeAsAny[Annotated[DataPath, WrapValidator(_path_or_mapping)]]],
     PathKind("recipe"),
-    BeforeValidator(lambda value: [value] if isinstance(value, (str, dict)) else value),
+    alone(f"{PATH}, or a list of them", str, dict, DataPath),
     TextsToo(),
 ]
 

@@ -21,8 +21,12 @@ class Section(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def in_float32(cls, value: Any, info: Any) -> Any:
-        """What is within its bounds has to be there as the float32 that takes part, too."""
+    def of_ordinary_size(cls, value: Any, info: Any) -> Any:
+        """What is within its bounds has to be there as the float32 that takes part, too, and whole numbers in 64
+        bits, which arrays and loops count by."""
+        for number in value if isinstance(value, list) else [value]:
+            if type(number) is int and not -(1 << 63) <= number < 1 << 63:
+                raise ValueError(f"expected a whole number of ordinary size (64 bits); got {shown(number)}")
         if (number := single(value)) != value:
             try:
                 cls.__pydantic_validator__.validate_assignment(cls.model_construct(), info.field_name, number)
@@ -57,9 +61,18 @@ def is_jinja(template: str | None) -> bool:
     return template is not None and (is_template_file(template) or "{%" in template)
 
 
-def alone(*kinds: type) -> BeforeValidator:
-    """A value of one of these kinds is a list of itself; true and false are no numbers."""
-    return BeforeValidator(lambda value: [value] if isinstance(value, kinds) and not isinstance(value, bool) else value)
+def alone(what: str, *kinds: type) -> BeforeValidator:
+    """A value of one of these kinds is a list of itself, and any other that is no list is refused: `what` says what was
+    expected. True and false are no numbers."""
+
+    def listed(value: Any) -> Any:
+        if isinstance(value, list):
+            return value
+        if isinstance(value, kinds) and not isinstance(value, bool):
+            return [value]
+        raise ValueError(f"expected {what}; got {shown(value)}")
+
+    return BeforeValidator(listed)
 
 
 def _one_or_many(item: dict[str, Any]) -> dict[str, Any]:
@@ -88,7 +101,7 @@ REFERENCES = PRECOMPUTE, ADAPTERS_OFF = ("precompute", "adapters_off")
 ReferencePath = Annotated[str, PathKind("reference"), Field(min_length=1)]
 ModelPath = Annotated[str, PathKind("model"), Field(min_length=1)]
 # "q_proj" means ["q_proj"]
-Names = Annotated[list[str], alone(str), WithJsonSchema(_one_or_many({"type": "string"}))]
+Names = Annotated[list[str], alone("a text or a list of texts", str), WithJsonSchema(_one_or_many({"type": "string"}))]
 
 
 PART = r"(\d+|\d\d?%|100%)?:(\d+|\d\d?%|100%)?"
@@ -110,7 +123,7 @@ _OPEN_PART = {"type": "object", "additionalProperties": {"type": "null"}, "minPr
 _PART = {"anyOf": [_matching(f"^{PART}$"), _OPEN_PART]}
 Parts = Annotated[
     list[Annotated[str, BeforeValidator(_part)]],
-    alone(str, dict),
+    alone("a part as :1000, or a list of them", str, dict),
     AfterValidator(_check_parts),
     Field(min_length=1),
     WithJsonSchema({"anyOf": [_PART, {"type": "array", "items": _PART, "minItems": 1}]}),
@@ -134,7 +147,7 @@ def _check_layers(value: list[int | str]) -> list[int | str]:
 _LAYER_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^\d+(-\d*)?$"}]}
 Layers = Annotated[
     list[Any],
-    alone(str, int),
+    alone("a layer as 3, 0-7 or 20-, or a list of them", str, int),
     AfterValidator(_check_layers),
     WithJsonSchema(_one_or_many(_LAYER_SCHEMA)),
 ]

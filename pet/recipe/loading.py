@@ -126,7 +126,7 @@ def _validate(tree: dict[str, Any], report: Report) -> Recipe | None:
     try:
         return Recipe.model_validate(tree)
     except ValidationError as error:
-        translate(error.errors(include_url=False), tree, report)
+        translate(error, tree, report)
     for path in sorted(report.bad, key=len, reverse=True):
         # of an entry of a list the whole list goes, so that the other entries keep their index
         remove(tree, tuple(itertools.takewhile(lambda part: isinstance(part, str), path)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -49,6 +50,8 @@ _LIMITS = {
     "less_than": ("lt", "less than"),
     "less_than_equal": ("le", "at most"),
 }
+UNPRINTED = re.compile(r"\n(?!  [-…] )|[\x00-\x09\x0b-\x1f\x7f]")
+"""What a name in a problem may have and a line may not; a list of problems (`InputError.collect`) stays one."""
 
 
 def show_value(value: Any) -> str:
@@ -76,7 +79,8 @@ class Report:
         """Note that the value at ``path`` is wrong."""
         self.bad.add(path)
         order = 1 << 30 if self.source.overriding(path) else (self.source.line(path) or 0)
-        self.problems.append((order, f"{self.source.where(path)}: {dotted(path)}: {message}"))
+        text = f"{self.source.where(path)}: {dotted(path)}: {message}"
+        self.problems.append((order, UNPRINTED.sub(lambda found: repr(found[0])[1:-1], text)))
 
     def lines(self) -> list[str]:
         """The problems in the order of the file, those of the command line last, each once."""
@@ -175,6 +179,19 @@ def _clean_path(location: tuple[str | int, ...], kind: str) -> KeyPath:
     return path
 
 
+def _found(error: ValidationError, tree: Any, at: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Each problem's key, and what is wrong; what all kinds of a value expect in vain is one problem."""
+    messages: dict[KeyPath, list[str]] = {}
+    for one in error.errors(include_url=False):
+        path = (*at, *_clean_path(one["loc"], one["type"]))
+        messages.setdefault(path, []).append(_message(one, path, tree))
+    for path, of_key in messages.items():
+        expected, got = zip(*(message.rpartition("; got ")[::2] for message in of_key), strict=True)
+        if len(of_key) > 1 and len({*got}) == 1 and all(text.startswith("expected ") for text in expected):
+            of_key = [f"{' or '.join([expected[0], *(text[9:] for text in expected[1:])])}; got {got[0]}"]
+        yield from ((path, message) for message in of_key)
+
+
 def checked(section: type[SectionType], name: str, values: dict[str, Any]) -> SectionType:
     """A section of a recipe, made of values given in code.
 
@@ -184,14 +201,11 @@ def checked(section: type[SectionType], name: str, values: dict[str, Any]) -> Se
     try:
         return section(**plain(values))
     except ValidationError as error:
-        found = [((name, *_clean_path(one["loc"], one["type"])), one) for one in error.errors(include_url=False)]
-        raise InputError.collect(
-            f"{dotted(path)}: {_message(one, path, {name: values})}" for path, one in found
-        ) from None
+        found = _found(error, {name: values}, (name,))
+        raise InputError.collect(f"{dotted(path)}: {message}" for path, message in found) from None
 
 
-def translate(errors: Iterable[dict[str, Any]], tree: Any, report: Report) -> None:
+def translate(error: ValidationError, tree: Any, report: Report) -> None:
     """Add what pydantic found to ``report``."""
-    for error in errors:
-        path = _clean_path(error["loc"], error["type"])
-        report.add(path, _message(error, path, tree))
+    for path, message in _found(error, tree):
+        report.add(path, message)

@@ -252,7 +252,7 @@ class Eval(Section):
         description="When answers are generated: at every evaluation (always), or only before and after training "
         "(ends). The others then take a fraction of the time: metrics of the logits only.",
     )
-    best_metric: Metric | Compared = Field(
+    best_metric: Literal[Metric, Compared] = Field(
         "loss", description="Metric that selects the best checkpoint; in metrics, or what comparing answers measures."
     )
     best_mode: Literal["min", "max"] | None = Field(
