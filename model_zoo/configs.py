@@ -224,6 +224,7 @@ class Config:
     left_out: ClassVar[str] = ""
     dropouts: ClassVar[Mapping[str, str]] = {}
     assumed_dropout: ClassVar[float] = 0.0
+    extra: dict = dataclasses.field(default_factory=dict, kw_only=True)
 
     if TYPE_CHECKING:
 
@@ -330,8 +331,7 @@ class Config:
         cls.check_types(values)
         names = {field.name for field in dataclasses.fields(cls)} - {"extra"}
         known = {key: value for key, value in values.items() if key in names and value is not None}
-        config = cls(**known)
-        config.extra = {key: value for key, value in values.items() if key not in known}
+        config = cls(**known, extra={key: value for key, value in values.items() if key not in known})
         config.check_common()
         config.check()
         if config.dims.layers > MOST_LAYERS:

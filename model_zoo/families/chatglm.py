@@ -91,7 +91,6 @@ class GLMConfig(Config):
     gmask_token_id: TokenId = 130001
     pad_token_id: TokenId = 3
     torch_dtype: str = "float32"
-    extra: dict = dataclasses.field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]):

@@ -56,7 +56,6 @@ class ChatGLM2Config(Config):
     original_rope: bool = True
     tie_word_embeddings: bool = False
     model_type: str = "chatglm"
-    extra: dict = dataclasses.field(default_factory=dict)
 
     @property
     def dims(self) -> Dims:

@@ -59,7 +59,6 @@ class GPT2Config(Config):
     add_cross_attention: bool = False
     tie_word_embeddings: bool = True
     model_type: str = "gpt2"
-    extra: dict = dataclasses.field(default_factory=dict)
 
     @classmethod
     def flat(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:

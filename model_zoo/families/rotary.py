@@ -97,7 +97,6 @@ class RotaryConfig(Config):
     rope_parameters: dict | None = None
     attention_bias: bool = False
     tie_word_embeddings: bool = False
-    extra: dict = dataclasses.field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]):
