@@ -33,7 +33,7 @@ class GLMAttention(nn.Cell):
 
     def __init__(self, dims: Dims, make: CellFactory):
         super().__init__()
-        self.heads, self.head_dim = dims.heads, dims.head_dim
+        self.head_dim = dims.head_dim
         self.query_key_value = make.layer("attention.query_key_value")
         self.dense = make.layer("attention.dense")
         self.rotary = Rotary("half", dims.head_dim // 2, dims.head_dim // 2)
@@ -69,16 +69,16 @@ class GLMAttention(nn.Cell):
 
 
 class GLMFeedForward(nn.Cell):
-    """Two projections around a tanh-GELU, not gated."""
+    """Two projections around an activation: here a tanh-GELU, from ChatGLM2 on ``silu(gate)·up`` of both in one."""
 
-    def __init__(self, make: CellFactory):
+    def __init__(self, make: CellFactory, act: nn.Cell):
         super().__init__()
         self.dense_h_to_4h = make.layer("mlp.dense_h_to_4h")
-        self.gelu = GeluTanh()
+        self.act = act
         self.dense_4h_to_h = make.layer("mlp.dense_4h_to_h")
 
     def construct(self, x):
-        return self.dense_4h_to_h(self.gelu(self.dense_h_to_4h(x)))
+        return self.dense_4h_to_h(self.act(self.dense_h_to_4h(x)))
 
 
 class GLMBlock(nn.Cell):
@@ -89,7 +89,7 @@ class GLMBlock(nn.Cell):
         self.input_layernorm = make.layer("input_layernorm")
         self.attention = GLMAttention(dims, make)
         self.post_attention_layernorm = make.layer("post_attention_layernorm")
-        self.mlp = GLMFeedForward(make)
+        self.mlp = GLMFeedForward(make, GeluTanh())
 
     def construct(self, x, cosine, sine, block_cosine, block_sine, start, end, keep):
         y = self.input_layernorm(x)

@@ -13,6 +13,7 @@ from model_zoo.causal_lm import CausalLM, count_ones
 from model_zoo.configs import Dims
 from model_zoo.factory import CellFactory
 from model_zoo.families.chatglm2 import ChatGLM2Config
+from model_zoo.glm import GLMFeedForward
 from model_zoo.layers import AttentionCore, SplitHeads, SplitRotary
 from model_zoo.rotary import Rotary, RotaryTable, rotary_frequencies
 
@@ -39,19 +40,6 @@ class ChatGLM2Attention(nn.Cell):
         return self.dense(self.core(query, keys, values, start, end, keep))
 
 
-class ChatGLM2MLP(nn.Cell):
-    """``out(silu(gate)·up)`` where one projection gives gate | up."""
-
-    def __init__(self, make: CellFactory):
-        super().__init__()
-        self.dense_h_to_4h = make.layer("mlp.dense_h_to_4h")
-        self.act = Joined(SwiGLU())
-        self.dense_4h_to_h = make.layer("mlp.dense_4h_to_h")
-
-    def construct(self, x):
-        return self.dense_4h_to_h(self.act(self.dense_h_to_4h(x)))
-
-
 class ChatGLM2Block(nn.Cell):
     """Attention and feed-forward, each after its norm and added to the stream."""
 
@@ -60,7 +48,7 @@ class ChatGLM2Block(nn.Cell):
         self.input_layernorm = make.layer("input_layernorm")
         self.self_attention = ChatGLM2Attention(dims, make)
         self.post_attention_layernorm = make.layer("post_attention_layernorm")
-        self.mlp = ChatGLM2MLP(make)
+        self.mlp = GLMFeedForward(make, Joined(SwiGLU()))
 
     def construct(self, x, cosine, sine, start, end, keep):
         x = x + self.self_attention(self.input_layernorm(x), cosine, sine, start, end, keep)

@@ -18,7 +18,6 @@ class GPT2Attention(nn.Cell):
     def __init__(self, config: GPT2Config, make: CellFactory, layer: int):
         super().__init__()
         dims = config.dims
-        self.heads = dims.heads
         self.c_attn = make.layer("attn.c_attn")
         self.c_proj = make.layer("attn.c_proj")
         self.parts, self.split = Parts(3), SplitHeads(dims.head_dim)

@@ -31,7 +31,6 @@ class GroupedAttention(nn.Cell):
     def __init__(self, config: RotaryConfig, rotary: Rotary, make: CellFactory, window: int):
         super().__init__()
         dims = config.dims
-        self.heads, self.kv_heads = dims.heads, dims.kv_heads
         self.q_proj = make.layer("self_attn.q_proj")
         self.k_proj = make.layer("self_attn.k_proj")
         self.v_proj = make.layer("self_attn.v_proj")
