@@ -6,6 +6,7 @@ machine. What only rank 0 has to do with (output, callbacks) may differ.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -51,20 +52,14 @@ def check_alike(recipe, distributed: DistributedContext, adapter: str | Path | N
     """
     if distributed.size == 1:
         return
-    facts, problem, mine = {}, None, (socket.gethostname(), ())
-    try:
-        facts, mine = facts_of(recipe, adapter, model), (mine[0], versions(sources(recipe, model is None)))
-    except InputError as error:
-        problem = error
-    raise_everywhere(problem, distributed.objects)
+    with raised_everywhere(distributed.objects):
+        facts = facts_of(recipe, adapter, model)
+        mine = socket.gethostname(), versions(sources(recipe, model is None))
     machines = distributed.objects(mine)
-    try:
+    with raised_everywhere(distributed.objects):
         # with others there, the first process of each machine reads its files
         if len({*machines}) > 1 and machines.index(mine) == distributed.rank:
             facts["files"] = origins_of(recipe, base=model is None)
-    except InputError as error:
-        problem = error
-    raise_everywhere(problem, distributed.objects)
     compare(facts, distributed)
 
 
@@ -110,7 +105,18 @@ def raise_everywhere(error: InputError | None, objects: Callable[[Any], list]) -
         raise error
     if any(texts):
         first = {each: rank for rank, each in reversed([*enumerate(found)]) if each}
-        raise InputError.collect(f"rank {rank} on {host}: {text}" for (text, host), rank in first.items())
+        raise InputError.collect(f"rank {rank} on {host}: {text}" for (text, host), rank in first.items()) from None
+
+
+@contextlib.contextmanager
+def raised_everywhere(objects: Callable[[Any], list]) -> Iterator[None]:
+    """A block whose InputError is raised in every process, as by `raise_everywhere`, when all are through with it."""
+    problem = None
+    try:
+        yield
+    except InputError as error:
+        problem = error
+    raise_everywhere(problem, objects)
 
 
 def facts_of(recipe, adapter: str | Path | None = None, model=None) -> dict[str, Any]:

@@ -97,16 +97,12 @@ def start(
 def locked(recipe, distributed):
     """The run directory, checked and then locked within the block."""
     from pet import run_directory
-    from pet.train.agreement import raise_everywhere
+    from pet.train.agreement import raised_everywhere
 
-    problem = None
-    try:
+    with raised_everywhere(distributed.objects):
         if distributed.is_main:
             run_directory.check(recipe)
             run_directory.claim(recipe.output.dir)
-    except InputError as error:
-        problem = error
-    raise_everywhere(problem, distributed.objects)
     try:
         yield
     finally:

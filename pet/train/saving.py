@@ -16,7 +16,7 @@ from model_zoo.errors import InputError
 from model_zoo.unwritable import CannotWrite, explained
 from pet import run_directory
 from pet.train import checkpoint as files, state
-from pet.train.agreement import raise_everywhere
+from pet.train.agreement import raised_everywhere
 from pet.train.callbacks.records import read_metrics
 from pet.train.origins import origins_of_objects
 from pet.train.stop import RunFailed
@@ -59,20 +59,15 @@ class Saving:
         Raises:
             InputError: in every process; another job is running there.
         """
-        problem, held = None, False
         if self.directory is None:
             yield
             return
-        if self.distributed.is_main:
-            if make:
-                with explained(self.directory):
-                    self.directory.mkdir(parents=True, exist_ok=True)
-                self.begun = True
-            try:
-                held = run_directory.claim(self.directory, "directory")
-            except InputError as error:
-                problem = error
-        raise_everywhere(problem, self.distributed.objects)
+        if self.distributed.is_main and make:
+            with explained(self.directory):
+                self.directory.mkdir(parents=True, exist_ok=True)
+            self.begun = True
+        with raised_everywhere(self.distributed.objects):
+            held = self.distributed.is_main and run_directory.claim(self.directory, "directory")
         try:
             yield
         finally:
