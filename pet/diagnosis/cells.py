@@ -34,7 +34,6 @@ class Subject:
         cell: MindSpore's.
         reference: ``(inputs …, weights …) → output`` in NumPy.
         inputs: shapes of what it is given and differentiated by.
-        fixed: whole numbers that it is given besides, in front or behind.
         call: ``(cell, inputs …) → output``.
     """
 
@@ -77,19 +76,14 @@ def subjects(dtype) -> dict[str, Subject]:
         "SwiGLU of one tensor": Subject(
             Joined(SwiGLU()), lambda both: _swiglu(both[:, :out], both[:, out:]), [(rows, 2 * out)]
         ),
-        "attention": Subject(
-            AttentionCore(HEADS, KV_HEADS, HEAD_DIM),
-            lambda q, k, v: _attention(q, k, v, seen),
-            [heads, keys, keys],
-            lambda cell, q, k, v: cell(q, k, v, Tensor(start), Tensor(end), None),
-        ),
-        "attention by documents": Subject(
-            AttentionCore(HEADS, KV_HEADS, HEAD_DIM),
-            lambda q, k, v: _attention(q, k, v, seen),
-            [heads, keys, keys],
-            lambda cell, q, k, v: cell(q, k, v, Tensor(start), Tensor(document_ends(start, end)), None),
-        ),
     }
+    for name, ends in (("attention", end), ("attention by documents", document_ends(start, end))):
+        found[name] = Subject(
+            AttentionCore(HEADS, KV_HEADS, HEAD_DIM),
+            lambda q, k, v: _attention(q, k, v, seen),
+            [heads, keys, keys],
+            lambda cell, q, k, v, ends=ends: cell(q, k, v, Tensor(start), Tensor(ends), None),
+        )
     for form in ("half", "interleaved"):
         table = RotaryTable(rotary_frequencies(HEAD_DIM), form)
         found[f"rotary {form}"] = Subject(

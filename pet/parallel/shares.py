@@ -72,7 +72,6 @@ class Layout:
     Attributes:
         shares: one per parameter.
         layers: of each stage.
-        regions: per layer, how many sums over the tensor-parallel group its forward has.
     """
 
     shares: tuple[Share, ...]
