@@ -13,6 +13,7 @@ from model_zoo.atomic import no_directory
 from model_zoo.errors import InputError
 from model_zoo.generation_settings import DRAWN, FIELDS
 from pet.cli.parser import Parser
+from pet.names import find_model, own_tokenizer
 
 log = logging.getLogger("pet")
 # option → meaning; names of the generation section, whose values are written as in a recipe
@@ -109,7 +110,6 @@ def base_of(adapter: Path, option: str = "--model") -> str:
     """
     from adapters.methods import BY_PEFT_TYPE
     from adapters.peft_config import read_adapter_config
-    from pet.names import find_model
 
     base = read_adapter_config(adapter, BY_PEFT_TYPE).get("base_model_name_or_path")
     if not base or not isinstance(base, str):
@@ -213,7 +213,6 @@ def make_chat_session(options: argparse.Namespace) -> ChatSession:
 def _of_checkpoint(name: str, adapter: Path | None) -> tuple[Any, Any]:
     """A model, and its tokenizer or the adapter's; 16-bit weights stay as they are stored, which changes no result."""
     from pet.auto import AutoModel, AutoTokenizer
-    from pet.names import find_model, own_tokenizer
 
     directory = own_tokenizer(adapter) or find_model(name)
     return AutoModel.from_pretrained(name, "auto"), AutoTokenizer.from_pretrained(directory)

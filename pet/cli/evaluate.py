@@ -10,6 +10,7 @@ from pathlib import Path
 from model_zoo.errors import InputError
 from pet.cli.output import check_output_file
 from pet.cli.parser import Parser, add_recipe
+from pet.launching.environment import read_job
 
 EXAMPLES = [
     ("pet evaluate output/glm_lora", "a run again: the same data, settings and numbers"),
@@ -30,7 +31,6 @@ def read_recipe(options: argparse.Namespace):
     if is_run and not (run / "recipe.yaml").is_file():
         raise InputError(f"{run}: holds no recipe.yaml, so it is no run directory")
     from pet.compat.yaml_files import load_any
-    from pet.launching.environment import read_job
 
     job = read_job()
     # a model is measured whole, however it was divided for training, unless this call says otherwise
@@ -80,7 +80,6 @@ def main(arguments: Sequence[str]) -> int:
     check_output_file(options.output)
     if options.base and (options.adapter or options.model):
         raise InputError(f"--base and --{'adapter' if options.adapter else 'model'}: give one of them")
-    from pet.launching.environment import read_job
     from pet.parallel.together import shared_errors
 
     with shared_errors():

@@ -12,6 +12,7 @@ from pathlib import Path
 from model_zoo.errors import InputError
 from pet.cli.parser import Parser, add_recipe
 from pet.interrupts import SIGNALS
+from pet.launching.environment import read_job
 
 EXAMPLES = [
     ("pet finetune glm_lora", "fine-tune the bundled tiny GLM; results in output/glm_lora"),
@@ -79,7 +80,6 @@ def say_what_is_left(command: str, code: int, directory: Path) -> None:
 def read_recipe(command: str, options: argparse.Namespace):
     """The recipe that a command line asks for, checked as far as is possible without MindSpore."""
     from pet.compat.yaml_files import load_any, run_mode_of
-    from pet.launching.environment import read_job
     from pet.parallel.fits import check_fits
     from pet.run_directory import check
 

@@ -13,6 +13,8 @@ from typing import Any
 from model_zoo.errors import InputError, nearest
 from pet import names
 from pet.cli.parser import Parser
+from pet.recipe.overrides import value_at
+from pet.recipe.source import read
 
 EXAMPLES = [
     ("pet recipes", "the bundled recipes, with what each is for"),
@@ -35,9 +37,6 @@ FLAGS = {"plain": "show", "force": "copy"}
 
 def _summary(path: Path) -> tuple[str, str, str]:
     """Model, method and description of a recipe, without pydantic: the list must be quick."""
-    from pet.recipe.overrides import value_at
-    from pet.recipe.source import read
-
     value = read(path).value
     asked = {("model", "path"): "?", ("adapter", "method"): "lora", ("description",): ""}
     model, method, description = (str(value_at(value, key) or default) for key, default in asked.items())
@@ -57,8 +56,6 @@ def _list() -> None:
 
 def _relative_paths(value: Any, section: str, keys: Sequence[str]) -> list[str]:
     """The relative paths that a section of the file has at some keys."""
-    from pet.recipe.overrides import value_at
-
     entries = [value_at(value, (section, key)) for key in keys]
     texts = [text for entry in entries for text in (entry if isinstance(entry, list) else [entry])]
     return [text for text in texts if isinstance(text, str) and not Path(text).is_absolute() and "$" not in text]
@@ -99,7 +96,6 @@ def _copy(name: str, destination: str | None, force: bool) -> None:
     if target.is_dir() or (destination or "").endswith("/"):
         target = target / source.name
     from pet.files import copy, write_text
-    from pet.recipe.source import read
 
     words, data = _moved(source, read(source).value)
     pairs = [(path, target.parent / inside) for path, inside in data]

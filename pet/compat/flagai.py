@@ -18,6 +18,7 @@ from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
 from pet.compat.outputs import HIDDEN, Outputs, call, tensors
 from pet.compat.paths import modules_of
 from pet.compat.translation import callback, elsewhere, per_process, picked, same
+from pet.launching.environment import read_job
 from pet.recipe.translation import Ignored, Refused, Translation
 
 ENVIRONMENTS = same("standalone", "pytorch standalone") | same("data_parallel", "pytorchDDP data_parallel")
@@ -135,7 +136,6 @@ class Trainer:
         """
         from pet.compat.objects import Objects, recipe_beside_objects, run
         from pet.compat.optimizers import put_optimizer, rates_of
-        from pet.launching.environment import read_job
 
         if metric_methods and read_job().size > 1:
             raise InputError("Trainer.train: metric_methods: are measured on one process; leave them out here")
@@ -231,8 +231,6 @@ class Trainer:
 
     def _must_start(self) -> bool:
         """Whether several processes are asked for and nobody has started them."""
-        from pet.launching.environment import read_job
-
         nodes, gpus = self._asked()
         return read_job().launcher == "none" and nodes * (gpus or 1) > 1
 
@@ -252,8 +250,6 @@ class Trainer:
         return start_again(gpus)
 
     def _translation(self) -> Translation:
-        from pet.launching.environment import read_job
-
         t = Translation("flagai.Trainer")
         t.apply({**DEFAULTS, **self.settings}, TABLE)
         t.put("train.schedule", "constant")  # where `_rates` has none

@@ -8,15 +8,37 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mindspore.dataset import MindDataset
 
+from adapters.apply import delete_adapter, list_adapters, trainable_parameters
+from adapters.saving import load_adapter, save_adapter
+from model_zoo.checkpoint.reading import load_into
+from model_zoo.checkpoint.safetensors_io import write_file
 from model_zoo.errors import InputError
 from model_zoo.turns import in_turn
+from pet.compat.results import bring_checkpoint
 from pet.data.dataset import IGNORED
 from pet.data.finding import find_files, kind_of
 from pet.data.load import load_dataset
 from pet.data.token_rows import learnt_beside
 from pet.data.wrap import from_mindspore, is_mindspore_dataset
 from pet.files import atomic_directory
+from pet.names import find_model
+from pet.recipe.loading import from_dict
+from pet.train.agreement import check_alike, compare
+from pet.train.feed import as_feed, shared_loader
+from pet.train.objectives import make_objective
+from pet.train.prepare import (
+    Prepared,
+    attach_adapter,
+    data_settings,
+    held_out_settings,
+    load_model,
+    load_tokenizer,
+    make_distributed_context,
+)
+from pet.train.run import execute, locked, measure as measure_prepared, save_model
+from pet.train.settings import total_steps
 
 TRAINED = "trained.safetensors"
 """What is trained of a cell of no family, in a run directory."""
@@ -65,9 +87,6 @@ def recipe_beside_objects(translation, name: str, resumed: str | Path | None = N
     Raises:
         InputError: wrong settings, or no checkpoint there.
     """
-    from pet.compat.results import bring_checkpoint
-    from pet.recipe.loading import from_dict
-
     settings = {"model.path": ".", "adapter.method": "none", **translation.settings}
     recipe = from_dict({}, settings, name=name, check_files=False)
     recipe.train.resume, recipe.output.force = bool(resumed), not resumed
@@ -82,9 +101,6 @@ def make_feed(data, recipe, model, tokenizer, distributed, objects: Objects, tra
     Raises:
         InputError: a form that is not known, or files without a tokenizer.
     """
-    from pet.train.feed import as_feed, shared_loader
-    from pet.train.prepare import data_settings, held_out_settings
-
     if data is None or hasattr(data, "batches"):
         return data
     accumulation = recipe.train.accumulation if train else 1
@@ -132,8 +148,6 @@ def as_records(data: Any) -> Any:
     files = find_files(paths)
     if any(kind_of(file) != "mindrecord" for file in files):
         return None
-    from mindspore.dataset import MindDataset
-
     return MindDataset([str(file) for file in files], shuffle=False)
 
 
@@ -171,11 +185,6 @@ def put_weights(model, weights: str | None, adapter: str | Path | None) -> None:
     Raises:
         InputError: they are of another model.
     """
-    from adapters.apply import delete_adapter, list_adapters
-    from adapters.saving import load_adapter
-    from model_zoo.checkpoint.reading import load_into
-    from pet.names import find_model
-
     if weights is not None:
         load_into(model, find_model(weights))
     if adapter is not None:
@@ -187,11 +196,6 @@ def put_weights(model, weights: str | None, adapter: str | Path | None) -> None:
 
 def assemble(recipe, objects: Objects, distributed, adapter: Path | None = None) -> tuple[Any, Any]:
     """The model with the recipe's adapter, or a trained one, and its tokenizer, which may be None."""
-    from adapters.apply import list_adapters
-    from adapters.saving import load_adapter
-    from pet.train.agreement import check_alike
-    from pet.train.prepare import attach_adapter, load_model, load_tokenizer
-
     tokenizer = objects.tokenizer
     if tokenizer is None and (objects.model is None or recipe.model.tokenizer not in (None, recipe.model.path)):
         tokenizer = load_tokenizer(recipe)
@@ -215,11 +219,6 @@ def run(recipe, objects: Objects, callbacks: Iterable = (), eval_schedule: dict 
         callbacks: more of them.
         eval_schedule: ``every_steps`` or ``every_epochs`` for evaluation data that is no file.
     """
-    from pet.train.objectives import make_objective
-    from pet.train.prepare import Prepared, make_distributed_context
-    from pet.train.run import execute, locked
-    from pet.train.settings import total_steps
-
     distributed = make_distributed_context(recipe)
     recipe = recipe.model_copy(update={"eval": recipe.eval.model_copy(update=eval_schedule or {})})
     with locked(recipe, distributed):
@@ -242,8 +241,6 @@ def check_feeds(prepared, distributed) -> None:
     Raises:
         InputError: processes have different numbers of batches: one would wait for the others for ever.
     """
-    from pet.train.agreement import compare
-
     feeds = {"data.train": prepared.train_feed, "data.eval": prepared.eval_feed}
     steps = {f"steps in {name}": feed.steps_per_epoch(0) for name, feed in feeds.items() if feed is not None}
     compare({"settings": steps}, distributed)
@@ -255,11 +252,6 @@ def save(recipe, prepared, directory: Path, model) -> str | None:
     Returns:
         The directory that holds the trained weights under their own names, where there is one.
     """
-    from adapters.apply import list_adapters, trainable_parameters
-    from adapters.saving import save_adapter
-    from model_zoo.checkpoint.safetensors_io import write_file
-    from pet.train.run import save_model
-
     names = list_adapters(model)
     if names and getattr(model, "config", None) is not None:
         with atomic_directory(directory / "adapter") as stage:
@@ -282,11 +274,6 @@ def measure(recipe, objects: Objects, adapter: Path | None = None) -> dict[str, 
         recipe: says the model where `objects` have none.
         adapter: a trained adapter to put on the recipe's model, in the place of a new one.
     """
-    from pet.train import run
-    from pet.train.agreement import check_alike
-    from pet.train.objectives import make_objective
-    from pet.train.prepare import Prepared, make_distributed_context
-
     distributed = make_distributed_context(recipe)
     if objects.model is None:
         model, tokenizer = assemble(recipe, objects, distributed, adapter)
@@ -300,4 +287,4 @@ def measure(recipe, objects: Objects, adapter: Path | None = None) -> dict[str, 
     prepared = Prepared(model, tokenizer, recipe.model.path, eval_feed=feed)
     check_feeds(prepared, distributed)
     objective, measures = make_objective(recipe.train, objects.forward_step), objects.measures(feed)
-    return run.measure(recipe, prepared, distributed, objective, measures=measures)
+    return measure_prepared(recipe, prepared, distributed, objective, measures=measures)

@@ -11,6 +11,7 @@ from typing import Any
 from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
 from pet.files import copy, write_text
+from pet.names import bundled_models
 
 
 def find_weights(directory: str | os.PathLike) -> tuple[str | None, Path | None]:
@@ -23,8 +24,6 @@ def find_weights(directory: str | os.PathLike) -> tuple[str | None, Path | None]
     Raises:
         InputError: none of these.
     """
-    from pet.names import bundled_models
-
     text = os.fspath(directory)
     path = Path(text).expanduser()
     if text in bundled_models():

@@ -8,6 +8,9 @@ from typing import Any
 
 from model_zoo.arguments import checked
 from model_zoo.errors import InputError, check_one_of, first_line, nearest
+from pet.compat.command_line import place_or_switch
+from pet.compat.mindformers.parallel import defaults
+from pet.launching.environment import read_job
 
 log = logging.getLogger("pet")
 
@@ -92,8 +95,6 @@ def init_context(
             raise InputError(f"ContextConfig: {first_line(error)}") from None
     if not use_parallel:
         return 0, 1
-    from pet.launching.environment import read_job
-
     job = read_job()
     if job.launcher == "none":
         raise InputError(
@@ -104,8 +105,6 @@ def init_context(
 
     job = come_together()
     if parallel_config is not None and parallel_config.enable_parallel_optimizer:
-        from pet.compat.mindformers.parallel import defaults
-
         defaults["optimizer_shard"] = True
     return job.rank, job.size
 
@@ -115,8 +114,6 @@ def asks_parallel(value: Any, name: str) -> bool:
     said: MindFormers takes every text for True."""
     if not isinstance(value, str):
         return bool(value)
-    from pet.compat.command_line import place_or_switch
-
     found = place_or_switch(value)
     check_one_of(name, found, (True, False))
     if not found:
@@ -139,15 +136,11 @@ def _choose_device(ms, context: ContextConfig, use_parallel: bool) -> None:
 
 def get_real_rank() -> int:
     """This process's number among those of the job."""
-    from pet.launching.environment import read_job
-
     return read_job().rank
 
 
 def get_real_group_size() -> int:
     """How many processes the job has."""
-    from pet.launching.environment import read_job
-
     return read_job().size
 
 

@@ -37,6 +37,7 @@ from pet.compat.mindformers.watching import in_columns
 from pet.compat.modelarts import output_directory
 from pet.compat.optimizers import put_optimizer
 from pet.compat.translation import EVALUATIONS, method_of
+from pet.compat.yaml_files import load_any, values_of
 from pet.launching.environment import read_job
 from pet.names import model_config, preset_names
 from pet.recipe.callback_names import is_named, translate_callbacks
@@ -186,7 +187,6 @@ class Request:
             mode: ``train``, ``finetune``, ``evaluate`` or ``predict``.
             model: a checkpoint in place of the trainer's model.
         """
-        from pet.compat.yaml_files import load_any
         from pet.recipe.loading import from_dict
 
         self._take_config()
@@ -247,8 +247,6 @@ class Request:
 
     def job_file(self) -> tuple[str, Path | None, Any]:
         """What ``recipe`` names: kind, place and content; of no kind but a recipe's where it names nothing."""
-        from pet.compat.yaml_files import values_of
-
         return ("recipe", None, None) if self.base_recipe is None else values_of(self.base_recipe, self.options)
 
     def changes(self, mode: str) -> dict[str, Any]:
@@ -344,8 +342,6 @@ class Request:
 
     def from_ckpt(self, checkpoint) -> tuple[str | None, Path | None]:
         """(checkpoint directory, adapter directory) for a MindFormers ``.ckpt`` file of this request's model."""
-        from pet.compat.yaml_files import load_any
-
         if self.base_recipe is not None:
             kind, file, values = self.job_file()
             if kind == "mindformers":
