@@ -13,6 +13,7 @@ from model_zoo.errors import InputError, explain
 from model_zoo.resources import available_cores, machine_memory
 from pet.cli.output import check_output_file
 from pet.cli.parser import Parser
+from pet.files import write_text
 from pet.installation import TESTED, foreign_adapters, installed, on_cpu, unmet
 from pet.launching.environment import MSRUN, STARTERS, started_by
 
@@ -251,7 +252,5 @@ def main(arguments: Sequence[str]) -> int:
     lines += ["", f"{bad} known problem{'s' if bad != 1 else ''}." if bad else "No known problems."]
     print("\n".join(lines[-2:]))
     if options.report:
-        from pet.files import write_text
-
         write_text(options.report, "\n".join(lines) + "\n")
     return 1 if bad else 0

@@ -10,6 +10,7 @@ from pathlib import Path
 from model_zoo.errors import InputError
 from pet.cli.output import check_output_file
 from pet.cli.parser import Parser, add_recipe
+from pet.files import write_json
 from pet.launching.environment import read_job
 
 EXAMPLES = [
@@ -96,7 +97,5 @@ def main(arguments: Sequence[str]) -> int:
 
     numbers = evaluate(recipe, model=model, adapter=adapter, strict=not options.no_strict)
     if options.output and read_job().rank == 0:
-        from pet.files import write_json
-
         write_json(options.output, numbers)
     return 0

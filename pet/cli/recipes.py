@@ -13,6 +13,7 @@ from typing import Any
 from model_zoo.errors import InputError, nearest
 from pet import names
 from pet.cli.parser import Parser
+from pet.files import copy, write_text
 from pet.recipe.overrides import value_at
 from pet.recipe.source import read
 
@@ -95,8 +96,6 @@ def _copy(name: str, destination: str | None, force: bool) -> None:
     target = Path(destination or source.name)
     if target.is_dir() or (destination or "").endswith("/"):
         target = target / source.name
-    from pet.files import copy, write_text
-
     words, data = _moved(source, read(source).value)
     pairs = [(path, target.parent / inside) for path, inside in data]
     pairs = [(path, to) for path, to in pairs if not _same(path, to)]  # another copied recipe's

@@ -6,7 +6,8 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections import UserList
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,19 +52,6 @@ TABLE = {
 # FlagAI's own defaults, where ours are others; it trains no epoch unless some are given
 DEFAULTS = {"epochs": 1, "lr": 1e-3, "warm_up": 0.1, "weight_decay": 0.1, "batch_size": 1, "clip_grad": 1.0}
 DEFAULTS["seed"] = 1234
-
-
-class _Rows(Sequence):
-    """A list of samples as a dataset: a plain list holds batches."""
-
-    def __init__(self, rows: Sequence[Any]):
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        return self.rows[index]
 
 
 class Trainer:
@@ -197,7 +185,8 @@ class Trainer:
             raise InputError(f"Trainer.train: {name}: {why}; give the dataset itself and collate_fn=")
         if name == "train_dataset":
             self.settings = {**self.settings, "batch_size": data.batch_size}
-        rows = _Rows(data.dataset) if isinstance(data.dataset, (list, tuple)) else data.dataset
+        # a plain list would hold batches
+        rows = UserList(data.dataset) if isinstance(data.dataset, (list, tuple)) else data.dataset
         shuffled = bool(getattr(data.sampler, "shuffle", order != "SequentialSampler"))
         return rows, own, {"data.shuffle": shuffled, "data.drop_last": left_out}
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from adapters.matching import matches
 from adapters.patterns import within
 from adapters.peft_config import CONFIG
 from model_zoo.atomic import read_json
@@ -23,6 +24,7 @@ from pet.compat.results import of_run
 from pet.compat.translation import EVALUATIONS, elsewhere, number, positive, same, switched_on
 from pet.data.messages import ROLE_NAMES
 from pet.hub import hub_name
+from pet.meta_model import MetaModel
 from pet.names import bundled_models, find_model, model_config, preset_names
 from pet.recipe.classes import OPTIONS
 from pet.recipe.data import WITHOUT_QUESTIONS
@@ -69,9 +71,6 @@ def fit_targets(t: Translation, base: Any) -> None:
     Args:
         base: what ``model.path`` will be.
     """
-    from adapters.matching import matches
-    from pet.meta_model import MetaModel
-
     with contextlib.suppress(InputError):  # reported where it is used
         paths = list(MetaModel(model_config(base)).cells) if isinstance(base, str) else []
         t.put("adapter.modules_to_save", _ending_so(t.get("adapter.modules_to_save"), paths))

@@ -14,10 +14,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adapters.saving import load_adapter
 from model_zoo.errors import InputError, similar
+from pet.auto import AutoModel, AutoTokenizer
+from pet.compat import objects
 from pet.compat.ckpt.doors import holds_weights, is_ckpt
+from pet.compat.mindformers.callbacks import told
 from pet.compat.mindformers.generation_defaults import check_base, give_defaults
 from pet.compat.mindformers.logs import logger, report
+from pet.compat.mindformers.metrics import answered
 from pet.compat.mindformers.presets import split_name
 from pet.compat.mindformers.request import Request, in_a_list, is_path
 from pet.compat.mindformers.script_config import MindFormerConfig
@@ -29,8 +34,13 @@ from pet.compat.translation import ANY_LAYOUT, refused, same
 from pet.data.formats import read_rows
 from pet.names import bundled_models
 from pet.recipe.callback_names import is_named
+from pet.recipe.loading import load
 from pet.recipe.translation import Ignored, Translation, is_off
 from pet.recipe.trl_names import hint
+from pet.train.evaluate_run import evaluate
+from pet.train.objectives import make_objective
+from pet.train.prepare import load_tokenizer
+from pet.train.run import save_strategies, start
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -182,10 +192,6 @@ class Trainer(Watched, Request):
         """
         if eval_checkpoint is None and _is_checkpoint(eval_dataset):
             eval_dataset, eval_checkpoint = None, eval_dataset
-        from pet.compat.mindformers.metrics import answered
-        from pet.compat.objects import measure
-        from pet.train.evaluate_run import evaluate
-
         self._change({"eval_dataset": eval_dataset, **changes})
         if self.eval_dataset is None and self.base_recipe is None:
             raise InputError("Trainer.evaluate: eval_dataset is missing; there is nothing to measure on")
@@ -195,7 +201,7 @@ class Trainer(Watched, Request):
         self.put_written_metrics(recipe)
         found = answered(self, recipe, eval_checkpoint)
         if found is None and self.in_memory():
-            return measure(recipe, self.objects(), adapter)
+            return objects.measure(recipe, self.objects(), adapter)
         found = found or evaluate(recipe, model=model, adapter=adapter)
         if isinstance(self.base_recipe, MindFormerConfig):
             logger.info("evaluation: %s", found)
@@ -245,8 +251,6 @@ class Trainer(Watched, Request):
 
     def _tuned_on_questions(self, checkpoint) -> bool:
         """Whether the rows of the run that made what is asked have questions: it was tuned in the prompt of these."""
-        from pet.recipe.loading import load
-
         own = checkpoint in (None, True)
         run, paths, how = Path((self.result if own else checkpoint) or "."), self.train_dataset if own else None, {}
         for place in (run, run.parent) if self.result or not own else ():
@@ -313,21 +317,12 @@ class Trainer(Watched, Request):
         if not recipe.train.resume and self.arguments.get("overwrite_output_dir") is not False:
             recipe.output.force = True
         self._loaded = None
-        from pet.compat.mindformers.callbacks import told  # which imports MindSpore
-
         if recipe.output.only_save_strategy and self.in_memory() and hasattr(self.model, "config"):
-            from pet.train.run import save_strategies
-
             return save_strategies(recipe, config=self.model.config.to_dict())
         if self.in_memory():
             check_base(self.model, mode)
-            from pet.compat.objects import run
-
-            summary = run(recipe, self.objects(), callbacks=told(self.callbacks))
+            summary = objects.run(recipe, self.objects(), callbacks=told(self.callbacks))
         else:
-            from pet.train.objectives import make_objective
-            from pet.train.run import start
-
             objective = make_objective(recipe.train, self.forward_step)
             summary = start(recipe, callbacks=told(self.callbacks), objective=objective)
         self.result = Path(recipe.output.dir)
@@ -353,9 +348,7 @@ class Trainer(Watched, Request):
         found = self.from_ckpt(checkpoint) if is_ckpt(checkpoint) else find_weights(checkpoint)
         if not is_object:
             return found
-        from pet.compat.objects import put_weights
-
-        put_weights(self.model, *found)
+        objects.put_weights(self.model, *found)
         return None, None
 
     def _in_the_file(self, recipe, model, adapter):
@@ -365,9 +358,6 @@ class Trainer(Watched, Request):
 
     def model_and_tokenizer(self, checkpoint=None, asks: bool = True) -> tuple:
         """Of a call's checkpoint, or of the trainer's own weights. A model that is not asked may have no tokenizer."""
-        from pet.auto import AutoModel, AutoTokenizer
-        from pet.train.prepare import load_tokenizer
-
         if not is_path(self.model) and self.model is not None:
             kind, _, values = self.job_file()
             named = (split_name(self.model_name)[0], tokenizer_of(kind, values))
@@ -384,8 +374,6 @@ class Trainer(Watched, Request):
         if self._loaded is None or self._loaded[0] != key:
             loaded = AutoModel.from_pretrained(key[0])
             if adapter is not None:
-                from adapters.saving import load_adapter
-
                 load_adapter(loaded, adapter)
             tokenizer = self.tokenizer
             if tokenizer is None or is_path(tokenizer):

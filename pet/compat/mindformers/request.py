@@ -35,6 +35,7 @@ from pet.compat.mindformers.trainer_config import RECOMPUTE, nothing_said, put_c
 from pet.compat.mindformers.training_arguments import TrainingArguments, put_of_schedule, translate_arguments
 from pet.compat.mindformers.watching import in_columns
 from pet.compat.modelarts import output_directory
+from pet.compat.objects import Objects
 from pet.compat.optimizers import put_optimizer
 from pet.compat.translation import EVALUATIONS, method_of
 from pet.compat.yaml_files import load_any, values_of
@@ -42,8 +43,10 @@ from pet.launching.environment import read_job
 from pet.names import model_config, preset_names
 from pet.recipe.callback_names import is_named, translate_callbacks
 from pet.recipe.data import Data
+from pet.recipe.loading import from_dict
 from pet.recipe.training import Callback
 from pet.recipe.translation import Translation
+from pet.train.metrics import check_available
 
 log = logging.getLogger("pet")
 
@@ -187,8 +190,6 @@ class Request:
             mode: ``train``, ``finetune``, ``evaluate`` or ``predict``.
             model: a checkpoint in place of the trainer's model.
         """
-        from pet.recipe.loading import from_dict
-
         self._take_config()
         given = self._layout()
         layout = translate_parallel(given or {}, "set_parallel_config")
@@ -326,8 +327,6 @@ class Request:
 
     def put_written_metrics(self, recipe) -> None:
         """BLEU and ROUGE for GLM, as MindFormers measures it, where nothing else is asked for."""
-        from pet.train.metrics import check_available
-
         if "metrics" in recipe.eval.model_fields_set or not is_path(self.model) or self.in_memory():
             return
         if "glm" not in str(model_config(recipe.model.path).get("model_type", "")):
@@ -371,8 +370,6 @@ class Request:
         return self.arguments.get(f"{name}_in_columns") or (self._said.get(name) or {}).get("input_columns")
 
     def objects(self):
-        from pet.compat.objects import Objects
-
         return Objects(
             None if is_path(self.model) else self.model,
             None if is_path(self.tokenizer) else self.tokenizer,

@@ -19,6 +19,7 @@ from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.mindformers.sizes import facts_of
 from pet.compat.mindformers.training_arguments import TrainingArguments
 from pet.compat.modelarts import ON_MODELARTS
+from pet.compat.objects import put_weights
 from pet.compat.results import find_weights
 
 Main = TypeVar("Main", bound=Callable[..., Any])
@@ -97,8 +98,6 @@ def transform_and_load_checkpoint(config: MindFormerConfig, model, network, data
     Raises:
         InputError: there is nothing of this model.
     """
-    from pet.compat.objects import put_weights
-
     place = config.load_checkpoint
     if not place:
         return

@@ -15,6 +15,7 @@ from model_zoo.checkpoint.reading import load_into
 from model_zoo.checkpoint.safetensors_io import read_file
 from model_zoo.counting import parameter_shapes
 from model_zoo.errors import InputError
+from pet.auto import AutoModel
 from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import is_ckpt
 from pet.compat.mindspore_trainer.tasks import width
@@ -145,8 +146,6 @@ def build_transformer_model(
             ``.ckpt`` file.
         changes: keys of config.json to change. Where the weights no longer fit, they are random, with a warning.
     """
-    from pet.auto import AutoModel
-
     source = checkpoint_path or config_path
     if source is None:
         raise InputError("build_transformer_model: config_path is missing")

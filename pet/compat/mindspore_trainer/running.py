@@ -15,6 +15,7 @@ import numpy as np
 
 from model_zoo.errors import InputError
 from model_zoo.turns import turn
+from pet.auto import AutoModel
 from pet.compat.ckpt.doors import find_ckpt
 from pet.compat.command_line import add_switch, boolean, read, start_again
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
@@ -29,6 +30,7 @@ from pet.data.wrap import is_mindspore_dataset
 from pet.launching.environment import has_rank, read_job
 from pet.recipe.translation import Ignored, Refused, Rule, Translation
 from pet.train.callbacks import Callback
+from pet.train.distributed import DistributedContext
 
 if TYPE_CHECKING:
     from pet.recipe.schema import Recipe
@@ -193,8 +195,6 @@ class Job:
         args.tokenizer = ask(task.get_tokenizer, args)
         self.model = ask(task.get_model, args)
         if isinstance(self.model, (str, Path)):
-            from pet.auto import AutoModel
-
             self.model = AutoModel.from_pretrained(self.model)
         self.recipe, self.rates = make_recipe(args, task, self.model)
         self.objects, self.measured, self.decide = self.ask_data()
@@ -276,8 +276,6 @@ class Job:
         elif asked[0]:
             function(self.model, data, args.output_dir, "test")
         else:
-            from pet.train.distributed import DistributedContext
-
             rows = rows_of(data)
             feed = make_feed(
                 rows, self.recipe, self.model, args.tokenizer, DistributedContext(), self.objects, train=False
