@@ -8,7 +8,7 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -28,12 +28,10 @@ from pet.compat.results import find_weights
 from pet.compat.translation import OWN_STEP, clip, elsewhere, number, per_process, positive
 from pet.data.wrap import is_mindspore_dataset
 from pet.launching.environment import has_rank, read_job
+from pet.recipe.schema import Recipe
 from pet.recipe.translation import Ignored, Refused, Rule, Translation
 from pet.train.callbacks import Callback
 from pet.train.distributed import DistributedContext
-
-if TYPE_CHECKING:
-    from pet.recipe.schema import Recipe
 
 INTERNAL = Ignored("the environment says it")
 PROCESSES = Ignored("it says which processes are started")
