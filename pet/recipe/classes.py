@@ -84,6 +84,12 @@ def find_objective(name: str) -> type:
     return find_class("train.objective", name, OBJECTIVES, PARTS, "objective", "pet.train.objectives.base.Objective")
 
 
+def built_in(objective: Any) -> str | None:
+    """The name that recipes have for an objective; None for one of the user's own."""
+    path = f"{type(objective).__module__}:{type(objective).__name__}"
+    return next((name for name, its in OBJECTIVES.items() if its == path), None)
+
+
 def rows_of(objective: str) -> dict[str, Any]:
     """How an objective reads rows, as settings of the data; nothing where it leaves that to ``data.format``."""
     if objective in OBJECTIVES:  # their classes are MindSpore's, which looking at data does without

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pet.recipe.classes import COMPARED, JUDGING
 from pet.recipe.training import COMPARED_BY, GENERATED, Eval
+from pet.recipe.training_rules import given
 
 SCHEDULE = ("eval.every_steps", "eval.every_epochs")
 
@@ -27,7 +29,7 @@ def problems(section: Eval, held_out: bool, give: str = "set data.eval") -> Iter
         "load_best_model_at_end": section.load_best_model_at_end,
         "generate": section.generate == "ends",
     }
-    for name in () if schedule else (name for name, given in along.items() if given):
+    for name in () if schedule else (name for name, asked in along.items() if asked):
         needed = "needs evaluations along the way; set eval.every_steps or eval.every_epochs"
         yield f"eval.{name}", " ".join(SCHEDULE), needed
     if section.generate == "ends" and section.best_metric in GENERATED:
@@ -38,3 +40,19 @@ def problems(section: Eval, held_out: bool, give: str = "set data.eval") -> Iter
         yield "eval.best_metric", "eval.metrics", why
     if len(set(section.metrics)) < len(section.metrics):
         yield "eval.metrics", "", "names a metric twice"
+
+
+def unmeasured(section: Eval, objective: str) -> Iterator[tuple[str, str, str]]:
+    """The same of metrics that an objective has not."""
+    wrong = {}
+    if objective in JUDGING and (written := section.written):
+        wrong["metrics"] = f"{', '.join(written)}: the model judges texts and writes no answers"
+    if "f1" in section.metrics and objective != "classification":
+        wrong["metrics"] = "f1 is measured with train.objective: classification"
+    if "accuracy" in section.metrics and objective in COMPARED:
+        wrong["metrics"] = f"accuracy is of tokens or of labels; with {objective} reward_accuracy is always measured"
+    elif "perplexity" in section.metrics and given(section, "metrics") and objective in (*COMPARED, *JUDGING):
+        wrong["metrics"] = f"perplexity is of tokens one by one, which {objective} does not measure"
+    if section.best_metric in COMPARED_BY and objective not in COMPARED:
+        wrong["best_metric"] = f"is measured with {', '.join(COMPARED)}"
+    yield from ((f"eval.{name}", "train.objective", why) for name, why in wrong.items())

@@ -24,7 +24,6 @@ from pet.recipe.classes import COMPARED, JUDGING
 from pet.recipe.data import WITHOUT_QUESTIONS, Reading
 from pet.recipe.fields import ADAPTERS_OFF, PRECOMPUTE, is_jinja
 from pet.recipe.schema import Recipe
-from pet.recipe.training import COMPARED_BY
 from pet.recipe.training_rules import Finding, given, length, restarts, without_effect
 
 
@@ -131,22 +130,8 @@ def preferences(recipe: Recipe) -> Iterator[Finding]:
     for name in ("train", "eval") if train.objective == "kto" else ():
         if (getattr(recipe, name).batch_size or 2 * recipe.parallel.data) // recipe.parallel.data % 2:
             yield f"{name}.batch_size", "train.objective", f"kto: {EXCHANGED}"
-    if train.objective in JUDGING:
-        if recipe.adapter.method != "none" and not named(recipe.adapter.method).targeted:
-            yield "adapter.method", "train.objective", f"{recipe.adapter.method} {NO_HEAD}; expected lora, for one"
-        if written := recipe.eval.written:
-            yield (
-                "eval.metrics",
-                "train.objective",
-                f"{', '.join(written)}: the model judges texts and writes no answers",
-            )
-    if "f1" in recipe.eval.metrics and train.objective != "classification":
-        yield "eval.metrics", "train.objective", "f1 is measured with train.objective: classification"
-    if "accuracy" in recipe.eval.metrics and train.objective in COMPARED:
-        why = f"accuracy is of tokens or of labels; with {train.objective} reward_accuracy is always measured"
-        yield "eval.metrics", "train.objective", why
-    if recipe.eval.best_metric in COMPARED_BY and train.objective not in COMPARED:
-        yield "eval.best_metric", "train.objective", f"is measured with {', '.join(COMPARED)}"
+    if train.objective in JUDGING and recipe.adapter.method != "none" and not named(recipe.adapter.method).targeted:
+        yield "adapter.method", "train.objective", f"{recipe.adapter.method} {NO_HEAD}; expected lora, for one"
     for name in (*ASKED, "train_on") if train.objective == "classification" else ():
         if given(recipe.data, name):
             yield f"data.{name}", "train.objective", "has no effect: texts are judged as they stand, without a prompt"
@@ -169,6 +154,7 @@ def evaluation(recipe: Recipe) -> Iterator[Finding]:
         elif name != "eval_rows" and getattr(data, name) is not None and data.eval_fraction:
             yield f"data.{name}", "data.eval_fraction", "rows held out of data.train are in its format"
     yield from evaluation_rules.problems(evaluation, bool(data.eval or data.eval_fraction))
+    yield from evaluation_rules.unmeasured(evaluation, recipe.train.objective)
 
 
 def generation(recipe: Recipe) -> Iterator[Finding]:
@@ -212,7 +198,12 @@ def data(recipe: Recipe) -> Iterator[Finding]:
             yield f"data.{name}", f"data.{path}", f"{count} {what} for {paths} paths in data.{path}"
     paths = {name: getattr(settings, name) or [] for name in ("train", "eval", "test")}
     every = {f"data.{name}.{index}": path for name in paths for index, path in enumerate(paths[name])}
+    whole = recipe.train.objective in (*COMPARED, "classification")
     for at, reading in {"data": settings, **every}.items():
+        for name in ("format", "eval_format") if whole and isinstance(reading, Reading) else ():
+            if getattr(reading, name, "auto") not in ("auto", "mindrecord", None):
+                why = f"has no effect: {recipe.train.objective} reads rows by the names of their columns"
+                yield f"{at}.{name}", "train.objective", why
         for name, other, message in prompts(reading) if isinstance(reading, Reading) else ():
             yield f"{at}.{name}", f"{at}.{other}", message
         if recipe.train.objective in COMPARED and getattr(reading, "train_on", "") == "all":

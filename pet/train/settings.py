@@ -63,16 +63,18 @@ def with_settings(train, settings: dict[str, Any]):
     return found
 
 
-def eval_settings(eval, evaluation, data, directory):
+def eval_settings(eval, evaluation, data, directory, objective):
     """An ``eval`` section as it is, or of its fields.
 
     Args:
         evaluation, data, directory: what measures, what it measures on, and where the best checkpoint is kept; or None.
+        objective: what is learnt; one of the user's own measures what it likes.
 
     Raises:
         InputError: it is neither; an unknown field, a value that it cannot have, or a setting that takes no effect.
     """
-    from pet.recipe.evaluation_rules import problems
+    from pet.recipe.classes import built_in
+    from pet.recipe.evaluation_rules import problems, unmeasured
     from pet.recipe.problems import checked
     from pet.recipe.training import Eval
 
@@ -80,7 +82,10 @@ def eval_settings(eval, evaluation, data, directory):
     if not isinstance(eval, Eval):
         found = checked(Eval, "eval", section("eval", eval))
         held_out = evaluation is not None or data is not None
-        faults = [f"{name}: {message}" for name, _, message in problems(found, held_out, "give eval_data")]
+        wrong = [*problems(found, held_out, "give eval_data")]
+        if evaluation is None and (learnt := built_in(objective)):
+            wrong += unmeasured(found, learnt)
+        faults = [f"{name}: {message}" for name, _, message in wrong]
         said = [name for name in OF_ANSWERS if name in found.model_fields_set] + ["metrics"] * bool(found.written)
         faults += [f"eval.{name}: is about answers to questions; batches hold none" for name in said if not evaluation]
         if found.batch_size is not None and data is not None and not isinstance(data, (str, os.PathLike)):

@@ -111,7 +111,7 @@ class Trainer(Measuring, Saving):
             settings["objective"], objective = objective, None
         self.settings = with_settings(train, settings)
         self.objective = make_objective(self.settings, forward_step, objective)
-        self.begin_measuring(evaluation, eval_settings(eval, evaluation, eval_data, directory))
+        self.begin_measuring(evaluation, eval_settings(eval, evaluation, eval_data, directory, self.objective))
         self.model, self.distributed, self.title = model, distributed or DistributedContext.alone(), title
         registry(model)  # anything else is no model
         self.begin_saving(directory, save_extra, origins)

@@ -35,6 +35,7 @@ from pet.train.evaluate import LossEvaluation
 from pet.train.feed import BatchList, as_feed
 from pet.train.memory import present_memory
 from pet.train.noise import key_setter
+from pet.train.objectives.causal import CausalLM
 from pet.train.origins import origins_of_objects
 from pet.train.stop import Interrupted, LossWatch, RunFailed, check_signals
 from pet.train.trainer import Trainer
@@ -1087,6 +1088,11 @@ def test_no_training_where_adapters_are_disabled(batch):
             r"eval\.metrics: is about answers to questions; batches hold none",
         ),
         ({"eval": {"best_metric": "accuracy"}}, r"eval\.best_metric: accuracy is not measured"),
+        (
+            {"objective": "dpo", "eval": {"metrics": ["loss", "accuracy"]}},
+            "with dpo reward_accuracy is always measured",
+        ),
+        ({"objective": CausalLM(), "eval": {"metrics": ["loss", "f1"]}}, "f1 is measured with train.objective: class"),
         ({"eval": {"batch_size": 2}, "eval_data": [{}]}, r"eval\.batch_size: takes no effect on batches"),
     ],
 )
