@@ -238,10 +238,10 @@ class Trainer(Measuring, Saving):
 
     def announce(self) -> str:
         """What happens when a signal comes now."""
-        saved = ", with everything saved" if self.directory else ""
-        if self.distributed.size == 1 and self.directory and self.phase in stop.ANNOUNCED:
+        saved, alone = ", with everything saved" if self.directory else "", self.distributed.size == 1
+        if alone and self.directory and self.phase in stop.ANNOUNCED:
             return stop.ANNOUNCED[self.phase]
-        return f"ending after this step{saved}"
+        return f"ending after this step{saved}{' where no process has failed' if saved and not alone else ''}"
 
     def run_steps(self, begin: float, signals: stop.Signals) -> None:
         """The steps that are left."""

@@ -966,6 +966,14 @@ def test_data_without_a_pair_is_refused(toy, batch):
     make(toy(), loader, loader, objective="orpo")
 
 
+def test_a_process_among_others_promises_no_more_than_they_keep(toy, batch, tmp_path):
+    """Another one may be gone, for which the signal comes: nothing is saved then, since all would have to take part."""
+    trainer = make(toy(), [batch(2)], directory=tmp_path)
+    assert trainer.announce() == "ending after this step, with everything saved"
+    trainer.distributed = types.SimpleNamespace(size=2)
+    assert trainer.announce().endswith("with everything saved where no process has failed")
+
+
 @pytest.mark.parametrize("prompt", (False, True))
 def test_what_ended_one_call_does_not_end_the_next(toy, batch, monkeypatch, prompt):
     """Ctrl-C is a program's KeyboardInterrupt, and nothing else at a prompt, which SystemExit would end."""
