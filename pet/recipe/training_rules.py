@@ -94,6 +94,10 @@ def without_effect(train: Any) -> Iterator[tuple[str, str, str]]:
             yield name, chooser, f"has no effect with train.{chooser}: {chosen}; it belongs to {', '.join(users)}"
     if train.warmup_most is not None and (train.warmup >= 1 or train.warmup == 0):
         yield "warmup_most", "warmup", f"has no effect with train.warmup: {train.warmup}"
+    if train.decay_vectors and not train.weight_decay:
+        yield "decay_vectors", "weight_decay", "has no effect without train.weight_decay"
+    if idle := [group.match for group in train.groups if group.learning_rate is None and group.weight_decay is None]:
+        yield "groups", "groups", f"{', '.join(idle[0])}: has no effect without a learning_rate or a weight_decay"
     for name in ("restart_warmup", "restart_decay", "restart_prune"):
         if train.restart_every is None and given(train, name):
             yield name, "restart_every", "has no effect without train.restart_every"

@@ -401,6 +401,12 @@ def test_all_problems_in_one_report(write):
         ),
         (["train.momentum=0.5"], "train.momentum", "no effect with train.optimizer: adamw; it belongs to momentum"),
         (["train.power=3"], "train.power", "it belongs to polynomial"),
+        (["train.decay_vectors=true"], "train.decay_vectors", "no effect without train.weight_decay"),
+        (
+            ["train.groups=[{match: lora_B}]"],
+            "train.groups",
+            "lora_B: has no effect without a learning_rate",
+        ),
         (["train.loss_scale.initial=8"], "train.loss_scale", "it belongs to fp16"),
         (["train.warmup=0", "train.warmup_power=2"], "train.warmup_power", "has no effect without a warm-up"),
         (["train.warmup=0", "train.warmup_from=0.1"], "train.warmup_from", "has no effect without a warm-up"),
