@@ -21,7 +21,7 @@ import dataclasses
 import hashlib
 import pickle
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import mindspore as ms
 import numpy as np
@@ -150,6 +150,27 @@ def _count_in_graph(operation, label, shape, itemsize):
 # In graphs -----------------------------------------------------------------------------------------------------------
 
 
+def in_graphs(group: Group) -> bool:
+    """Whether a compiled graph can sum over a group: before 2.8 MindSpore's operators for a CPU know the group of all
+    processes alone."""
+    return group.name in ("", world_group()) or not (on_cpu() and ms.__version__.startswith("2.7."))
+
+
+def summing(group: Group) -> Callable[[Tensor], Tensor]:
+    """What sums a tensor over a group: an operator, and where graphs have none, a function for outside of them."""
+    if in_graphs(group):
+        return ops.AllReduce(group=group.name)
+
+    def total(x: Tensor) -> Tensor:
+        result = x.copy()
+        with waiting():
+            distributed.all_reduce(result, group=group.name)
+            _arrived(result)
+        return result
+
+    return total
+
+
 class GroupSum(nn.Cell):
     """The sum of a tensor over a group, also within a compiled graph. No derivative: use the two cells below."""
 
@@ -157,7 +178,7 @@ class GroupSum(nn.Cell):
         super().__init__()
         self.group, self.label = group, group.label
         self.alone = group.size == 1
-        self.reduce = None if self.alone else ops.AllReduce(group=group.name)
+        self.reduce = None if self.alone else summing(group)
         # float32 by default: MCCL cannot add bfloat16, and adding halves loses bits on any backend
         self.sums, self.itemsize = getattr(ms, group.sums), 4 if group.sums == "float32" else 2
 
@@ -232,7 +253,7 @@ def all_reduce(x: Tensor, group: Group) -> Tensor:
     sums = getattr(ms, group.sums)
     sent = x if x.dtype == sums else x.astype(sums)
     _count("all_reduce", group.label, sent.size * sent.itemsize)
-    total = ops.AllReduce(group=group.name)(sent)
+    total = summing(group)(sent)
     return total if sent is x else total.astype(x.dtype)
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Mapping
 
 from mindspore import Tensor, nn, ops
@@ -37,10 +38,12 @@ from model_zoo.engine import mixture
 from model_zoo.errors import InputError
 from model_zoo.quantization.cells import QuantizedLinear
 from model_zoo.quantization.storage import is_quantized
-from pet.parallel.collectives import CopyToGroup, Group, GroupSum, ReduceFromGroup
+from pet.parallel.collectives import CopyToGroup, Group, GroupSum, ReduceFromGroup, in_graphs
 from pet.parallel.shares import too_small
 from pet.parallel.specs import ShardSpecs, acts_on_sum
 from pet.parallel.split import SPLIT, WHOLE, Division, mark
+
+log = logging.getLogger("pet")
 
 
 def shard(model: nn.Cell, group: Group, loaded: bool = True) -> nn.Cell:
@@ -82,6 +85,13 @@ def shard(model: nn.Cell, group: Group, loaded: bool = True) -> nn.Cell:
         elif role != WHOLE:
             mark(parameter, role)
     connect(cells, specs, group)
+    if not in_graphs(group):
+        model.compiles = False
+        if group.place == 0:
+            log.info(
+                "parallel.tensor: beside other groups layers run by single operators on a CPU before "
+                "MindSpore 2.8, and answers without a cache"
+            )
     for path, cell in cells.items():
         if path.startswith(model.family.layers + "."):
             for name in ("heads", "kv_heads"):

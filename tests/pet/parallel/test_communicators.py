@@ -2,10 +2,12 @@
 
 from types import SimpleNamespace
 
+import mindspore
 import pytest
 from mindspore import Parameter, Tensor, nn
 
-from pet.parallel import collectives, context
+import pet
+from pet.parallel import collectives, context, tensor
 from pet.parallel.mesh import Mesh
 from pet.parallel.specs import TIED
 from pet.parallel.split import mark
@@ -52,6 +54,21 @@ def test_names_of_groups_are_what_hccl_takes_however_many_are_in_one(monkeypatch
     groups = [collectives.make_group("data", range(start, 1024, 8)) for start in (7, 519)]
     assert [made[group.name] for group in groups] == [list(range(start, 1024, 8)) for start in (7, 519)]
     assert all(len(name) < 128 for name in made)
+
+
+@pytest.mark.parametrize(("version", "graphs"), [("2.7.2", False), ("2.8.0", True)])
+def test_a_cpu_sums_over_some_of_the_processes_outside_of_graphs_before_mindspore_2_8(monkeypatch, version, graphs):
+    everybody = collectives.Group("data", collectives.world_group(), (0, 1, 2, 3), 0)
+    half = collectives.Group("tensor", "half", (0, 1), 0)
+    monkeypatch.setattr(mindspore, "__version__", version)
+    monkeypatch.setattr(collectives.distributed, "all_reduce", lambda x, group: x.assign_value(x * len(group)))
+    assert collectives.in_graphs(everybody) and collectives.in_graphs(half) is graphs
+    model = tensor.shard(pet.AutoModel.from_pretrained("llama_tiny"), half)
+    assert model.compiles is graphs
+    if not graphs:  # with nobody else there, an operator would wait
+        number = Tensor([2.0])
+        assert collectives.all_reduce(number, half).asnumpy() == 8.0 and number.asnumpy() == 2.0
+        assert collectives.GroupSum(half)(number).asnumpy() == 8.0
 
 
 def test_each_group_after_the_first_takes_room():
