@@ -1,5 +1,6 @@
 """Which tests are in which set (support/sets.py)."""
 
+import shutil
 from itertools import combinations, product
 from types import SimpleNamespace
 
@@ -66,9 +67,8 @@ def collected(pytester, request):
     """Runs a matrix with this directory's conftest.py; returns how many passed and how many were left out."""
     here = request.path.parent
     pytester.makeini("[pytest]\nmarkers =\n    cover\n    full\n    quick\n    slow\n")
-    (pytester.path / "support").mkdir()
-    for name in ("conftest.py", "support/peers.py", "support/sets.py"):
-        (pytester.path / name).write_text((here / name).read_text())
+    shutil.copy(here / "conftest.py", pytester.path)
+    shutil.copytree(here / "support", pytester.path / "support")
     (pytester.path / "test_it.py").write_text(MATRIX)
 
     def run(*words):
