@@ -26,6 +26,7 @@ def problems(section: Eval, held_out: bool, give: str = "set data.eval") -> Iter
         yield name, "data.eval data.eval_fraction", f"there is nothing to evaluate on; {give}"
     along = {
         "patience": section.patience,
+        "min_delta": section.min_delta,
         "load_best_model_at_end": section.load_best_model_at_end,
         "generate": section.generate == "ends",
     }

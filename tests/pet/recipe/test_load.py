@@ -519,6 +519,7 @@ def test_all_problems_in_one_report(write):
             "set eval.every_steps",
         ),
         (["eval.load_best_model_at_end=true"], "eval.load_best_model_at_end", "needs evaluations along the way"),
+        (["data.eval_fraction=0.5", "eval.min_delta=0.1"], "eval.min_delta", "needs evaluations along the way"),
         (["eval.generate=ends"], "eval.generate", "needs evaluations along the way"),
         (
             [
