@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -94,6 +93,8 @@ def needed(package: str, extra: str, purpose: str) -> ModuleType:
 
 def installed(package: str) -> str | None:
     """The version of a distribution that is installed; None where there is none."""
+    from importlib.metadata import PackageNotFoundError, version  # a third of what `pet --help` would import
+
     try:
         return version(package)
     except PackageNotFoundError:
@@ -111,6 +112,8 @@ def unmet() -> Iterator[tuple[str, str]]:
     except ImportError:
         yield "packaging", "is not installed: pip install packaging"
         return
+    from importlib.metadata import requires
+
     for whose in ("mindspore-pet", "mindspore"):
         needs = requires(whose) if installed(whose) else KNOWN.get(whose)
         for need in map(Requirement, needs or ()):

@@ -1,5 +1,6 @@
 """What lies around the program: encodings that lack characters, and packages of the same name."""
 
+import importlib.metadata
 import io
 import os
 import re
@@ -238,7 +239,7 @@ def test_packages_that_another_one_changed_are_named(monkeypatch, capsys):
         "mindspore-pet": ["numpy<2,>=1.26", "tqdm", "pyyaml>9; extra == 'x'"],
         "mindspore": ["protobuf>=3.13"],
     }
-    monkeypatch.setattr(installation, "requires", needs.get)
+    monkeypatch.setattr(importlib.metadata, "requires", needs.get)
     told = {what: text for kind, what, text in doctor.packages() if kind == "bad"}
     assert told["protobuf"] == "3.1: mindspore needs another: pip install 'protobuf>=3.13'"
     assert "pyyaml" not in told and told["tqdm"] == "is not installed: pip install 'tqdm'"
