@@ -198,12 +198,7 @@ def data(recipe: Recipe) -> Iterator[Finding]:
             yield f"data.{name}", f"data.{path}", f"{count} {what} for {paths} paths in data.{path}"
     paths = {name: getattr(settings, name) or [] for name in ("train", "eval", "test")}
     every = {f"data.{name}.{index}": path for name in paths for index, path in enumerate(paths[name])}
-    whole = recipe.train.objective in (*COMPARED, "classification")
     for at, reading in {"data": settings, **every}.items():
-        for name in ("format", "eval_format") if whole and isinstance(reading, Reading) else ():
-            if getattr(reading, name, "auto") not in ("auto", "mindrecord", None):
-                why = f"has no effect: {recipe.train.objective} reads rows by the names of their columns"
-                yield f"{at}.{name}", "train.objective", why
         for name, other, message in prompts(reading) if isinstance(reading, Reading) else ():
             yield f"{at}.{name}", f"{at}.{other}", message
         if recipe.train.objective in COMPARED and getattr(reading, "train_on", "") == "all":

@@ -15,6 +15,7 @@ from model_zoo.checkpoint import ckpt_io as ckpt_file
 from model_zoo.checkpoint.ckpt_io import CkptFile, write_ckpt
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, read_file, write_file
 from model_zoo.errors import InputError
+from model_zoo.families import PRESETS
 from pet.compat.ckpt.doors import config_for, find_ckpt, to_directory, to_file
 from pet.compat.ckpt.lora import to_adapter, to_lora_file
 from pet.compat.ckpt.names import Form
@@ -376,10 +377,8 @@ def test_scripts_that_lie_beside_a_file_or_its_yaml_are_no_part_of_the_model(fix
 
 
 def test_the_configuration_is_found(tmp_path, monkeypatch):
-    from model_zoo import presets
-
-    small = {**presets.PRESETS["gpt2"], "n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 11, "n_positions": 4}
-    monkeypatch.setitem(presets.PRESETS, "gpt2_mini", small)
+    small = {**PRESETS["gpt2"], "n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 11, "n_positions": 4}
+    monkeypatch.setitem(PRESETS, "gpt2_mini", small)
     from model_zoo.counting import parameter_shapes
 
     (tmp_path / "hf").mkdir()
@@ -390,7 +389,7 @@ def test_the_configuration_is_found(tmp_path, monkeypatch):
     file = tmp_path / "place/mini.ckpt"
     to_file(tmp_path / "hf", file)
     assert config_for(file) == small
-    monkeypatch.setitem(presets.PRESETS, "gpt2_other", {**small, "n_head": 4})
+    monkeypatch.setitem(PRESETS, "gpt2_other", {**small, "n_head": 4})
     with pytest.raises(InputError, match="gpt2_mini, gpt2_other have tensors of these shapes"):
         config_for(file)
     shutil.copy(tmp_path / "hf/config.json", file.parent / "config.json")

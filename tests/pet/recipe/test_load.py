@@ -438,7 +438,6 @@ def test_all_problems_in_one_report(write):
             "eval.metrics",
             "which simpo does not measure",
         ),
-        (["train.objective=dpo", "data.format=chat"], "data.format", "reads rows by the names of their columns"),
         (["data.format=chat", "data.padding=0"], "data.padding", "token ids, which chat rows are not"),
         (["data.format=text", "data.labels_ahead=true"], "data.labels_ahead", "token ids, which text rows are not"),
         (

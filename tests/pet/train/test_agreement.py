@@ -189,7 +189,8 @@ def test_measuring_and_scripts_compare_as_training_does(machines, base, tmp_path
     def refuse(*_, **__):
         raise InputError("differs")
 
-    monkeypatch.setattr(agreement, "check_alike", refuse)
+    for module in (agreement, objects):
+        monkeypatch.setattr(module, "check_alike", refuse)
     recipe = from_dict({}, {**OF_A_SCRIPT, "output.dir": str(tmp_path / "run")}, check_files=False)
     script = objects.Objects(model=nn.Dense(1, 1))
     call = {

@@ -20,6 +20,7 @@ from pet.planning import room
 from pet.recipe.loading import from_dict
 from pet.train import feed
 from pet.train.distributed import DistributedContext
+from pet.train.feed import count_useful
 from pet.train.objectives.reference import Score, documents_of, keys_of
 from pet.train.prepare import prepare
 from pet.train.trainer import Trainer
@@ -40,7 +41,7 @@ def test_log_probabilities_beside_a_shared_question(base, comparisons):
                     backwards = shared and key % 2 == 0  # the first of two answers
                     answers[key] = values[values != 0][:: -1 if backwards else 1]
         found.append(answers)
-        tokens.append(sum(batch.useful_tokens for batch in loader.batches(0)))
+        tokens.append(sum(map(count_useful, loader.batches(0))))
     assert len(found[0]) == 12 and tokens[1] < 0.85 * tokens[0]
     for key, expected in found[0].items():
         np.testing.assert_allclose(found[1][key], expected, atol=2e-5)
@@ -87,7 +88,7 @@ def test_pet_data_shows_what_a_run_does(capsys, tmp_path):
         chosen = next(line for line in said.splitlines() if "← chosen" in line)
         steps = loader.steps_per_epoch()
         assert f"{loader.padding():.1%} in {steps} step{'s' * (steps != 1)}, 1 shape" in chosen
-        tokens = sum(batch.useful_tokens for batch in loader.batches())
+        tokens = sum(map(count_useful, loader.batches(0)))
         assert f"  {tokens} tokens in rows: a pair's question stands there once" in said
         assert tokens < 0.8 * loader.dataset.lengths.sum()
 
