@@ -52,8 +52,16 @@ class Source(NamedTuple):
             raise InputError(f"{whole}, so there is no adapter to {asked}")
 
     def accompany(self, stage: Path) -> None:
-        """Tokenizer, template, generation settings and README.md for what lies in `stage`."""
-        accompany(stage, self)
+        """Puts what an adapter or a merged model needs beside its weights, which lie in `stage`."""
+        base = find_model(self.base)
+        tokenizer = tokenizer_of(base, self.recipe, self.result)
+        tokenizer.save_pretrained(stage)
+        if (template := template_of(tokenizer)) != tokenizer.chat_template:  # here its own prompt style goes first
+            write_text(stage / "chat_template.jinja", template)
+        write_json(stage / "generation_config.json", generation_settings(base, tokenizer, self.recipe))
+        if self.run is not None and (self.run / "loss.png").is_file():
+            shutil.copyfile(self.run / "loss.png", stage / "loss.png")
+        write_text(stage / "README.md", "\n".join(card(stage, self, base, tokenizer)) + "\n")
 
 
 def share(stage: Path, source: Source) -> None:
@@ -65,20 +73,7 @@ def share(stage: Path, source: Source) -> None:
         # so that whoever gets the adapter knows what it belongs on
         values["base_model_name_or_path"] = values.get("base_model_name_or_path") or source.base
         write_json(stage / CONFIG, values)
-    accompany(stage, source)
-
-
-def accompany(stage: Path, source: Source) -> None:
-    """Puts what an adapter or a merged model needs beside its weights, which lie in `stage`."""
-    base, run = find_model(source.base), source.run
-    tokenizer = tokenizer_of(base, source.recipe, source.result)
-    tokenizer.save_pretrained(stage)
-    if (template := template_of(tokenizer)) != tokenizer.chat_template:  # here its own prompt style goes first
-        write_text(stage / "chat_template.jinja", template)
-    write_json(stage / "generation_config.json", generation_settings(base, tokenizer, source.recipe))
-    if run is not None and (run / "loss.png").is_file():
-        shutil.copyfile(run / "loss.png", stage / "loss.png")
-    write_text(stage / "README.md", "\n".join(card(stage, source, base, tokenizer)) + "\n")
+    source.accompany(stage)
 
 
 def tokenizer_of(base: Path, recipe: Recipe | None, result: Path) -> Tokenizer:

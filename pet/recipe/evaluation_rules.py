@@ -45,15 +45,15 @@ def problems(section: Eval, held_out: bool, give: str = "set data.eval") -> Iter
 
 def unmeasured(section: Eval, objective: str) -> Iterator[tuple[str, str, str]]:
     """The same of metrics that an objective has not."""
-    wrong = {}
+    metrics, chooser = "eval.metrics", "train.objective"
     if objective in JUDGING and (written := section.written):
-        wrong["metrics"] = f"{', '.join(written)}: the model judges texts and writes no answers"
+        yield metrics, chooser, f"{', '.join(written)}: the model judges texts and writes no answers"
     if "f1" in section.metrics and objective != "classification":
-        wrong["metrics"] = "f1 is measured with train.objective: classification"
+        yield metrics, chooser, "f1 is measured with train.objective: classification"
     if "accuracy" in section.metrics and objective in COMPARED:
-        wrong["metrics"] = f"accuracy is of tokens or of labels; with {objective} reward_accuracy is always measured"
-    elif "perplexity" in section.metrics and given(section, "metrics") and objective in (*COMPARED, *JUDGING):
-        wrong["metrics"] = f"perplexity is of tokens one by one, which {objective} does not measure"
+        why = f"accuracy is of tokens or of labels; with {objective} reward_accuracy is always measured"
+        yield metrics, chooser, why
+    if "perplexity" in section.metrics and given(section, "metrics") and objective in (*COMPARED, *JUDGING):
+        yield metrics, chooser, f"perplexity is of tokens one by one, which {objective} does not measure"
     if section.best_metric in COMPARED_BY and objective not in COMPARED:
-        wrong["best_metric"] = f"is measured with {', '.join(COMPARED)}"
-    yield from ((f"eval.{name}", "train.objective", why) for name, why in wrong.items())
+        yield "eval.best_metric", chooser, f"is measured with {', '.join(COMPARED)}"

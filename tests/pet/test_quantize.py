@@ -146,7 +146,7 @@ def test_merging_on_disk_goes_into_either_base(fixtures, tmp_path, monkeypatch):
     assert dtype == "bfloat16" and np.abs(found - (plain + change)).max() < 2e-3
     found, dtype = merged(base, dequantize=True)
     assert dtype == "float32" and np.array_equal(found, (trained_on + change).astype(np.float32))
-    monkeypatch.setattr("pet.model_card.accompany", lambda *arguments: None)  # the base has no tokenizer to copy
+    monkeypatch.setattr("pet.model_card.Source.accompany", lambda *arguments: None)  # the base has no tokenizer to copy
     command = ["export", str(tmp_path / "adapter"), "--base", str(base), "--output", str(tmp_path / "exported")]
     assert main([*command, "--dequantize"]) == 2, "an adapter as it is"
     assert main([*command, "--merged", "--dequantize"]) == 0

@@ -59,8 +59,8 @@ class Watched:
 
     def save_model(self, output_dir: str | os.PathLike | None = None, internal_call: bool = False) -> None:
         """Writes the model that `predict` asks, and its tokenizer where it has one, for ``from_pretrained``: a Hugging
-        Face checkpoint; of a model with an adapter the adapter alone, as PEFT reads it. Of a job the first process
-        writes.
+        Face checkpoint; of a model with an adapter the adapter alone, as PEFT reads it, and of several those that are
+        not called default in directories of their names, as PEFT has them. Of a job the first process writes.
 
         Args:
             output_dir: default: where a model's ``save_pretrained`` writes.
@@ -73,7 +73,7 @@ class Watched:
         if read_job().rank == 0:
             place, names = place_of(output_dir, None), list_adapters(model)
             for name in names:
-                save_adapter(model, place, name)
+                save_adapter(model, place if len(names) == 1 or name == "default" else Path(place) / name, name)
             if not names:
                 model.save_pretrained(place)
             if tokenizer is not None:

@@ -142,6 +142,10 @@ def test_a_trainer_saves_its_model(tmp_path, monkeypatch):
         "adapter_config.json",
         "adapter_model.safetensors",
     ]
+    pet.add_adapter(own, pet.LoRAConfig(rank=3), "other")
+    trainer.save_model("both")
+    ranks = [json.loads((Path("both") / place / "adapter_config.json").read_text())["r"] for place in ("", "other")]
+    assert ranks == [2, 3]
     trainer = Trainer(model="llama_tiny")
     monkeypatch.setattr(watching, "read_job", lambda: SimpleNamespace(rank=1))
     trainer.save_model("others")

@@ -13,9 +13,11 @@ import pytest
 from model_zoo.errors import InputError
 from pet.data.plan import PACKED_TOGETHER
 from pet.recipe import dump, json_schema, load, trl_names
+from pet.recipe.evaluation_rules import unmeasured
 from pet.recipe.keys import known_keys, path_keys, walk
 from pet.recipe.loading import from_dict
 from pet.recipe.overrides import parse_override
+from pet.recipe.training import Eval
 from pet.train.callbacks import Callback
 
 GOOD = """\
@@ -604,6 +606,11 @@ def test_rules(write, changes, key, words):
     assert len(found) == 1, found
     assert f"{key}: " in found[0]
     assert words in found[0]
+
+
+def test_every_metric_that_an_objective_lacks_is_named():
+    found = [why.split()[0] for _, _, why in unmeasured(Eval(metrics=["bleu", "f1", "accuracy"]), "reward")]
+    assert found == ["bleu:", "f1", "accuracy"]
 
 
 @pytest.mark.parametrize(
