@@ -165,9 +165,9 @@ def changed(settings: Any, **changes: Any) -> Any:
     """A `DataSettings` with options of the command line. Raises InputError: the template has no place for them."""
     from pet.recipe.rules import prompts
 
-    settings = dataclasses.replace(settings, **changes)
+    settings = settings.of(settings, **changes)
     options = {"enable_thinking": "thinking"}
-    asked = dataclasses.replace(settings, format="auto")  # whatever rows the model has learnt
+    asked = settings.of(settings, format="auto")  # whatever rows the model has learnt
     wrong = ((options.get(name, name), why) for name, _, why in prompts(asked) if name in changes)
     InputError.raise_any(f"--{name}: {why}" for name, why in wrong)
     return settings

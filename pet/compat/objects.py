@@ -113,12 +113,12 @@ def make_feed(data, recipe, model, tokenizer, distributed, objects: Objects, tra
     collate_fn = None
     own = is_mindspore_dataset(data)
     if own:  # which has left out what it leaves out
-        settings = dataclasses.replace(settings, drop_last=False)
+        settings = settings.of(settings, drop_last=False)
     if (records := as_records(data) if own or tokenizer is None else None) is not None:
         limit = settings.max_length if "max_length" in recipe.data.model_fields_set else _room(model)
         dataset = from_mindspore(records, limit, *settings.of_ids)
         longest = max(len(dataset[index][0]) for index in range(len(dataset)))
-        settings = dataclasses.replace(settings, max_length=max(2, longest))
+        settings = settings.of(settings, max_length=max(2, longest))
         if own and "batch_size" not in recipe.train.model_fields_set and train:
             rows = max(data.get_batch_size(), 1) * distributed.data_size
     elif isinstance(data, (str, Path)) or (

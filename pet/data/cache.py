@@ -78,7 +78,6 @@ def settings_digest(tokenizer: Any, settings: DataSettings) -> str:
 
     deciding = (*Reading.model_fields, "max_length", "min_length", "max_samples")  # the others only arrange samples
     chosen = {name: getattr(settings, name) for name in deciding}
-    chosen |= {name: dict(chosen[name] or {}) for name in ("columns", "roles")}
     if settings.conversations is not None:
         chosen["conversations"] = source_of(settings.conversations)
     text = json.dumps([VERSION, chosen], sort_keys=True) + tokenizer_digest(tokenizer)

@@ -88,7 +88,7 @@ class Encoder:
         self.any_order = (template is None and own is not None) or is_template_file(template)
         if (jinja := chat_template(template)) is not None:
             self.tokenizer = self.tokenizer.with_chat_template(*jinja)
-            self.settings = replace(self.settings, template=None)
+            self.settings = DataSettings.of(self.settings, template=None)
         else:
             for text in filter(None, (template, self.settings.template_without_input)):
                 parse_template(text)
@@ -99,7 +99,7 @@ class Encoder:
         made: dict[str, Encoder] = {}
         for given in own.values():
             if (key := repr(given)) not in made:
-                made[key] = cls(tokenizer, replace(settings, **given))
+                made[key] = cls(tokenizer, DataSettings.of(settings, **given))
         return cls(tokenizer, settings, {path: made[repr(given)] for path, given in own.items()})
 
     def of(self, path: Path) -> Encoder:
@@ -116,7 +116,7 @@ class Encoder:
 
     def __getstate__(self) -> dict[str, Any]:
         """What is sent to a process. Rows are read in this one, and no other needs a function of the user's own."""
-        return {**vars(self), "settings": replace(self.settings, conversations=None)}
+        return {**vars(self), "settings": DataSettings.of(self.settings, conversations=None)}
 
     def options(self, row: Row) -> dict[str, Any]:
         """What of a row and of the settings goes to the tokenizer's ``prompt`` and ``example`` beside messages."""
@@ -277,7 +277,7 @@ class Encoder:
         """Which tokens stay of each document of a row that is too long."""
         if row.messages is None:
             return [list(range(limit))]
-        own = replace(self, settings=replace(self.settings, train_on="answers"))
+        own = replace(self, settings=DataSettings.of(self.settings, train_on="answers"))
         every = [turns_of(own.tokens(row, messages)[1]) for messages in (row.messages, *row.others)]
         if self.settings.compares or len(every) > 1:
             return kept_of_pairs(every, limit)

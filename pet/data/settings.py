@@ -2,78 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ConfigDict
 
 from model_zoo.errors import InputError, nearest
+from pet.recipe.data import Batching, Data, Reading
+from pet.recipe.overrides import plain
+from pet.recipe.problems import said_of
 
 FULL = "the model's context has room for no more"
 
 
-@dataclass(frozen=True)
-class DataSettings:
-    """How rows of files become samples, and samples become batches, by the names, bounds and defaults of a recipe's
-    ``data`` section, whose fields say what each means (`pet.recipe.data.Data`).
+class DataSettings(Batching, Reading):
+    """How rows of files become samples, and samples become batches: of a recipe's ``data`` section (`pet.recipe.data`)
+    what concerns no file, and what is no setting of a recipe.
 
     Attributes:
-        conversations, documents: of the objective, see `pet.train.objectives.base.Objective`; no settings of a recipe.
-        compares: whether it reads rows itself; no setting of a recipe either.
+        conversations, documents: of the objective, see `pet.train.objectives.base.Objective`.
+        compares: whether it reads rows itself.
         share_question: whether two documents of a sample stand in a row with what they begin with together once
-            (:mod:`pet.data.packing`); no setting of a recipe either.
-        longer: what a user is told of rows that are longer than `max_length`; no setting of a recipe either.
+            (:mod:`pet.data.packing`).
+        longer: what a user is told of rows that are longer than `max_length`.
 
     Raises:
         InputError: a value that a recipe could not have.
     """
 
-    format: str = "auto"
-    columns: Mapping[str, str] | None = None
-    roles: Mapping[str, str] | None = None
-    template: str | None = None
-    template_without_input: str | None = None
-    enable_thinking: bool | None = None
-    system: str | None = None
-    train_on: str = "answers"
-    padding: int | None = None
-    padding_ends: bool = False
-    labels_ahead: bool = False
-    other_labels: bool = False
-    max_length: int = 512
-    min_length: int | None = None
-    max_prompt: int | None = None
-    max_answer: int | None = None
-    too_long: str = "cut"
-    packing: str = "pack"
-    buckets: Sequence[int] | None = None
-    drop_last: bool = False
-    max_samples: int | None = None
-    rows: Sequence[str] | None = None
-    deduplicate: bool = False
-    shuffle: bool = True
-    seed: int | None = None
-    workers: int | None = None
-    streaming: bool = False
-    stream_window: int = 8192
-    cache_dir: str | None = None
+    model_config = ConfigDict(frozen=True)
+
     conversations: Callable[[dict[str, Any]], list[list[dict[str, str]]]] | None = None
     documents: int = 1
     compares: bool = False
     share_question: bool = False
     longer: str = "raise it"
 
-    def __post_init__(self) -> None:
-        from pet.recipe.data import Data
-        from pet.recipe.problems import checked
+    if not TYPE_CHECKING:  # the keywords are the fields
 
-        given = {name: value for name, value in vars(self).items() if name in Data.model_fields}
-        buckets = None if self.buckets is None else list(self.buckets)
-        mapped = {name: dict(getattr(self, name) or {}) for name in ("columns", "roles")}
-        checked(Data, "data", {**given, **mapped, "buckets": buckets})
-        if self.packing == "buckets" and buckets and max(buckets) < self.max_length:
-            raise InputError(
-                f"data.buckets: the longest is {max(buckets)}, but a sample may have max_length = {self.max_length}"
-            )
+        def __init__(self, **given: Any) -> None:
+            mapped = {name: given[name] or {} for name in ("columns", "roles") if name in given}
+            with said_of("data", given):
+                super().__init__(**plain({**given, **mapped}))
+            if self.packing == "buckets" and self.buckets and max(self.buckets) < self.max_length:
+                raise InputError(
+                    f"data.buckets: the longest is {max(self.buckets)}, but a sample may have max_length = "
+                    f"{self.max_length}"
+                )
 
     @property
     def of_ids(self) -> tuple[Any, ...]:
@@ -98,9 +73,7 @@ class DataSettings:
         """
         if isinstance(settings, cls) and not changes:
             return settings
-        from pet.recipe.data import Data
-
-        names = {field.name for field in fields(cls)}
+        names = cls.model_fields.keys()
         found = settings
         if not isinstance(settings, Mapping):
             found = {name: getattr(settings, name) for name in names if hasattr(settings, name)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import os
 import re
@@ -151,7 +150,7 @@ def describe(
             lines += [sample_text(dataset[one][0], dataset.labels(one), tokenizer, colour) for one in every]
         lines.append("")
     loaders = {
-        packing: Loader(dataset, batch_size, dataclasses.replace(settings, packing=packing), layout=layout)
+        packing: Loader(dataset, batch_size, DataSettings.of(settings, packing=packing), layout=layout)
         for packing in ("pack", "buckets", "longest", "none")
     }
     total, labels = int(dataset.lengths.sum()), int(dataset.label_counts.sum())

@@ -178,10 +178,9 @@ DataPaths = Annotated[
 ]
 
 
-class Data(Reading):
-    """Files, their format, and the way to batches."""
+class Files(Section):
+    """What is trained on, and what it is measured by."""
 
-    _room: int | None = PrivateAttr(None)  # tokens that the model has room for, as far as its config.json says it
     train: DataPaths | None = Field(
         None,
         description="Files, or directories of files, to train on: JSON, JSONL, CSV, plain text, MindRecord, Parquet "
@@ -193,11 +192,6 @@ class Data(Reading):
         min_length=1,
         description="A weight for each path of train: how often its samples occur in an epoch. 2: twice; 0.25: a "
         "quarter of them, chosen by the seed.",
-    )
-    rows: Parts | None = Field(
-        None,
-        description='Part of the rows of each path of train: ":1000", ":5%", "80%:" or "100:200"; one for all '
-        "paths, or one for each. Default: all rows.",
     )
     eval: DataPaths | None = Field(None, description="Files to evaluate on during and after training.")
     test: DataPaths | None = Field(
@@ -214,6 +208,16 @@ class Data(Reading):
         None, description="Column names in eval and test. Default: those of columns, unless eval_format is given."
     )
     eval_rows: Parts | None = Field(None, description="Part of the rows of each path of eval and test; see rows.")
+
+
+class Batching(Section):
+    """Which rows are taken, and how their tokens become batches."""
+
+    rows: Parts | None = Field(
+        None,
+        description='Part of the rows of each path of train: ":1000", ":5%", "80%:" or "100:200"; one for all '
+        "paths, or one for each. Default: all rows.",
+    )
     max_length: int = Field(
         512,
         ge=2,
@@ -265,3 +269,9 @@ class Data(Reading):
         None,
         description="Cache directory of tokenised data. Default: mindspore-pet in the user's cache directory.",
     )
+
+
+class Data(Batching, Files, Reading):
+    """Files, their format, and the way to batches."""
+
+    _room: int | None = PrivateAttr(None)  # tokens that the model has room for, as far as its config.json says it

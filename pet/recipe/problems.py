@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
@@ -192,17 +193,24 @@ def _found(error: ValidationError, tree: Any, at: KeyPath = ()) -> Iterator[tupl
         yield from ((path, message) for message in of_key)
 
 
+@contextlib.contextmanager
+def said_of(name: str, values: dict[str, Any]) -> Iterator[None]:
+    """What pydantic finds in a section of a recipe that is made of these values is an InputError, said as of a file."""
+    try:
+        yield
+    except ValidationError as error:
+        found = _found(error, {name: values}, (name,))
+        raise InputError.collect(f"{dotted(path)}: {message}" for path, message in found) from None
+
+
 def checked(section: type[SectionType], name: str, values: dict[str, Any]) -> SectionType:
     """A section of a recipe, made of values given in code.
 
     Raises:
         InputError: what is wrong with them, as it is said of a recipe's.
     """
-    try:
+    with said_of(name, values):
         return section(**plain(values))
-    except ValidationError as error:
-        found = _found(error, {name: values}, (name,))
-        raise InputError.collect(f"{dotted(path)}: {message}" for path, message in found) from None
 
 
 def translate(error: ValidationError, tree: Any, report: Report) -> None:

@@ -7,7 +7,6 @@ alone do not tell. `pet.data.Loader` is one.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import logging
 import os
@@ -151,7 +150,7 @@ def look_ahead(model) -> None:
 def placing(settings: DataSettings, model) -> dict[str, Any]:
     """``settings`` and ``layout`` of a loader whose batches are for a model (`MetaModel` will do)."""
     shares = settings.share_question and shares_question(model, settings)
-    return {"settings": dataclasses.replace(settings, share_question=shares), "layout": layout_of(model)}
+    return {"settings": DataSettings.of(settings, share_question=shares), "layout": layout_of(model)}
 
 
 def complete(batch: dict[str, Any], model=None, index: int = 0) -> dict[str, Any]:
@@ -293,7 +292,7 @@ def file_feed(path: str | os.PathLike, model, accumulation: int, settings: Train
         raise InputError(f"batch_size: {settings.batch_size} rows cannot be shared by {distributed.data_size} replicas")
     tokenizer = AutoTokenizer.from_pretrained(directory)
     room = getattr(model, "room", dims.context)
-    length = max(2, min(DataSettings.max_length, room))
+    length = max(2, min(DataSettings.model_fields["max_length"].default, room))
     longer = FULL if length == room else "pet.data.load_dataset (max_length) and make_loader make longer ones"
     how = DataSettings(max_length=length, longer=longer, seed=settings.seed, **rows_of(settings.objective))
     dataset = load_dataset(path, tokenizer, settings=how)

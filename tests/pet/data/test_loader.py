@@ -216,17 +216,6 @@ def test_settings_name_what_is_wrong():
     assert DataSettings.of({"max_length": 9, "train": ["x"]}).max_length == 9
 
 
-def test_the_recipe_section_has_these_names():
-    schema = pytest.importorskip("pet.recipe.data")
-    section = schema.Data()
-    settings = DataSettings.of(section)
-    for name in ("format", "train_on", "max_length", "too_long", "packing", "streaming", "shuffle"):
-        assert getattr(settings, name) == getattr(section, name)
-    missing = set(DataSettings.__dataclass_fields__) - set(type(section).model_fields)
-    own = {"conversations", "documents", "compares", "share_question", "longer"}
-    assert missing <= {"stream_window", *own}, "what is an objective's or the model's is none of the user's"
-
-
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_a_plan_is_made_without_a_line_of_python_for_each_row(packing):
     lengths = np.random.default_rng(0).integers(1, 65, 40_000)

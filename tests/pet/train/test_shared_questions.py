@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -154,7 +153,7 @@ def test_a_window_and_a_device_s_operators_share_nothing(monkeypatch):
     assert not feed.shares_question(model, settings)
     pairs = TokenDataset.from_samples([([5, 6, 7], [0, 1, 1]), ([5, 6, 8], [0, 1, 1])])
     pairs.documents = 2
-    loader = Loader(pairs, 1, dataclasses.replace(settings, share_question=True))
+    loader = Loader(pairs, 1, DataSettings.of(settings, share_question=True))
     with pytest.raises(InputError, match="share_question: attention of this model"):
         feed.as_feed(loader, model=model)
     monkeypatch.undo()
