@@ -35,41 +35,21 @@ def _found(words: str) -> dict[str, list[str]]:
     return table
 
 
+_ENDINGS = ("", "_config", "_tokenizer", "_tokenizer_fast", "_processor")
 _FAMILIES = {
-    "gpt2": {
-        "": "GPT2LMHeadModel GPT2WithLora",
-        "_config": "GPT2Config",
-        "_tokenizer": "GPT2Tokenizer",
-        "_tokenizer_fast": "GPT2TokenizerFast",
-        "_processor": "GPT2Processor",
-    },
-    "llama": {
-        "": "LlamaForCausalLM LlamaForCausalLMWithLora",
-        "_config": "LlamaConfig",
-        "_tokenizer": "LlamaTokenizer",
-        "_tokenizer_fast": "LlamaTokenizerFast",
-        "_processor": "LlamaProcessor",
-    },
-    "glm": {
-        "": "GLMChatModel GLMChatModelWithLora GLMForPreTraining GLMForPreTrainingWithLora",
-        "_config": "GLMConfig",
-        "_tokenizer": "ChatGLMTokenizer",
-        "_processor": "GLMProcessor",
-    },
-    "glm2": {
-        "": "ChatGLM2ForConditionalGeneration",
-        "_config": "ChatGLM2Config",
-        "_tokenizer": "ChatGLM2Tokenizer",
-        "_processor": "GLMProcessor",
-    },
-    "glm3": {
-        "": "",
-        "_config": "ChatGLM2Config",
-        "_tokenizer": "ChatGLM3Tokenizer",
-        "_processor": "GLMProcessor",
-    },
+    "gpt2": ("GPT2LMHeadModel GPT2WithLora", "GPT2Config", "GPT2Tokenizer", "GPT2TokenizerFast", "GPT2Processor"),
+    "llama": (
+        "LlamaForCausalLM LlamaForCausalLMWithLora",
+        *("LlamaConfig", "LlamaTokenizer", "LlamaTokenizerFast", "LlamaProcessor"),
+    ),
+    "glm": (
+        "GLMChatModel GLMChatModelWithLora GLMForPreTraining GLMForPreTrainingWithLora",
+        *("GLMConfig", "ChatGLMTokenizer", None, "GLMProcessor"),
+    ),
+    "glm2": ("ChatGLM2ForConditionalGeneration", "ChatGLM2Config", "ChatGLM2Tokenizer", None, "GLMProcessor"),
+    "glm3": ("", "ChatGLM2Config", "ChatGLM3Tokenizer", None, "GLMProcessor"),
 }
-"""Package below models -> its modules, by how their names end, with what they have."""
+"""Package below models -> what its modules have, by how their names end; None where there is no such module."""
 _AUTO = "AutoConfig AutoModel AutoModelForCausalLM AutoProcessor AutoTokenizer"
 _BASES = (
     "BaseConfig BaseModel BaseProcessor BaseTokenizer PreTrainedModel PreTrainedTokenizer PreTrainedTokenizerBase "
@@ -88,10 +68,11 @@ _UTILS = (
 
 def _families() -> dict[str, str]:
     found = {}
-    for package, parts in _FAMILIES.items():
+    for package, names in _FAMILIES.items():
         path = f"models.{package}"
+        parts = {ending: one for ending, one in zip(_ENDINGS, names, strict=True) if one is not None}
         found[path] = " ".join(parts.values())
-        found |= {f"{path}.{package}{ending}": names for ending, names in parts.items()}
+        found |= {f"{path}.{package}{ending}": one for ending, one in parts.items()}
         found[f"{path}.convert_weight"] = "convert_pt_to_ms convert_weight"
         found[f"{path}.convert_reversed"] = "convert_ms_to_pt"
     found["models.glm2"] += " ChatGLM3Tokenizer ChatGLM4Tokenizer"  # its package has those of the later ones, too
