@@ -15,6 +15,9 @@ from pet.parallel.split import PARTIAL
 Traffic = dict[tuple[str, str], list[int]]
 """{(operation, group): [calls, bytes handed in]} of one process."""
 
+SUM = 4
+"""Bytes of a number that is sent to be added up, by the default of ``parallel.reduce_dtype``."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
@@ -26,10 +29,8 @@ class Steps:
         tokens: of one of them.
         width: bytes of a number in an activation.
         zero: whether the optimizer's state is divided over the replicas.
-        sums: bytes of a number that is sent to be added up.
         recompute: of so many layers the first is computed again in the backward pass; 0 for none.
         frozen: bytes of a number of a frozen matrix.
-        buckets: messages that the gradients are sent in.
     """
 
     data: int
@@ -40,9 +41,7 @@ class Steps:
     width: int
     zero: bool = False
     recompute: int = 0
-    sums: int = 4
     frozen: int = 4
-    buckets: int = 1
 
     def again(self, layers: range) -> range:
         """Those of a stage's layers that are computed again, as `pet.train.precision.set_recompute` chooses them."""
@@ -91,7 +90,7 @@ def graph_sums(meta_model: MetaModel, layout: Layout, steps: Steps, stage: int, 
     """(calls, bytes) of the sums within the graphs of one step."""
     if steps.tensor == 1:
         return 0, 0
-    block = steps.tokens * meta_model.config.dims.hidden * steps.sums
+    block = steps.tokens * meta_model.config.dims.hidden * SUM
     forward = 2 * len(layout.layers[stage])
     twice = steps.again(layout.layers[stage])
     small_calls, small_bytes = dora_sums(meta_model, layout, stage, adapter)
@@ -102,7 +101,7 @@ def graph_sums(meta_model: MetaModel, layout: Layout, steps: Steps, stage: int, 
     back, experts = gradient_sums(meta_model, layout, stage, twice), meta_model.config.feed_forwards
     calls = runs * forward + 2 * len(twice) + back
     # the gradients of experts' shares go with those of what the experts read
-    of_shares = (back + 1) // 2 * steps.tokens * experts * steps.sums if experts > 1 else 0
+    of_shares = (back + 1) // 2 * steps.tokens * experts * SUM if experts > 1 else 0
     small_calls, small_bytes = runs * small_calls + small_again, runs * small_bytes + bytes_again
     return steps.pieces * (calls + small_calls), steps.pieces * (calls * block + small_bytes + of_shares)
 
@@ -164,12 +163,12 @@ def step_traffic(meta_model: MetaModel, layout: Layout, steps: Steps, stage: int
     add("all_gather", "base", *gathers(meta_model, layout, steps, stage))
     partial = trained_size(layout, stage, PARTIAL)
     if steps.tensor > 1 and partial:
-        add("all_reduce", "tensor", 1, steps.sums * partial)
+        add("all_reduce", "tensor", 1, SUM * partial)
     tied = trained_size(layout, stage, TIED)
     if steps.pipeline > 1 and tied:
-        add("all_reduce", "tied", 1, steps.sums * tied)
+        add("all_reduce", "tied", 1, SUM * tied)
     if steps.data > 1:
-        add("all_reduce", "data", steps.buckets, steps.sums * trained_size(layout, stage))
+        add("all_reduce", "data", 1, SUM * trained_size(layout, stage))
         if steps.zero:
             loads = [load for load in owner_loads(layout, stage, steps.data) if load]
             add("broadcast", "data", len(loads), 4 * sum(loads))
