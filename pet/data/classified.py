@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from .columns import TEXTS, Columns
-from .token_rows import is_bare, tokens_of, without_own
+from .token_rows import without_own
 
 NUMBER = re.compile(r"[-+]?(0|[1-9]\d*)(\.\d*)?([eE][-+]?\d+)?|[-+]?\.\d+")
 """A number as tables hold it; 007 is a name."""
 
 
 def classified(columns: Mapping[str, Any], required: bool = True) -> dict[str, Any]:
-    """The fields of a `pet.data.row.Row`.
+    """The fields of a `pet.data.row.Row`, of token ids their columns.
 
     Args:
         required: whether a row must have a label.
@@ -33,9 +33,7 @@ def classified(columns: Mapping[str, Any], required: bool = True) -> dict[str, A
         both = "text_pair" in form and form["text_pair"].required
         found: dict[str, Any] = {"text": row.text("text", True), "text_pair": row.text("text_pair", both)}
     else:
-        tokens = without_own({role: row.value(role) for role in ("input_ids", "attention_mask")})
-        ids, _ = tokens_of(tokens)
-        found = {"tokens": (ids, [True] * len(ids)), "bare": is_bare(tokens)}
+        found = {"tokens": without_own({role: row.value(role) for role in ("input_ids", "attention_mask")})}
     return {**found, "label": label_of(row, required)}
 
 

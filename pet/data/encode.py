@@ -26,7 +26,6 @@ from .row import Row
 from .settings import DataSettings
 from .shorten import kept, kept_of_pairs, places_in, turns_of, within
 from .template import chat_template, controls_in, filled, parse_template, unread
-from .token_rows import without_padding
 from .workers import NoWorkers, Workers
 
 log = logging.getLogger("pet.data")
@@ -175,8 +174,7 @@ class Encoder:
             ids = whole_text(self.tokenizer, row.text, row.text_pair)
             return ids, [True] * len(ids)
         if row.tokens is not None:
-            pad, ends = self.settings.padding, self.settings.padding_ends
-            return without_padding(row.tokens[0], pad, ends) if row.bare and pad is not None else row.tokens
+            return row.tokens
         if row.segments is not None:
             every = [(self.tokenizer.encode_written(text), learnt) for text, learnt in row.segments]
             trained = [learnt or self.settings.train_on == "all" for ids, learnt in every for _ in ids]

@@ -41,7 +41,7 @@ from .parts import part_of, with_parts
 from .readers import read_records
 from .records import BEGINNING, Place, Problems
 from .row import Row
-from .token_rows import is_bare, tokens_of, without_own
+from .token_rows import tokens_of, without_own
 
 
 def read_rows(
@@ -90,8 +90,7 @@ def read_file(
         columns: role → name of the file's column.
         roles: the file's words for who says a message → the usual ones.
         system: a system message for conversations that bring none.
-        how: format, answers, any_order, conversations, documents, train_on, labels_ahead, other_labels, padding; see
-            `Rows`.
+        how: format, answers, any_order, conversations, documents, train_on, of_ids; see `Rows`.
     """
     named = {role: name for role, name in (columns or {}).items() if role in ROLE_COLUMNS}
     columns = {role: name for role, name in (columns or {}).items() if role not in ROLE_COLUMNS}
@@ -156,7 +155,7 @@ class Rows:
         any_order: whether the order of roles is a chat template's matter.
         conversations, documents: of an objective that reads rows itself; ``format`` is not used then.
         train_on: with ``all`` the answers within a prompt of messages are learnt as well.
-        labels_ahead, other_labels, padding: see `pet.recipe.data.Data`.
+        of_ids: see `pet.data.token_rows.taught`.
         roles, reader: which columns are read, and what needs them; the first row decides.
     """
 
@@ -167,9 +166,7 @@ class Rows:
     conversations: Callable[[dict[str, Any]], Any] | None = None
     documents: int = 1
     train_on: str = "answers"
-    labels_ahead: bool = False
-    other_labels: bool = False
-    padding: int | None = None
+    of_ids: tuple[Any, ...] = ()
     roles: Mapping[str, Role] = field(default_factory=dict)
     reader: str = "data.columns"
 
@@ -186,8 +183,7 @@ class Rows:
                 row.text = "\n".join(filter(None, (found.text("text", required=True), found.text("input"))))
             elif "input_ids" in found.roles:
                 tokens = without_own({role: found.value(role, role == "input_ids") for role in found.roles})
-                row.tokens = tokens_of(tokens, self.labels_ahead, self.other_labels, self.padding)
-                row.bare = is_bare(tokens)
+                row.tokens = tokens_of(tokens, *self.of_ids)
             elif "segments" in found.roles:
                 row.segments = segments_of(listed(found.value("segments", required=True), "segments"))
             else:
@@ -243,7 +239,7 @@ class Rows:
         columns.asked |= {name for role, name in self.columns.items() if name and role in columns.asked}
         if isinstance(found, Mapping):  # no conversations
             for name, value in found.items():
-                setattr(row, name, value)
+                setattr(row, name, tokens_of(value, *self.of_ids) if name == "tokens" else value)
             if kind_of(row.path) == "csv":
                 row.label = label_in_table(row.label)
             return own

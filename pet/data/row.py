@@ -28,7 +28,6 @@ class Row:
         prompt: the question without that input; for templates.
         others: further documents of the same sample, messages each.
         place: where reading goes on after it.
-        bare: whether nothing in the row says which of its tokens are learnt.
         row: its number, where another row begins on its line; otherwise 0. With file and line it names the row.
         unread: columns of a known name that hold something and were not read.
         beside: such columns of other names.
@@ -48,7 +47,6 @@ class Row:
     others: list[list[dict[str, Any]]] = field(default_factory=list)
     place: Place = BEGINNING
     row: int = 0
-    bare: bool = False
     text_pair: str | None = None
     label: Any = None
     tools: list[dict[str, Any]] | None = None

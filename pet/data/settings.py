@@ -52,14 +52,13 @@ class DataSettings(Batching, Reading):
 
     @property
     def of_ids(self) -> tuple[Any, ...]:
-        """What :func:`pet.data.wrap.from_mindspore` takes of these, in its order."""
+        """What :func:`pet.data.token_rows.taught` takes of these, in its order."""
         return self.padding, self.padding_ends, self.labels_ahead, self.other_labels
 
     @property
     def reading(self) -> dict[str, Any]:
         """What :func:`pet.data.formats.read_file` takes of these."""
-        names = ("format", "columns", "roles", "system", "train_on", "conversations", "documents")
-        names += ("labels_ahead", "other_labels", "padding")
+        names = ("format", "columns", "roles", "system", "train_on", "conversations", "documents", "of_ids")
         return {name: getattr(self, name) for name in names}
 
     @classmethod

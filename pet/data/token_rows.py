@@ -50,11 +50,6 @@ def hides(mask: Any) -> bool:
     return bool((np.tril(real[..., None] & real[..., None, :]) & ~seen).any())
 
 
-def is_bare(columns: Mapping[str, Any]) -> bool:
-    """Whether nothing in a row says which of its tokens are learnt."""
-    return all(columns.get(name) is None for name in ("labels", "attention_mask", *LEARNT))
-
-
 def learnt_beside(ids: np.ndarray, pad: int, ends: bool) -> np.ndarray:
     """Which tokens of rows ``(…, S)`` are learnt where nothing but their padding is known.
 
@@ -77,16 +72,36 @@ def without_padding(tokens: Sequence[int], pad: int, ends: bool) -> tuple[list[i
     return ids[span].tolist(), marks[span].tolist()
 
 
-def tokens_of(
-    columns: Mapping[str, Any], ahead: bool = False, other: bool = False, padding: int | None = None
-) -> tuple[list[int], list[int]]:
+def taught(
+    ids: list[int],
+    labels: list[int] | None,
+    marked: bool,
+    padding: int | None = None,
+    padding_ends: bool = False,
+    labels_ahead: bool = False,
+    other_labels: bool = False,
+) -> tuple[list[int], list[int] | list[bool]]:
+    """What a row teaches: its tokens, and the mark of each.
+
+    Args:
+        marked: whether a mask says which tokens are real, so that padding needs no id.
+        padding, padding_ends, labels_ahead, other_labels: see `pet.recipe.data.Data`.
+
+    Raises:
+        InputError: a label is none.
+    """
+    if labels is not None:
+        return with_labels(ids, labels, labels_ahead, other_labels, None if marked else padding)
+    return (ids, [1] * len(ids)) if marked or padding is None else without_padding(ids, padding, padding_ends)
+
+
+def tokens_of(columns: Mapping[str, Any], *of_ids: Any) -> tuple[list[int], list[int]]:
     """Token ids with their marks; labels of -100 and marks of 0 are not learnt, and padding (attention_mask 0) is left
     out.
 
     Args:
         columns: by the names in `TOKEN_COLUMNS`; None where a row has none.
-        ahead, other: of the labels, see `with_labels`.
-        padding: where labels stand without a mask, nothing is learnt behind this id.
+        of_ids: what `taught` takes of the settings.
 
     Raises:
         Wrong: the row cannot be used.
@@ -105,15 +120,11 @@ def tokens_of(
     kept = [index for index, real in enumerate(whole.get("attention_mask", [1] * len(tokens))) if real]
     if not kept:
         raise Wrong("column 'attention_mask' leaves no token")
+    labels = whole.get("labels")
+    marked = any(name in whole for name in ("attention_mask", *(LEARNT if labels is None else ())))
+    ids, said = ([row[index] for index in kept] if row else None for row in (tokens, labels))
     try:
-        labels = whole.get("labels", tokens)
-        found, marks = with_labels(
-            [tokens[index] for index in kept],
-            [labels[index] for index in kept],
-            ahead and "labels" in whole,
-            other,
-            padding if "labels" in whole and "attention_mask" not in whole else None,
-        )
+        found, marks = taught(ids, said, marked, *of_ids)
     except InputError as error:
         raise Wrong(f"column {error}") from None
     masks = [whole[name] for name in LEARNT if name in whole]

@@ -13,11 +13,11 @@ from model_zoo import progress
 from model_zoo.errors import InputError, nearest
 
 from .columns import names_of
-from .dataset import IGNORED, TokenDataset, with_labels
+from .dataset import IGNORED, TokenDataset
 from .loader import Batch, BatchSource
 from .packing import placed
 from .settings import DataSettings
-from .token_rows import hides, learnt_beside, without_padding
+from .token_rows import hides, learnt_beside, taught
 
 log = logging.getLogger("pet")
 
@@ -87,14 +87,9 @@ def from_mindspore(
             raise InputError(f"dataset: input_ids must be whole numbers, found {parts['input_ids'].dtype}")
         for row, ids in enumerate(parts["input_ids"]):
             kept = parts["attention_mask"][row] != 0 if "attention_mask" in parts else slice(None)
-            ids = ids[kept]
-            given = parts["labels"][row][kept] if "labels" in parts else ids
-            ahead = labels_ahead and "labels" in parts
-            unmasked = padding if "labels" in parts and "attention_mask" not in parts else None
-            found = with_labels(ids.tolist(), given.tolist(), ahead, other_labels, unmasked)
-            ids, trained = map(np.asarray, found)
-            if padding is not None and len(parts) == 1:
-                ids, trained = map(np.asarray, without_padding(ids.tolist(), padding, padding_ends))
+            labels = parts["labels"][row][kept].tolist() if "labels" in parts else None
+            of_ids = (padding, padding_ends, labels_ahead, other_labels)
+            ids, trained = map(np.asarray, taught(ids[kept].tolist(), labels, "attention_mask" in parts, *of_ids))
             piece = max_length or max(len(ids), 1)
             for at in range(0, len(ids), piece):
                 if trained[at + 1 : at + piece].any():

@@ -97,7 +97,7 @@ def test_labels_one_place_ahead(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     expected = [([5, 6, 7, 9, 4], [False, False, True, True, True]), ([5, 6, 0], [False, True, False])]
-    assert [row.tokens for row in read_rows(path, labels_ahead=True)] == expected
+    assert [row.tokens for row in read_rows(path, of_ids=(None, False, True))] == expected
     given = GeneratorDataset(
         [tuple(map(np.int32, row.values())) for row in rows], ["input_ids", "labels"], shuffle=False
     )
@@ -131,7 +131,7 @@ def test_labels_of_any_kind(tmp_path, letters):
         {"input_ids": [5, 6, 0, 0], "labels": [5, 6, -100, -100]},
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in padded))
-    assert [row.tokens[1] for row in read_rows(path, padding=0)] == [[1, 1, 1, 0], [1, 1, 0, 0]]
+    assert [row.tokens[1] for row in read_rows(path, of_ids=(0,))] == [[1, 1, 1, 0], [1, 1, 0, 0]]
     of_ids = DataSettings(max_length=8, packing="longest", shuffle=False, other_labels=True, labels_ahead=True)
     (ahead,) = make_loader(given, 2, of_ids).batches()
     assert ahead["labels"][:, 1:5].tolist() == [[-100, 3, 7, 0], [2, 11, -100, -100]]
