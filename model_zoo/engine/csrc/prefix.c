@@ -9,6 +9,8 @@ PET_KERNEL(attention);
 PET_KERNEL(attention_gradient);
 PET_KERNEL(token_attention);
 
+enum { MOST = 15 }; /* operands of these */
+
 struct prefixed {
     const float *prompt;          /* (T, 2, key heads, d): keys, and values */
     const float *keys, *values;   /* (B, key heads, K, d) */
@@ -76,51 +78,39 @@ static void *join(struct prefixed *of, void **params, int64_t **shapes, int colu
     return memory;
 }
 
-/* the inputs of `attention`, and the trained keys and values (T, 2·key heads·d), which every row sees → its outputs */
-PET_KERNEL(attention_prefixed) {
+typedef int (*attending)(int, void **, int *, int64_t **, const char **, void *, void *);
+
+/* What one of the above gives of what is joined, whose operands, so many, are those here but for the trained ones. With
+ * gradients, of which those of keys and values are the last ones, they are parted again. */
+static int attend_joined(attending work, int count, void **params, int64_t **shapes, int columns, int prompt, int gradient) {
     struct prefixed of;
-    void *memory = join(&of, params, shapes, 5, 9, 2);
+    void *given[MOST], *memory = join(&of, params, shapes, columns, prompt, gradient ? 4 : 2);
     if (!memory) return 1;
-    int64_t joined[] = {of.batch, of.heads, of.front + of.total, of.width}, seen[] = {of.batch, of.front + of.total};
-    void *given[] = {params[0], of.joined_keys, of.joined_values, params[3], params[4], of.columns, params[6], params[7],
-                     params[8], params[10], params[11]};
-    int64_t *sizes[] = {shapes[0], joined, joined, shapes[3], shapes[4], seen, shapes[6], shapes[7], shapes[8], shapes[10],
-                        shapes[11]};
-    int failed = attention(11, given, NULL, sizes, NULL, stream, extra);
+    int64_t joined[] = {of.batch, of.heads, of.front + of.total, of.width}, seen[] = {of.batch, of.front + of.seen}, *sizes[MOST];
+    for (int i = 0; i < count; i++) {
+        given[i] = params[i + (i >= prompt)];
+        sizes[i] = shapes[i + (i >= prompt)];
+    }
+    given[1] = of.joined_keys, given[2] = of.joined_values, given[columns] = of.columns;
+    sizes[1] = sizes[2] = joined, sizes[columns] = seen;
+    if (gradient) {
+        of.d_keys = given[count - 2], of.d_values = given[count - 1], of.d_prompt = params[count + 1];
+        given[count - 2] = of.d_joined_keys, given[count - 1] = of.d_joined_values;
+        sizes[count - 2] = sizes[count - 1] = joined;
+    }
+    int failed = work(count, given, NULL, sizes, NULL, NULL, NULL);
+    if (gradient && !failed) pet_parallel(part_heads_of, &of, of.heads, 1);
     free(memory);
     return failed;
 }
 
+/* the inputs of `attention`, and the trained keys and values (T, 2·key heads·d), which every row sees → its outputs */
+PET_KERNEL(attention_prefixed) { return attend_joined(attention, 11, params, shapes, 5, 9, 0); }
+
 /* the inputs, out, its rows' highest scores and inverse sums, dout → dquery, dkeys, dvalues, and that of the trained ones */
-PET_KERNEL(attention_prefixed_gradient) {
-    struct prefixed of;
-    void *memory = join(&of, params, shapes, 5, 9, 4);
-    if (!memory) return 1;
-    of.d_keys = params[14];
-    of.d_values = params[15];
-    of.d_prompt = params[16];
-    int64_t joined[] = {of.batch, of.heads, of.front + of.total, of.width}, seen[] = {of.batch, of.front + of.total};
-    void *given[] = {params[0], of.joined_keys, of.joined_values, params[3], params[4], of.columns, params[6], params[7],
-                     params[8], params[10], params[11], params[12], params[13], of.d_joined_keys, of.d_joined_values};
-    int64_t *sizes[] = {shapes[0], joined, joined, shapes[3], shapes[4], seen, shapes[6], shapes[7], shapes[8], shapes[10],
-                        shapes[11], shapes[12], shapes[13], joined, joined};
-    int failed = attention_gradient(15, given, NULL, sizes, NULL, stream, extra);
-    if (!failed) pet_parallel(part_heads_of, &of, of.heads, 1);
-    free(memory);
-    return failed;
-}
+PET_KERNEL(attention_prefixed_gradient) { return attend_joined(attention_gradient, 15, params, shapes, 5, 9, 1); }
 
 /* the inputs of `token_attention`, and the trained keys and values, which every row sees → its output */
 PET_KERNEL(token_attention_prefixed) {
-    struct prefixed of;
-    void *memory = join(&of, params, shapes, 6, 11, 2);
-    if (!memory) return 1;
-    int64_t joined[] = {of.batch, of.heads, of.front + 1, of.width}, seen[] = {of.batch, of.front + of.seen};
-    void *given[] = {params[0], of.joined_keys, of.joined_values, params[3], params[4], params[5], of.columns, params[7],
-                     params[8], params[9], params[10], params[12]};
-    int64_t *sizes[] = {shapes[0], joined, joined, shapes[3], shapes[4], shapes[5], seen, shapes[7], shapes[8], shapes[9],
-                        shapes[10], shapes[12]};
-    int failed = of.total != 1 || token_attention(12, given, NULL, sizes, NULL, stream, extra);
-    free(memory);
-    return failed;
+    return shapes[1][2] != 1 || attend_joined(token_attention, 12, params, shapes, 6, 11, 0);
 }
