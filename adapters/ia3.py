@@ -18,7 +18,7 @@ from adapters.lora_peft import saved_whole, written_targets
 from adapters.matching import check_feedforward, means
 from adapters.method import AdapterModule, MethodConfig
 from adapters.patterns import as_list
-from adapters.peft_config import IA3_KEYS, ia3_settings
+from adapters.peft_config import from_file
 from adapters.settings import IA3 as Settings
 from model_zoo.errors import InputError
 
@@ -26,7 +26,6 @@ from model_zoo.errors import InputError
 class IA3Config(Settings, MethodConfig):
     """IA3. `feedforward` takes the same forms as `targets`; without it, for models of no known family, it is empty."""
 
-    peft_keys = IA3_KEYS
     family: ClassVar[Any] = None
     """The table of the model at hand (`resolved`), whose groups of cells `feedforward` may name."""
 
@@ -63,9 +62,7 @@ class IA3Config(Settings, MethodConfig):
             "target_modules": names,
         }
 
-    @classmethod
-    def from_peft(cls, values: dict[str, Any]):
-        return cls(**ia3_settings(values))
+    from_peft = classmethod(from_file)
 
     def check_tensors(self, model, tensors, where) -> None:
         if not any(name.endswith(".ia3_l") for name in tensors):

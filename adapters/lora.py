@@ -20,7 +20,7 @@ from adapters.dropout import Dropout
 from adapters.factors import Factor, first_a, generator_for
 from adapters.initial import START, loftq, starting_weight
 from adapters.method import AdapterModule, MethodConfig
-from adapters.peft_config import LORA_KEYS, lora_settings
+from adapters.peft_config import from_file
 from adapters.settings import LoRA
 from model_zoo.checkpoint.parameters import write_parameter
 from model_zoo.engine import uses_kernel
@@ -32,7 +32,6 @@ from model_zoo.quantization.storage import is_quantized
 class LoRAConfig(LoRA, MethodConfig):
     """LoRA and its variants (Hu et al. 2021), as `apply_lora` and recipes set them."""
 
-    peft_keys = LORA_KEYS
     first: ClassVar[dict[str, tuple[np.ndarray, np.ndarray]]] = {}
     """{cell: B₀, A₀} where the first factors of PiSSA and OLoRA are known out of a file; emptied by `build`."""
 
@@ -57,9 +56,7 @@ class LoRAConfig(LoRA, MethodConfig):
     def unpack(self, arrays, model):
         return tokens.without_copies(lora_peft.unpack(arrays, model, self.init), model)
 
-    @classmethod
-    def from_peft(cls, values):
-        return cls(**lora_settings(values))
+    from_peft = classmethod(from_file)
 
 
 class LoRALinear(AdapterModule):

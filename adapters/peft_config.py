@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from model_zoo.checkpoint.wrappers import unstacked
 from model_zoo.errors import InputError, similar, warn_once
 from model_zoo.labels import SCORE
 
+Method = TypeVar("Method", bound=Settings)
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTER_WEIGHTS = (WEIGHTS, "adapter_model.bin")
 """What the tensor file is called now, and what PEFT before 0.7 called it."""
@@ -49,20 +50,6 @@ VERSION = ("peft_version", "runtime_config", "merge_weights")
 """Keys of how it was written and is to be run, which change no number."""
 
 
-def known_keys(cls: type[Settings], *others: str) -> tuple[str, ...]:
-    """The keys of a method's adapter_config.json: those of all methods, of its settings, and others."""
-    return (*COMMON_KEYS, *VERSION, *cls.peft_names().values(), *others)
-
-
-IA3_KEYS = (
-    "exclude_modules",
-    "fan_in_fan_out",
-    "feedforward_modules",
-    "init_ia3_weights",
-    "modules_to_save",
-    "target_modules",
-)
-TOKENS_KEYS = ("init_weights", "target_modules", "token_indices")
 # Settings of LoRA that change the result and that nothing here computes, and what they do: refused unless they are off.
 UNSUPPORTED = {
     "alora_invocation_tokens": "the adapter works behind these tokens alone",
@@ -84,15 +71,6 @@ LATER: dict[str, Any] = {
     "megatron_core": "megatron.core",
     "qalora_group_size": 16,
 }
-LORA_KEYS = (
-    *LATER,
-    "fan_in_fan_out",
-    "init_lora_weights",
-    "layers_pattern",
-    "layers_to_transform",
-    "modules_to_save",
-    "target_modules",
-)
 # Starting points that change the base weight in a way that the file does not record; pissa_niter_… by what is drawn.
 LOST_START = ("corda", "loftq", "lora_ga", "pissa_niter_")
 
@@ -334,6 +312,28 @@ def tokens_settings(values: dict[str, Any]) -> dict[str, Any]:
     if (wrong := token_ids(ids)) is not None:
         raise InputError(f"trainable_tokens: {wrong}")
     return {"targets": cells(values, "target_modules"), "trainable_tokens": ids}
+
+
+OF_CELLS = ("fan_in_fan_out", "modules_to_save", "target_modules")
+FORMS: dict[str | None, tuple[tuple[str, ...], Callable[[dict], dict]]] = {
+    "LORA": ((*OF_CELLS, *LATER, "init_lora_weights", "layers_pattern", "layers_to_transform"), lora_settings),
+    "IA3": ((*OF_CELLS, "exclude_modules", "feedforward_modules", "init_ia3_weights"), ia3_settings),
+    "TRAINABLE_TOKENS": (("init_weights", "target_modules", "token_indices"), tokens_settings),
+}
+"""Methods whose files say more than some settings by their names: by which keys, and what reads them."""
+
+
+def known_keys(cls: type[Settings], *others: str) -> tuple[str, ...]:
+    """The keys of a method's adapter_config.json: those of all methods, of its settings, and others."""
+    own, _ = FORMS.get(cls.peft_type, ((), None))
+    return (*COMMON_KEYS, *VERSION, *cls.peft_names().values(), *own, *others)
+
+
+def from_file(cls: type[Method], values: dict[str, Any]) -> Method:
+    """The settings that an adapter_config.json describes."""
+    if cls.peft_type in FORMS:
+        return cls(**FORMS[cls.peft_type][1](values))
+    return cls(**{name: values[key] for name, key in cls.peft_names().items() if key in values})
 
 
 # Their values --------------------------------------------------------------------------------------------------------

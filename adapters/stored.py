@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import re
 import warnings
 from collections.abc import Callable, Collection, Sequence
@@ -23,19 +24,14 @@ from adapters.matching import chosen_sites, means, sites, token_rows, wanted
 from adapters.peft_config import (
     CONFIG,
     FINGERPRINT,
-    IA3_KEYS,
     LABELS,
-    LORA_KEYS,
     QUANTIZATION,
     STARTED_BY,
-    TOKENS_KEYS,
-    ia3_settings,
+    from_file,
     known_keys,
-    lora_settings,
     open_weights,
     read_adapter_config,
     read_settings,
-    tokens_settings,
     whole_name,
     with_one_head,
 )
@@ -47,13 +43,8 @@ from model_zoo.quantization import Quantization
 
 # why a kind of adapter is no part of any weight
 UNMERGEABLE = {cls.peft_type: cls.unmergeable for cls in SETTINGS if cls.unmergeable}
-# what is read out of the configuration of each kind that is part of the weights: by whose settings, keys and function
-MERGEABLE = {
-    "LORA": (LoRA, LORA_KEYS, lora_settings),
-    "IA3": (IA3, IA3_KEYS, ia3_settings),
-    "TRAINABLE_TOKENS": (Tokens, TOKENS_KEYS, tokens_settings),
-    "BITFIT": (BitFit, (), lambda values: {key: values[key] for key in BitFit.peft_names() if key in values}),
-}
+# whose settings a kind has that is part of the weights
+MERGEABLE = {cls.peft_type: cls for cls in (LoRA, IA3, Tokens, BitFit)}
 PARTS = re.compile(
     r"(?P<module>.+)\.(?P<part>lora_[AB]\.weight|lora_embedding_[AB]|lora_magnitude_vector|ia3_l|trainable_tokens_delta)"
 )
@@ -62,8 +53,8 @@ KINDS = {"ia3_l": "ia3", "trainable_tokens_delta": "rows"}
 
 def read_mergeable(values: dict, where: Path):
     """The settings of an adapter that is part of the weights, out of its adapter_config.json."""
-    cls, keys, named = MERGEABLE[values["peft_type"]]
-    return read_settings(values, where, known_keys(cls, *keys), lambda values: cls(**named(values)))
+    cls = MERGEABLE[values["peft_type"]]
+    return read_settings(values, where, known_keys(cls), functools.partial(from_file, cls))
 
 
 def check_loadable(directory: str | Path) -> None:

@@ -18,7 +18,7 @@ from mindspore import Parameter, Tensor, ops
 from adapters.cells import weight_of
 from adapters.matching import live_token_rows, with_tokens
 from adapters.method import AdapterModule, Companion, MethodConfig
-from adapters.peft_config import TOKENS_KEYS, tokens_settings
+from adapters.peft_config import from_file
 from adapters.settings import Tokens
 from adapters.sites import weight_array
 from model_zoo.engine import stored_rows, unlearned
@@ -29,8 +29,6 @@ KEY = f"token_adapter.{KEY_ALONE}"
 
 class TrainableTokensConfig(Tokens, MethodConfig):
     """Trained rows alone: PEFT's TRAINABLE_TOKENS. `LoRAConfig.trainable_tokens` trains them beside LoRA."""
-
-    peft_keys = TOKENS_KEYS
 
     def companions(self, model, chosen) -> list[Companion]:
         return companions(model, self, chosen)
@@ -52,9 +50,7 @@ class TrainableTokensConfig(Tokens, MethodConfig):
             "token_indices": list(self.trainable_tokens),
         }
 
-    @classmethod
-    def from_peft(cls, values: dict[str, Any]) -> TrainableTokensConfig:
-        return cls(**tokens_settings(values))
+    from_peft = classmethod(from_file)
 
 
 class TokenRows(AdapterModule):
