@@ -23,14 +23,9 @@ from adapters.prefix import PEFT_NAME, TRUNK_KEYS, InFront, PrefixConfig, check_
 from adapters.settings import PTuning2
 
 NATIVE = "transformer.prefix_encoder."
+TRANS = ("trans.0.weight", "trans.0.bias", "trans.2.weight", "trans.2.bias")
 PLAIN = (NATIVE + "embedding.weight",)
-PROJECTED = (
-    *PLAIN,
-    NATIVE + "trans.0.weight",
-    NATIVE + "trans.0.bias",
-    NATIVE + "trans.2.weight",
-    NATIVE + "trans.2.bias",
-)
+PROJECTED = (*PLAIN, *(NATIVE + name for name in TRANS))
 
 
 class PTuningV2Config(PTuning2, PrefixConfig):

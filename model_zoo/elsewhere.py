@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from model_zoo.errors import InputError
+from model_zoo.labels import LABEL_FIELDS
 
 NONE = "has no counterpart: "
 HUB = {
@@ -38,7 +39,7 @@ OPENED = {
     **dict.fromkeys(("low_cpu_mem_usage", *MEMORY), f"{NONE}weights are read one by one"),
     **dict.fromkeys(("use_safetensors", "from_pt"), f"{NONE}what lies there is opened"),
     **dict.fromkeys(
-        ("num_labels", "id2label", "label2id", "problem_type"),
+        LABEL_FIELDS,
         'comes with a head, by pet.Trainer(…, objective="classification"); a recipe has it in model.config',
     ),
 }

@@ -14,14 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from adapters.ptuning import PROJECTED
+from adapters.ptuning import PROJECTED, TRANS
 from model_zoo.checkpoint.mindspore_files import opened
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError
 from pet.compat.ckpt.doors import Report, config_for, find_ckpt, write_adapter
 from pet.compat.ckpt.names import PREFIX
-
-TRANS = ("trans.0.weight", "trans.0.bias", "trans.2.weight", "trans.2.bias")
 
 
 def to_prefix(

@@ -15,6 +15,7 @@ from typing import Any
 
 from model_zoo.errors import warn_once
 from pet.files import append_text, finite, json_text, write_text
+from pet.recipe.training import METRICS
 from pet.train.callbacks.base import Callback
 
 
@@ -108,8 +109,7 @@ class CsvFile(MetricsFile):
     name = "metrics.csv"
     columns = (
         *("step", "epoch", "loss", "learning_rate", "gradient_norm", "label_tokens", "useful_tokens_per_second"),
-        *("tokens_per_second", "padding", "seconds", "memory_mb", "loss_scale", "eval_loss", "eval_perplexity"),
-        *("eval_accuracy", "eval_f1", "eval_rouge_1", "eval_rouge_2", "eval_rouge_l", "eval_bleu", "eval_exact_match"),
+        *("tokens_per_second", "padding", "seconds", "memory_mb", "loss_scale", *(f"eval_{name}" for name in METRICS)),
     )
     head = ",".join(columns) + "\n"
 
