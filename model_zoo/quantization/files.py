@@ -89,7 +89,7 @@ class PackedTensor:
                 found["nested_offset"] = np.array([self.offset], np.float32)
         else:
             found = self.integer_parts(read)
-        for part in ("absmax", "SCB", "quant_map", "nested_absmax", "nested_quant_map"):
+        for part in ("SCB", *FOUR_BITS):
             if part in found and not np.isfinite(found[part]).all():
                 raise InputError(f"{self.stored.get(part, self.stored['weight'])} holds NaN or infinity")
         return {part: found[part] for part in self.storage.parts(self.shape)}

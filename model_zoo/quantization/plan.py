@@ -12,7 +12,7 @@ from model_zoo.arguments import misfit
 from model_zoo.configs import Config
 from model_zoo.errors import InputError, nearest, shown
 from model_zoo.labels import SCORE
-from model_zoo.quantization.storage import BLOCKS, KINDS, Storage
+from model_zoo.quantization.storage import BLOCKS, Storage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,14 +56,12 @@ class Quantization:
         kinds = {"type": "str", "block": "int", "double": "bool", "skip": "list[str] | None"}
         wrong = (misfit(name, annotation, getattr(self, name)) for name, annotation in kinds.items())
         InputError.raise_any(f"quantization {fault}" for fault in wrong if fault is not None)
-        if self.type not in KINDS:
-            raise InputError(f"quantization type {self.type!r} is unknown{nearest(self.type, KINDS)}")
-        allowed = () if found else BLOCKS[self.type]
+        allowed = () if found else BLOCKS.get(self.type, ())
         if allowed and self.block not in allowed:
             raise InputError(
                 f"quantization block {self.block!r}: {self.type} has blocks of {', '.join(map(str, allowed))}"
             )
-        _ = self.storage
+        _ = self.storage  # which says what else is wrong
 
     @classmethod
     def read(cls, text: str) -> Quantization:
