@@ -11,8 +11,9 @@ from collections import Counter
 from pet.parallel.shares import STAGES, Layout, cell_of, place_of
 from pet.planning.activations import activation_bytes
 from pet.planning.traffic import Steps, owner_loads, trained_size
+from pet.train.optimizers import OPTIMIZERS
 
-OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "lamb": 2, "lion": 1, "momentum": 1, "sgd": 0, "adafactor": 0}
+OPTIMIZER_STATES = {name: len(optimizer.slots) for name, optimizer in OPTIMIZERS.items()}
 """float32 values that an optimizer keeps for each trained parameter; adafactor's rows and columns are next to none."""
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
