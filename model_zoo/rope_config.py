@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from model_zoo.errors import InputError, shown, similar
 from model_zoo.field_types import check_types
@@ -26,6 +28,8 @@ FIELDS = {
 }
 MAY_BE_0 = ("mscale", "mscale_all_dim", "beta_fast", "beta_slow")
 """Numbers of which 0 says what leaving them out does, as in DeepSeek's files."""
+BESIDE = ("rope_theta", "partial_rotary_factor")
+"""What the current form has within, and the older one beside ``rope_scaling``."""
 NEEDED = {
     "default": (),
     "linear": ("factor",),
@@ -108,13 +112,67 @@ def _rope_parameters(config) -> dict:
     """The current form, where it is one that the family's models are computed by: transformers puts in what is not
     there, and takes no notice of what it does not look for."""
     given, scaling = config.rope_parameters or {}, config.rope_scaling or {}
-    if given and scaling and given != scaling:
+    if given and scaling and _scaling(_of_kind(given, False)) != _scaling(scaling):
         raise InputError("config.json: rope_parameters and rope_scaling are both there and differ; leave out one")
     by_kind = [kind for kind in LAYER_TYPES if kind in given]
     if given and hasattr(config, "rope_local_base_freq") != bool(by_kind):
         expected = "one object for each of " + ", ".join(LAYER_TYPES) if not by_kind else "one for all layers"
         raise InputError(f"config.json: rope_parameters is {shown(given)}; {config.model_type} has {expected}")
     return given
+
+
+def _of_kind(given: Mapping[str, Any], local: bool) -> Any:
+    """The current form's part for layers with a window or for the others, where each kind has its own."""
+    return given.get(LAYER_TYPES[local]) or {} if any(kind in given for kind in LAYER_TYPES) else given
+
+
+def _scaling(given: Any) -> Any:
+    """What either form says of the scaling, under the current names."""
+    if not isinstance(given, Mapping):
+        return given
+    kind = given.get("rope_type", given.get("type", "default"))
+    numbers = {key: value for key, value in given.items() if key not in (*BESIDE, "type") and value is not None}
+    return {**numbers, "rope_type": kind}
+
+
+def with_older_form(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config.json's dictionary with the older form of the rotations beside the current one.
+
+    transformers reads the current one from version 5 on. Older versions pass over it, and compute by frequencies of
+    their own. Where the older form cannot say it (layers with a window that are scaled) the dictionary is as it was.
+    """
+    given = values.get("rope_parameters") or {}
+    full, local = (_of_kind(given, kind) for kind in (False, True))
+    if not full or (local is not full and _scaling(local)["rope_type"] != "default"):
+        return values
+    scaling = _scaling(full)
+    older = {key: full.get(key) for key in BESIDE}
+    if local is not full:
+        older["rope_local_base_freq"] = local.get("rope_theta")
+    elif {*scaling} == {"rope_type", "factor"}:
+        scaling["type"] = scaling.pop("rope_type")  # transformers 4.36 takes these two keys and no other
+    if "default" not in scaling.values() and not values.get("rope_scaling"):
+        older["rope_scaling"] = scaling
+    return {**values, **{key: value for key, value in older.items() if value is not None}}
+
+
+def with_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json's dictionary with other fields in it. What these say of the rotations takes the place of what the
+    file says of the same, in whichever form.
+
+    Raises:
+        InputError: a change in the older form, which cannot say the rest of what is there.
+    """
+    older = ("rope_scaling", "rope_local_base_freq", *BESIDE)
+    left_out = ""
+    if changes.get("rope_parameters"):
+        left_out = "rope_scaling"
+    elif values.get("rope_parameters") and (asked := [key for key in older if key in changes]):
+        spelled = with_older_form(values)
+        if spelled is values:
+            raise InputError(f"config.json: {asked[0]} counts for nothing beside its rope_parameters; change these")
+        values, left_out = spelled, "rope_parameters"
+    return {**{key: value for key, value in values.items() if key != left_out}, **changes}
 
 
 def rotary_scale(settings: dict) -> float:

@@ -10,6 +10,7 @@ from model_zoo.configs import Config
 from model_zoo.errors import InputError, shown
 from model_zoo.families.gemma3 import Gemma3Config
 from model_zoo.families.rotary import rotary_family
+from model_zoo.rope_config import with_older_form
 
 ENCODER = r"^(model\.)?(vision_tower|multi_modal_projector)\."
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -32,6 +33,10 @@ class Gemma3MultimodalConfig(Gemma3Config):
         if not isinstance(text, Mapping):
             raise InputError(f"config.json: text_config is {shown(text)}; the text model's configuration was expected")
         return {**text, **values}
+
+    @classmethod
+    def for_file(cls, values: Mapping[str, Any], dtype: str | None = None) -> dict[str, Any]:
+        return super().for_file({**values, "text_config": with_older_form(values["text_config"])}, dtype)
 
     @property
     def padding_row(self) -> int:

@@ -4,7 +4,8 @@ chooses some for each token."""
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from model_zoo.configs import CellSpec, Dims, linear
 from model_zoo.errors import InputError
@@ -16,7 +17,8 @@ from model_zoo.families.rotary import RotaryConfig, published, rotary_family
 class Qwen3MoeConfig(RotaryConfig):
     """config.json of a Qwen3-MoE; what it leaves out has the values that transformers assumes.
 
-    Published files have ``num_experts``, those that transformers 5 writes ``num_local_experts``.
+    Published files have ``num_experts``, those that transformers 5 writes ``num_local_experts``, which older versions
+    do not read.
     """
 
     family = rotary_family("qwen3_moe", routers=("mlp.gate",))
@@ -64,6 +66,11 @@ class Qwen3MoeConfig(RotaryConfig):
         if self.num_local_experts is not None:
             del values["num_experts"]
         return values
+
+    @classmethod
+    def for_file(cls, values: Mapping[str, Any], dtype: str | None = None) -> dict[str, Any]:
+        count = values.get("num_local_experts")
+        return super().for_file({**values, **({} if count is None else {"num_experts": count})}, dtype)
 
     def check(self) -> None:
         super().check()

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from model_zoo.configs import CellSpec, Config, Dims, Family, embedding, linear, rms_norm
 from model_zoo.errors import InputError, shown
-from model_zoo.rope_config import LAYER_TYPES, rope_settings
+from model_zoo.rope_config import LAYER_TYPES, rope_settings, with_older_form
 
 
 def rotary_family(
@@ -111,7 +111,7 @@ class RotaryConfig(Config):
 
     @classmethod
     def for_file(cls, values: Mapping[str, Any], dtype: str | None = None) -> dict[str, Any]:
-        return super().for_file(cls.with_heads(values), dtype)
+        return super().for_file(with_older_form(cls.with_heads(values)), dtype)
 
     @property
     def dims(self) -> Dims:

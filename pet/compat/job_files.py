@@ -17,6 +17,7 @@ from adapters.peft_config import CONFIG
 from model_zoo.atomic import read_json
 from model_zoo.counting import sizes
 from model_zoo.errors import InputError
+from model_zoo.rope_config import with_changes
 from model_zoo.tokenizers import AutoTokenizer
 from pet.compat.deepspeed import put_deepspeed
 from pet.compat.measured import interval, logged, saved
@@ -124,7 +125,7 @@ def fit_length(t: Translation, base: Any) -> None:
     ):
         return
     with contextlib.suppress(InputError):  # reported where it is used
-        context = sizes({**model_config(base), **(t.get("model.config") or {})}).context
+        context = sizes(with_changes(model_config(base), t.get("model.config") or {})).context
         if context < length:
             t.put("data.max_length", context)
             t.ignore("data.max_length", f"{length} unless the file says it; the base has a context of {context}")

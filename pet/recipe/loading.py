@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from model_zoo.atomic import files_below
 from model_zoo.counting import config_of, unread_fields
 from model_zoo.errors import InputError, nearest, similar
+from model_zoo.rope_config import with_changes
 from pet import names
 from pet.files import absent, beside, matching
 from pet.hub import fetch, hub_name
@@ -244,7 +245,7 @@ def _check_model(recipe: Recipe, report: Report) -> None:
         hub = hub_name(recipe.model.path)
         directory = None if recipe.model.from_scratch or hub else names.find_model(recipe.model.path)
         said = names.model_config(directory or recipe.model.path)
-        base = config_of({**said, **recipe.model.config})
+        base = config_of(with_changes(said, recipe.model.config))
         unread, known = unread_fields(said, recipe.model.config)
         for key in unread:
             report.add(("model", "config", key), f"no field of this model's config.json{nearest(key, known)}")

@@ -12,6 +12,7 @@ from pydantic import Field, PrivateAttr
 
 from model_zoo import quantization
 from model_zoo.quantization.storage import KINDS
+from model_zoo.rope_config import with_changes
 from pet.names import model_config
 from pet.recipe.adapter import SECTIONS, Adapter
 from pet.recipe.data import Data
@@ -68,7 +69,7 @@ class Model(Section):
 
     def config_json(self) -> dict[str, Any]:
         """The base's config.json with the overrides in it."""
-        return {**model_config(self.path), **self.config}
+        return with_changes(model_config(self.path), self.config)
 
 
 class Recipe(Section):

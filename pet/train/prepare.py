@@ -97,7 +97,7 @@ def load_model(recipe):
     from model_zoo.families import config_class
     from model_zoo.inputs import check_runs
     from pet.auto import AutoModel
-    from pet.names import find_model, model_config
+    from pet.names import find_model
 
     section, quantization = recipe.model, recipe.model.quantization.settings()
     check_runs(compute_type(section.dtype))
@@ -106,7 +106,7 @@ def load_model(recipe):
     if not section.config:
         return AutoModel.from_pretrained(section.path, section.dtype, quantization)
     directory = find_model(section.path)
-    values = {**model_config(directory), **section.config}
+    values = section.config_json()
     return AutoModel.from_directory(directory, config_class(values).from_dict(values), section.dtype, quantization)
 
 

@@ -10,7 +10,7 @@ from model_zoo.configs import MAY_BE_0
 from model_zoo.counting import sizes
 from model_zoo.errors import InputError
 from model_zoo.families import PRESETS as ALL_PRESETS, config_class
-from model_zoo.rope_config import rope_settings
+from model_zoo.rope_config import rope_settings, with_changes
 
 PRESETS = ("gpt2", "llama3_8b", "glm_6b", "glm2_6b", "glm4_9b")
 WRONG = {
@@ -208,6 +208,79 @@ def test_what_stands_beside_the_rotary_settings_is_written_again(values):
     ]
 
 
+OF_VERSION_5 = (
+    ({"model_type": "llama", "rope_parameters": DEFAULT}, {"rope_theta": 5e4}),
+    (
+        {"model_type": "llama", "rope_parameters": {**LINEAR, "rope_theta": 5e4}},
+        {"rope_theta": 5e4, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    ),
+    (
+        {"model_type": "llama", "rope_parameters": {**ROPE, "rope_theta": 5e4, "attention_factor": None}},
+        {"rope_theta": 5e4, "rope_scaling": ROPE},
+    ),
+    (
+        {"model_type": "glm", "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.25}},
+        {"rope_theta": 5e4, "partial_rotary_factor": 0.25},
+    ),
+    (
+        {"model_type": "gemma3_text", "rope_parameters": {**BY_KIND, "full_attention": {**LINEAR, "rope_theta": 1e5}}},
+        {"rope_theta": 1e5, "rope_local_base_freq": 5e4, "rope_scaling": LINEAR},
+    ),
+    ({"model_type": "qwen3_moe", "num_local_experts": 16}, {"num_experts": 16}),
+)
+
+
+@pytest.mark.parametrize(("values", "older"), OF_VERSION_5)
+def test_what_transformers_5_says_in_a_form_of_its_own_is_written_in_the_older_one_too(values, older):
+    """Its earlier versions read no other, and compute something else without a word."""
+    kind = config_class(values)
+    config = kind.from_dict(values)
+    for written in (kind.for_file(values), config.for_file(config.to_dict())):
+        assert written.items() >= {**values, **older}.items()
+        assert written.get("rope_scaling") == older.get("rope_scaling")
+        for read in (written, {key: value for key, value in written.items() if key in older or key not in values}):
+            again = kind.from_dict({**read, "model_type": values["model_type"]})
+            assert again.shapes() == config.shapes()
+            assert [_rotations(again, local) for local in (False, True)] == [
+                _rotations(config, local) for local in (False, True)
+            ]
+
+
+def _rotations(config, local):
+    return {key: value for key, value in rope_settings(config, local).items() if value is not None}
+
+
+def test_the_older_form_within_a_model_of_more_than_text():
+    text = {"rope_parameters": {**BY_KIND, "full_attention": {**LINEAR, "rope_theta": 1e5}}}
+    values = {"model_type": "gemma3", "text_config": text}
+    written = config_class(values).for_file(values)["text_config"]
+    assert written == {**text, "rope_theta": 1e5, "rope_local_base_freq": 5e4, "rope_scaling": LINEAR}
+
+
+def test_rotations_that_the_older_form_cannot_say():
+    values = {"model_type": "gemma3_text", "rope_parameters": {"full_attention": DEFAULT, "sliding_attention": LINEAR}}
+    assert config_class(values).for_file(values).keys() == {*values, "architectures"}
+    with pytest.raises(InputError, match="rope_theta counts for nothing beside its rope_parameters"):
+        with_changes(values, {"rope_theta": 1e5})
+
+
+@pytest.mark.parametrize("both", (False, True))
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    (
+        ({"rope_theta": 1e5}, {"rope_theta": 1e5, **LINEAR}),
+        ({"rope_scaling": None}, DEFAULT),
+        ({"rope_scaling": ROPE}, {"rope_theta": 5e4, **ROPE}),
+        ({"rope_parameters": {**ROPE, "rope_theta": 1e5}}, {"rope_theta": 1e5, **ROPE}),
+    ),
+)
+def test_a_change_of_the_rotations_counts_before_the_file(both, changes, expected):
+    values = {"model_type": "llama", "rope_parameters": {**LINEAR, "rope_theta": 5e4}}
+    kind = config_class(values)
+    changed = with_changes(kind.for_file(values) if both else values, changes)
+    assert rope_settings(kind.from_dict(changed)).items() >= expected.items()
+
+
 @pytest.mark.parametrize("form", ("rope_parameters", "rope_scaling"))
 def test_the_part_of_a_head_within_the_rotary_settings_alone(form):
     """As transformers 5 writes it; transformers 5.12 reads it there only where it stands beside them, too."""
@@ -235,7 +308,7 @@ def test_a_base_beside_those_of_each_kind_of_layer(beside):
     config = config_class(values).from_dict(values)
     written = config.for_file(config.to_dict())
     assert written["rope_parameters"] == values["rope_parameters"]
-    assert "rope_theta" not in written and "rope_local_base_freq" not in written
+    assert (written["rope_theta"], written["rope_local_base_freq"]) == (1e6, 5e4)
     again = config_class(written).from_dict(written)
     assert [rope_settings(again, local)["rope_theta"] for local in (False, True)] == [1e6, 5e4]
 

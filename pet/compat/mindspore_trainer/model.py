@@ -15,6 +15,7 @@ from model_zoo.checkpoint.reading import load_into
 from model_zoo.checkpoint.safetensors_io import read_file
 from model_zoo.counting import parameter_shapes
 from model_zoo.errors import InputError
+from model_zoo.rope_config import with_changes
 from pet.auto import AutoModel
 from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import is_ckpt
@@ -156,10 +157,11 @@ def build_transformer_model(
     if is_ckpt(source):
         source = converted(source, config_path if checkpoint_path else None)
     given = model_config(config_path or source)
-    built = AutoModel.from_config({**given, **changes})
+    values = with_changes(given, changes)
+    built = AutoModel.from_config(values)
     if str(source) in preset_names() or Path(str(source)).is_file():
         return built, built.config  # sizes alone
-    if parameter_shapes({**given, **changes}) == parameter_shapes(given):
+    if parameter_shapes(values) == parameter_shapes(given):
         load_into(built, find_model(source))
     else:
         log.warning("build_transformer_model: weights are random, their shapes change by %s", ", ".join(changes))
