@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from model_zoo.arguments import checked
-from model_zoo.atomic import staged, write_json
+from model_zoo.atomic import read_json, staged, write_json
 from model_zoo.checkpoint.directory import INDEX, SINGLE
 from model_zoo.checkpoint.dtypes import float_name
 from model_zoo.checkpoint.parameters import read_parameter
@@ -21,6 +21,7 @@ from model_zoo.checkpoint.safetensors_io import nbytes, write_stream
 from model_zoo.errors import InputError
 from model_zoo.labels import SCORE
 from model_zoo.quantization import files
+from model_zoo.tokenizers.special import for_any_version
 
 if TYPE_CHECKING:
     from mindspore import nn
@@ -209,3 +210,5 @@ def copy_companions(
             if file.is_file() and not copied.exists():
                 copied.parent.mkdir(exist_ok=True)
                 shutil.copyfile(file, copied)
+                if pattern == "tokenizer_config.json" and (settings := read_json(file)) != for_any_version(settings):
+                    write_json(copied, for_any_version(settings))

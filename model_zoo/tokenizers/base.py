@@ -20,7 +20,7 @@ from model_zoo.tokenizers.filled import Filled
 from model_zoo.tokenizers.pieces import InPieces
 from model_zoo.tokenizers.prompts import STYLES, TRAIN_ON, Part, check_messages, check_style, labels, recognise_style
 from model_zoo.tokenizers.settable import Settable
-from model_zoo.tokenizers.special import TOKEN_KEYS, TokenText, check_needed, named_token, special_ids
+from model_zoo.tokenizers.special import TOKEN_KEYS, TokenText, check_needed, for_any_version, named_token, special_ids
 from model_zoo.tokenizers.streaming import StreamDecoder, whole_ids
 
 
@@ -346,7 +346,7 @@ class Tokenizer(InPieces, Filled, Settable, ABC):
         settings = {"tokenizer_class": self.class_name, **self._settings, **self.own_settings()}
         if self.template is None:
             settings["prompt_style"] = self.prompt_style
-        text = json.dumps(settings, ensure_ascii=False, indent=2) + "\n"
+        text = json.dumps(for_any_version(settings), ensure_ascii=False, indent=2) + "\n"
         files = {**self._files, "tokenizer_config.json": text.encode("utf-8")}
         for name, data in files.items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)

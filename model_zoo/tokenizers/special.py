@@ -43,6 +43,20 @@ def is_name(key: str) -> bool:
     return key.endswith("_token") or key in LISTS
 
 
+def for_any_version(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """tokenizer_config.json as transformers 4 opens it, too: version 5's class and its list of further special tokens
+    are errors there, and without tokenizer.json a null for ``add_prefix_space`` is no space there. Version 5 reads the
+    older names as the same, and the null as if it were not said."""
+    changed = {key: value for key, value in settings.items() if value is not None or key != "add_prefix_space"}
+    if changed.get("tokenizer_class") == "TokenizersBackend":
+        changed["tokenizer_class"] = "PreTrainedTokenizerFast"
+    older, newer = LISTS
+    if isinstance(changed.get(newer), list):
+        known = changed.get(older) or []
+        changed[older] = [*known, *(one for one in changed.pop(newer) if one not in known)]
+    return changed
+
+
 def as_saved(value: Any) -> Any:
     """A token, or a list of them, as tokenizer_config.json has it: special_tokens_map.json's lack the type."""
     if isinstance(value, list):

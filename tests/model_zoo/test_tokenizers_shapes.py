@@ -8,6 +8,7 @@ import pytest
 from tiny_tokenizers import sentencepiece_like_json, write_byte_level
 from tokenizers import ByteLevelBPETokenizer, processors
 
+from model_zoo.checkpoint.saving import copy_companions
 from model_zoo.errors import InputError
 from model_zoo.tokenizers import AutoTokenizer, GPT2Tokenizer, LlamaTokenizer
 from pet.data.classified import whole_text
@@ -242,3 +243,32 @@ def test_what_transformers_5_lists_is_special_where_tokenizer_json_says_so(tmp_p
     ids = ours.encode("a\n\nb")
     assert ids == theirs.encode("a\n\nb")
     assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == "a\n\nb"
+
+
+def test_what_transformers_5_names_anew_is_written_by_its_older_names(tmp_path):
+    """Of the new ones transformers 4 makes errors; its LLaMA takes the null for no space in front of a text."""
+    for name in ("new", "copied"):
+        (tmp_path / name).mkdir()
+    write_byte_level(tmp_path / "new", ["<|end|>", "<|more|>"])
+    settings = {"backend": "tokenizers", "eos_token": "<|end|>", "model_max_length": 64}
+    new = {"tokenizer_class": "TokenizersBackend", "extra_special_tokens": ["<|more|>"], "add_prefix_space": None}
+    (tmp_path / "new" / "tokenizer_config.json").write_text(json.dumps({**settings, **new}))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "new")
+    copy_companions(tmp_path / "new", tmp_path / "copied", tmp_path)
+    tokenizer.save_pretrained(tmp_path / "saved")
+    for name in ("copied", "saved"):
+        written = json.loads((tmp_path / name / "tokenizer_config.json").read_text())
+        older = {"tokenizer_class": "PreTrainedTokenizerFast", "additional_special_tokens": ["<|more|>"]}
+        assert written.items() >= {**settings, **older}.items()
+        assert not {"extra_special_tokens", "add_prefix_space"} & written.keys()
+        ours, theirs = (kind.from_pretrained(tmp_path / name) for kind in (AutoTokenizer, transformers.AutoTokenizer))
+        assert theirs.all_special_tokens == ["<|end|>", "<|more|>"]
+        assert ours.encode("a b") == theirs.encode("a b") == tokenizer.encode("a b")
+
+
+def test_what_all_versions_read_is_copied_as_it_is(tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text('{"z": 1,\n"extra_special_tokens": {"image_token": "<i>"}}')
+    (tmp_path / "copied").mkdir()
+    copy_companions(tmp_path, tmp_path / "copied", tmp_path / "copied")
+    written, given = (place / "tokenizer_config.json" for place in (tmp_path / "copied", tmp_path))
+    assert written.read_bytes() == given.read_bytes()
