@@ -113,7 +113,7 @@ class Registry:
         check_config(config)
         self.check_new(name)
         self.refuse_while_merged("add an adapter")
-        config = copy.copy(config.resolved(self.model))  # a head is noted in the adapter's, not in the caller's
+        config = copy.deepcopy(config.resolved(self.model))  # the caller's, its lists too, stay the caller's
         chosen = chosen_sites(self.model, config)
         with self.disabled():  # what starts from the weights starts from the base's
             replaced = replacement.planned(self.model, config, chosen, name)
