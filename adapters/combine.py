@@ -19,6 +19,7 @@ PEFT calls these ``svd``, ``magnitude_prune_svd``, and so on, names that are tak
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Sequence
 
@@ -37,8 +38,16 @@ from model_zoo.arguments import checked
 from model_zoo.errors import InputError, nearest
 from model_zoo.settings import require
 
+log = logging.getLogger("pet")
+
 PRUNED = ("ties", "dare_linear", "dare_ties", "magnitude_prune")
 METHODS = ("cat", "svd", "linear", *PRUNED, *(f"{name}_svd" for name in PRUNED))
+CHOICES = {
+    "density": (("ties", "dare", "prune"), 0.5, float, {"gt": 0, "le": 1}),
+    "majority": (("ties",), "total", str, {"choices": ("total", "frequency")}),
+    "seed": (("dare",), 0, int, {"ge": 0}),
+}
+"""{argument: (parts of the names of the methods that read it, default, type, bounds)}."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +111,7 @@ def combine_adapters(
     state = registry(model)
     names = [names] if isinstance(names, str) else list(names)
     weights = [1.0] * len(names) if weights is None else list(weights)
-    check(names, weights, method, density, majority, seed)
+    check(names, weights, method, {"density": density, "majority": majority, "seed": seed})
     adapters = [state.get(name) for name in names]
     state.check_new(new_name)
     state.refuse_while_merged("combine adapters")
@@ -149,8 +158,8 @@ def combine_adapters(
     return report
 
 
-def check(names, weights, method, density, majority, seed) -> None:
-    """Raises InputError for arguments that make no sense."""
+def check(names, weights, method, choices) -> None:
+    """Raises InputError for arguments that make no sense; says which take no effect."""
     if method not in METHODS:
         raise InputError(f"combine_adapters: method {method!r} is not known{nearest(method, METHODS)}")
     if not names:
@@ -161,9 +170,11 @@ def check(names, weights, method, density, majority, seed) -> None:
         raise InputError(f"combine_adapters: {len(names)} adapters, but {len(weights)} weights")
     for value in weights:
         require("combine_adapters", "weight", value, float)
-    require("combine_adapters", "density", density, float, gt=0, le=1)
-    require("combine_adapters", "majority", majority, str, choices=("total", "frequency"))
-    require("combine_adapters", "seed", seed, int, ge=0)
+    for name, (words, default, hint, facts) in CHOICES.items():
+        require("combine_adapters", name, choices[name], hint, **facts)
+        using = [one for one in METHODS if any(word in one for word in words)]
+        if choices[name] != default and method not in using:
+            log.warning("combine_adapters: %s has no effect with %s, only with %s", name, method, ", ".join(using))
 
 
 def refuse_uncombinable(adapter: Adapter, method: str) -> None:

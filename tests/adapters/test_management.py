@@ -339,6 +339,15 @@ def test_weights_may_be_numpys_and_what_no_float32_holds_is_refused(model):
     assert pet.list_adapters(model) == ["a", "twice"]
 
 
+def test_what_a_combination_does_not_read_is_said(model, caplog):
+    add(model, "first", 1)
+    pet.combine_adapters(model, ["first"], method="dare_linear", density=0.3, majority="frequency", seed=1)
+    pet.combine_adapters(model, ["first"], new_name="again", density=0.3, seed=0)
+    said = [record.getMessage().removeprefix("combine_adapters: ") for record in caplog.records]
+    assert said[0] == "majority has no effect with dare_linear, only with ties, dare_ties, ties_svd, dare_ties_svd"
+    assert len(said) == 2 and said[1].startswith("density has no effect with cat, only with ties, dare_linear")
+
+
 def test_pissa_and_dora_combine_by_what_they_change(model):
     add(model, "pissa", 1, rank=2, init="pissa", layers=["1"])
     add(model, "dora", 2, rank=2, use_dora=True, layers=["1"])
@@ -411,6 +420,16 @@ def test_a_head_that_judges_texts_belongs_to_one_adapter(model):
             add_head(model, labels)
     with pytest.raises(pet.InputError, match="only a model of a known family gets a head"):
         add_head(nn.Dense(2, 2), labels)
+
+
+def test_what_a_caller_does_with_its_lists_later_is_none_of_the_adapters(model, tmp_path):
+    targets, ranks = ["q_proj"], {"q_proj": 3}
+    pet.apply_lora(model, targets=targets, rank_pattern=ranks)
+    targets.append("for_the_next_one")
+    ranks["q_proj"] = 5
+    pet.save_adapter(model, tmp_path)
+    written = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert written["target_modules"] == ["q_proj"] and written["rank_pattern"] == {"q_proj": 3}
 
 
 def test_a_configuration_is_as_it_was_given_after_a_head_was_added(fixtures):
