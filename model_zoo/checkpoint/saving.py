@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +19,7 @@ from model_zoo.checkpoint.dtypes import float_name
 from model_zoo.checkpoint.parameters import read_parameter
 from model_zoo.checkpoint.reading import base_parameters
 from model_zoo.checkpoint.safetensors_io import nbytes, write_stream
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, shown
 from model_zoo.labels import SCORE
 from model_zoo.quantization import files
 from model_zoo.tokenizers.special import for_any_version
@@ -191,10 +192,10 @@ def parse_size(size: int | str) -> int:
         raise InputError(f"max_shard_size {size!r} is not a size; expected something like 5GB, 500MiB or 1000000")
     number, unit, binary = match.groups()
     power = " KMGT".index((unit or " ").upper())
-    value = int(float(number) * (1024 if binary else 1000) ** power)
-    if value <= 0:
-        raise InputError(f"max_shard_size {size!r} must be positive")
-    return value
+    value = float(number) * (1024 if binary else 1000) ** power
+    if not 1 <= value < math.inf:
+        raise InputError(f"max_shard_size {shown(size)} must be at least a byte, and finite")
+    return int(value)
 
 
 def copy_companions(
