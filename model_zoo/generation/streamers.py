@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import queue
 import sys
+import threading
 from collections.abc import Iterator
 
 import numpy as np
 
 from model_zoo.arguments import checked
 from model_zoo.errors import InputError
+from model_zoo.settings import require
 
 
 class TextStreamer:
@@ -24,12 +26,17 @@ class TextStreamer:
 
     @checked
     def __init__(self, tokenizer, skip_prompt: bool = True, file=None, skip_special_tokens: bool = True):
-        for name, value, method in (("tokenizer", tokenizer, "stream_decoder"), ("file", file or sys.stdout, "write")):
+        self.file = file
+        for name, value, method in (("tokenizer", tokenizer, "stream_decoder"), ("file", self.stream, "write")):
             if not hasattr(value, method):
                 raise InputError(f"{name} is of the type {type(value).__name__}, which has no {method}()")
-        self.tokenizer, self.skip_prompt, self.file = tokenizer, skip_prompt, file
-        self.skip_special_tokens = skip_special_tokens
+        self.tokenizer, self.skip_prompt, self.skip_special_tokens = tokenizer, skip_prompt, skip_special_tokens
         self.reset()
+
+    @property
+    def stream(self):
+        """Where the answer goes."""
+        return sys.stdout if self.file is None else self.file
 
     def reset(self) -> None:
         """Makes it ready for an answer."""
@@ -57,13 +64,13 @@ class TextStreamer:
 
     def on_text(self, text: str) -> None:
         """A piece of finished text."""
-        stream = self.file or sys.stdout
-        encoding = getattr(stream, "encoding", None) or "utf-8"  # a character that it lacks must not end the answer
-        print(text.encode(encoding, "backslashreplace").decode(encoding), end="", flush=True, file=stream)
+        # a character that the encoding lacks must not end the answer
+        encoding = getattr(self.stream, "encoding", None) or "utf-8"
+        print(text.encode(encoding, "backslashreplace").decode(encoding), end="", flush=True, file=self.stream)
 
     def on_end(self) -> None:
         """The answer is complete."""
-        print(flush=True, file=self.file or sys.stdout)
+        print(flush=True, file=self.stream)
 
 
 class TextIteratorStreamer(TextStreamer):
@@ -85,6 +92,7 @@ class TextIteratorStreamer(TextStreamer):
         skip_special_tokens: bool = True,
     ):
         super().__init__(tokenizer, skip_prompt, skip_special_tokens=skip_special_tokens)
+        require("TextIteratorStreamer", "timeout", timeout, float | None, ge=0, le=threading.TIMEOUT_MAX)
         self.pieces: queue.Queue = queue.Queue()
         self.timeout = timeout
 
