@@ -13,6 +13,7 @@ from model_zoo.errors import InputError
 from model_zoo.graph import evaluating
 from model_zoo.inputs import as_array, as_mask
 from model_zoo.labels import MULTI, SINGLE
+from model_zoo.settings import require
 from model_zoo.turns import turn
 from pet.data.classified import whole_text
 from pet.text_generation import opened
@@ -35,6 +36,8 @@ class TextClassification:
     """
 
     def __init__(self, model, tokenizer=None, adapter=None, batch_size: int = 8, top_k: int | None = None):
+        require("pipeline", "batch_size", batch_size, int, ge=1)
+        require("pipeline", "top_k", top_k, int | None, ge=1)
         self.model, self.tokenizer = opened(model, tokenizer, adapter)
         self.batch_size, self.top_k = batch_size, top_k
         if not getattr(self.model, "scoring", False):
@@ -51,6 +54,7 @@ class TextClassification:
             text: one text or several; two that are judged together are a tuple, or ``{"text": …, "text_pair": …}``.
             top_k: in place of the pipeline's.
         """
+        require("pipeline", "top_k", top_k, int | None, ge=1)
         several = isinstance(text, Collection) and not isinstance(text, (str, dict, tuple))
         pairs = [two_texts(one) for one in (text if several else [text])]
         if not pairs:

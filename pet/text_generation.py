@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from adapters.stored import check_loadable
-from model_zoo.arguments import check_argument
+from model_zoo.arguments import check_argument, checked, is_several
 from model_zoo.errors import InputError
 from model_zoo.generation_settings import DRAWN, LIMITS, completes_stop, says_limit
+from model_zoo.settings import require
 from pet.names import own_tokenizer
 
 log = logging.getLogger("pet")
@@ -32,9 +33,11 @@ class TextGeneration:
         defaults: settings of `generate` for every call (``max_length``, ``top_k`` …).
     """
 
+    @checked
     def __init__(self, model, tokenizer=None, adapter=None, chat: bool | None = None, batch_size: int = 8, **defaults):
+        require("pipeline", "batch_size", batch_size, int, ge=1)
         model, tokenizer = opened(model, tokenizer, adapter)
-        self.model, self.tokenizer, self.batch_size, self.defaults = model, tokenizer, batch_size, defaults
+        self.model, self.tokenizer, self.batch_size, self.defaults = model, tokenizer, batch_size, readable(defaults)
         self.chat = tokenizer.chats if chat is None else chat
 
     def __call__(self, text: str | Sequence[str], **settings) -> list[dict[str, list[str]]]:
@@ -50,11 +53,10 @@ class TextGeneration:
         Returns:
             ``[{"text_generation_text": [text]}, …]``, one entry per text, with ``num_return_sequences`` answers.
         """
-        several = isinstance(text, Collection) and not isinstance(text, (str, Mapping))
-        texts = list(text) if several else [text]
+        texts = list(text) if is_several(text) else [text]
         if not texts or not all(isinstance(one, str) for one in texts):
             raise InputError(f"pipeline: a text or a list of texts was expected, got {text!r}")
-        options = {**self.defaults, **settings}
+        options = {**self.defaults, **readable(settings)}
         drawn = ((name, options[name]) for name in DRAWN if options.get(name) is not None)
         draws = any(one not in (("top_k", 0), ("top_k", 1)) for one in drawn)
         if defaults := getattr(self.model, "generation_defaults", None):  # the model's own, where it was given some
@@ -107,6 +109,12 @@ class TextGeneration:
             warn_of_full_context(answers, ends, self.model.room)
         asked = [prompt for prompt in prompts for _ in range(len(answers) // len(prompts))]
         return [until(*pair, ends, stops, self.tokenizer) for pair in zip(asked, answers, strict=True)]
+
+
+def readable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that each batch can read: what gives its values but once is a list. A streamer gives the answer's."""
+    once = (name for name, value in settings.items() if hasattr(value, "__next__") and name != "streamer")
+    return {**settings, **{name: list(settings[name]) for name in once}}
 
 
 def opened(model, tokenizer=None, adapter=None) -> tuple[Any, Any]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from model_zoo.arguments import is_several
 from model_zoo.errors import InputError
 from model_zoo.generation.processors import PROCESSORS, Step, softmax
 from model_zoo.generation_settings import DRAWN, TOKENS, Choosing, is_asked
 
 
 def _listed(value):
-    """A setting in which tuples and arrays are lists, and NumPy's numbers Python's."""
+    """A setting in which all that is several is a list, and NumPy's numbers are Python's."""
     value = value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
-    return [_listed(one) for one in value] if isinstance(value, (list, tuple)) else value
+    return [_listed(one) for one in value] if is_several(value) else value
 
 
 class Choice:

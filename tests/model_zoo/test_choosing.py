@@ -210,7 +210,8 @@ def test_generation_config_counts_where_a_call_says_nothing(model, monkeypatch):
     monkeypatch.setattr(model, "generation_config", asked)
     assert np.array_equal(model.generate(prompt, **free), expected)
     assert np.array_equal(model.generate(prompt, suppress_tokens=[], **free), plain)
-    for same in (tuple(asked["suppress_tokens"]), np.array(asked["suppress_tokens"])):
+    for make in (tuple, np.array, set, iter):
+        same = make(asked["suppress_tokens"])
         assert np.array_equal(model.generate(prompt, suppress_tokens=same, **free), expected)
     assert model.generate(prompt, forced_eos_token_id=np.int64(3), **free)[0, -1] == 3
     assert np.array_equal(

@@ -84,6 +84,15 @@ def test_what_is_no_text_is_refused(judge, text, message):
         pet.pipeline("text-classification", str(judge("regression", 1)))(text)
 
 
+@pytest.mark.parametrize("given", [{"batch_size": 0}, {"top_k": -1}])
+def test_counts_of_nothing_are_refused(judge, given):
+    (name,) = given
+    with pytest.raises(InputError, match=f"pipeline: {name} is {given[name]}; a whole number of at least 1"):
+        pet.pipeline("text-classification", str(judge("regression", 1)), **given)
+    with pytest.raises(InputError, match="pipeline: top_k is 0; a whole number of at least 1"):
+        pet.pipeline("text-classification", str(judge("regression", 1)))("A text", top_k=0)
+
+
 def test_a_row_without_a_token_has_no_score(judge):
     model = pet.AutoModel.from_pretrained(str(judge("regression", 1)))
     with pytest.raises(InputError, match="attention_mask has a row without a token"):

@@ -2,13 +2,14 @@
 
 import io
 import json
+import math
 
 import numpy as np
 import pytest
 
 import pet
 from model_zoo.errors import InputError
-from model_zoo.generation import TextStreamer
+from model_zoo.generation import TextIteratorStreamer, TextStreamer
 from model_zoo.generation_settings import completes_stop
 from pet.cli.chat_session import add_chat_session, make_chat_session
 from pet.cli.main import main
@@ -125,6 +126,21 @@ def test_what_fills_a_row_up_behind_its_stop_text_is_no_answer():
     assert stop not in whole[1][len(texts[1]) :]
     (stopped,), (other,) = (one["text_generation_text"] for one in plain(texts, stop_strings=stop))
     assert stopped.count(stop) == 1 and whole[0].startswith(stopped) and other == whole[1]
+    plain.batch_size = 1  # what can be read but once counts in each batch
+    found = plain([texts[0], texts[0]], stop_strings=iter([stop]))
+    assert [one["text_generation_text"] for one in found] == [[stopped], [stopped]]
+
+
+@pytest.mark.parametrize("file", ["", [], np.ones(2)])
+def test_what_no_text_can_be_written_to_is_no_file(answering, file):
+    with pytest.raises(InputError, match=r"file is of the type .*, which has no write\(\)"):
+        TextStreamer(answering.tokenizer, file=file)
+
+
+@pytest.mark.parametrize("timeout", [-1, math.nan, 1e300])
+def test_no_time_to_wait_for_is_refused(answering, timeout):
+    with pytest.raises(InputError, match=r"timeout is .*; a number of at least 0 and at most"):
+        TextIteratorStreamer(answering.tokenizer, timeout=timeout)
 
 
 def test_a_printed_prompt_and_its_answer_are_one_text():
@@ -193,6 +209,9 @@ def pet_tensor(values):
         ({"task": "text_generatio"}, "did you mean 'text_generation'"),
         ({"model": None}, "model is missing"),
         ({"model": "glm_tinny"}, "did you mean 'glm_tiny'"),
+        ({"batch_size": 0}, "batch_size is 0; a whole number of at least 1"),
+        ({"batch_size": "2"}, "batch_size is '2'; a whole number"),
+        ({"chat": "yes"}, "chat is 'yes'; True or False"),
     ],
 )
 def test_wrong_arguments(arguments, message):
