@@ -12,6 +12,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from model_zoo.arguments import is_several
 from model_zoo.errors import InputError, nearest, shown
 from model_zoo.settings import faults, setting
 
@@ -37,12 +38,12 @@ def token_ids(tokens: Any) -> str | None:
 
 
 def plain(value: Any) -> Any:
-    """A value as files hold it: NumPy's numbers and arrays as Python's, and what can be read but once as a list."""
+    """A value as files hold it: NumPy's numbers and arrays as Python's, all that is several as a list of its own."""
     if isinstance(value, Mapping):
         return {key: plain(entry) for key, entry in value.items()}
     if hasattr(value, "tolist"):
         return value.tolist()
-    return list(value) if hasattr(value, "__next__") else value
+    return [plain(entry) for entry in value] if is_several(value) else value
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -423,9 +423,9 @@ def test_a_head_that_judges_texts_belongs_to_one_adapter(model):
 
 
 def test_what_a_caller_does_with_its_lists_later_is_none_of_the_adapters(model, tmp_path):
-    targets, ranks = ["q_proj"], {"q_proj": 3}
-    pet.apply_lora(model, targets=targets, rank_pattern=ranks)
-    targets.append("for_the_next_one")
+    targets, ranks = {"q_proj": 8}, {"q_proj": 3}
+    pet.apply_lora(model, targets=targets.keys(), rank_pattern=ranks, trainable_tokens=[np.int64(5)])
+    targets["for_the_next_one"] = 8
     ranks["q_proj"] = 5
     pet.save_adapter(model, tmp_path)
     written = json.loads((tmp_path / "adapter_config.json").read_text())
