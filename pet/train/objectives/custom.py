@@ -86,15 +86,18 @@ class CustomForward(Objective):
             data = {name: array for name, array in zip(self.names, arrays)}  # noqa: B905, C416 (graph code)
             output = forward_step(data, model)
             count = arrays[-1].sum()
-            if isinstance(output, ms.Tensor):
-                return from_total(output.astype(ms.float32) * count)
+            output = {"loss": output} if isinstance(output, ms.Tensor) else output
             if not isinstance(output, dict) or ("loss" not in output and "logits" not in output):
                 raise ValueError("forward_step gave neither a loss nor a dictionary with loss or logits")
             chosen = prefer[0] if prefer[0] in output else prefer[1]
             if not isinstance(output[chosen], ms.Tensor):
                 raise ValueError("forward_step gave a loss or logits that are no Tensor")
             if chosen == "logits":
+                if output["logits"].size != arrays[0].size * output["logits"].shape[-1]:
+                    raise ValueError("forward_step gave logits that are not of all tokens: (B, S, V) was expected")
                 return from_logits(output["logits"], *arrays[own])
+            if output["loss"].size != 1:
+                raise ValueError("forward_step gave a loss of several numbers: their mean was expected")
             return from_total(output["loss"].astype(ms.float32) * count)
 
         return custom
