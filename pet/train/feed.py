@@ -10,32 +10,28 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from adapters.registry import registry
-from model_zoo.arguments import is_several
 from model_zoo.ascend import on_ascend
 from model_zoo.atomic import check_name
 from model_zoo.engine import available, uses_kernel
-from model_zoo.errors import InputError, first_line, shown
+from model_zoo.errors import InputError
 from model_zoo.layers import AttentionCore
 from pet.auto import AutoTokenizer
 from pet.data import DataSettings, is_mindspore_dataset, load_dataset, make_loader
 from pet.data.dataset import IGNORED
-from pet.data.packing import causal_layout, placed
+from pet.data.packing import causal_layout
 from pet.data.settings import FULL
 from pet.recipe.classes import rows_of
 from pet.recipe.training import Train
+from pet.train.batch import check_tokens, complete, layout_of, say_unread
 from pet.train.distributed import DistributedContext
 
 log = logging.getLogger("pet")
-
-INTERVAL = ("start", "end")
-PLACES = ("position_ids", *INTERVAL)
-"""Arrays of a batch that say where its tokens stand and what they see, given all or none; positions also alone."""
 
 
 class BatchList:
@@ -44,7 +40,7 @@ class BatchList:
     Args:
         batches: dictionaries with ``input_ids`` and, where they are not the same, ``labels`` ``(B, S)``;
             ``attention_mask`` (1 for real tokens), ``position_ids``, ``start`` and ``end`` where they are not the
-            family's own.
+            family's own; ``label`` of each row, where texts are judged; other numbers for a ``forward_step``.
         accumulation: micro-batches per optimizer step; the last step of an epoch has those that are left.
         model: its family says which tokens see each other.
 
@@ -56,6 +52,7 @@ class BatchList:
         if len(batches) < accumulation:
             raise InputError(f"{len(batches)} batches are too few for a step of {accumulation}")
         self.list = [complete(batch, model, index) for index, batch in enumerate(batches)]
+        say_unread(batches[0])
         for index, batch in enumerate(self.list):
             check_tokens(batch, model, f"batch {index}")
         self.check_labels()
@@ -107,29 +104,6 @@ def count_useful(batch: dict[str, Any]) -> int:
     return int(is_real(batch).sum())
 
 
-def layout_of(model) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """``ids (S,) → (position_ids, end)`` of one document, as the model (with its adapter) wants them.
-
-    A model that is of no family counts from 0, and every token sees those before it.
-    """
-    family, offset = getattr(model, "family", None), getattr(model, "position_offset", 0)
-
-    def layout(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if family is None:
-            return causal_layout(ids)
-        positions, end = family.document_layout(model.config, ids)
-        if offset:
-            positions = np.array(positions)
-            # the first of two rows says the place in the text, and that is what a prefix moves
-            place = positions if positions.ndim == 1 else positions[0]
-            place += offset
-        if len(ids) + offset == model.config.dims.context + 1:  # the last token is predicted, and read by none
-            positions = np.minimum(positions, model.config.dims.context - 1)
-        return positions, end
-
-    return layout
-
-
 def shares_question(model, settings) -> bool:
     """Whether two answers may stand on both sides of one question (`pet.data.packing`): attention then looks at tokens
     behind its own, which Ascend's operators leave out in a causal model, and not through a window."""
@@ -151,77 +125,6 @@ def placing(settings: DataSettings, model) -> dict[str, Any]:
     """``settings`` and ``layout`` of a loader whose batches are for a model (`MetaModel` will do)."""
     shares = settings.share_question and shares_question(model, settings)
     return {"settings": DataSettings.of(settings, share_question=shares), "layout": layout_of(model)}
-
-
-def complete(batch: dict[str, Any], model=None, index: int = 0) -> dict[str, Any]:
-    """A batch with all the arrays that a step needs, from those that it has."""
-    if not isinstance(batch, Mapping):
-        raise InputError(f"batch {index} is of the type {type(batch).__name__}; a dictionary was expected")
-    if "input_ids" not in batch:
-        raise InputError(
-            f"batch {index} has no input_ids; it has {', '.join(map(str, batch)) or 'nothing'}. Rows of text go into a "
-            "file, one JSON object per line"
-        )
-    ids = _integers(batch["input_ids"], f"batch {index}: input_ids")
-    if ids.ndim != 2 or not ids.size:
-        rows = "; make_loader of pet.data makes batches of rows" if ids.ndim == 1 else ""
-        raise InputError(f"batch {index}: input_ids has shape {ids.shape}; (batch, length) expected{rows}")
-    count = len(ids)
-    mask = batch.get("attention_mask")
-    mask = np.ones_like(ids) if mask is None else _integers(mask, f"batch {index}: attention_mask", truths=True)
-    if mask.size and not 0 <= mask.min() <= mask.max() <= 1:
-        raise InputError(
-            f"batch {index}: attention_mask holds {mask[mask > 1].max(initial=mask.min())}; 0 or 1 expected"
-        )
-    labels = batch.get("labels")
-    labels = np.where(mask != 0, ids, IGNORED) if labels is None else _integers(labels, f"batch {index}: labels")
-    for name, value in (("attention_mask", mask), ("labels", labels)):
-        if value.shape != ids.shape:
-            raise InputError(f"batch {index}: {name} has shape {value.shape}, input_ids {ids.shape}")
-    whole = {"input_ids": ids, "labels": labels.astype(np.int32)}
-    names = batch.get("sample_ids")
-    names = [f"batch {index}, row {row}" for row in range(count)] if names is None else names
-    whole["sample_ids"] = list(names) if is_several(names) else []
-    if "label" in batch:  # of each row, where texts are judged
-        whole["said"] = [[one] for one in np.asarray(batch["label"]).tolist()]
-        whole["document"] = np.where(mask != 0, 0, np.where(np.cumsum(mask, 1) == 0, -1, 1))
-        if len(whole["said"]) != count:
-            raise InputError(f"batch {index}: label has {len(whole['said'])} values, input_ids {count} rows")
-    if len(whole["sample_ids"]) != count:
-        raise InputError(f"batch {index}: sample_ids is {shown(names)}; a list of {count} was expected")
-    given = {key: _integers(batch[key], f"batch {index}: {key}") for key in PLACES if key in batch}
-    for key, value in given.items():
-        if value.shape[:1] + value.shape[-1:] != ids.shape or (key in INTERVAL and value.ndim != 2):
-            raise InputError(f"batch {index}: {key} has shape {value.shape}, input_ids {ids.shape}")
-    if len(given) == len(PLACES):
-        return {**whole, **given}
-    if alone := [key for key in INTERVAL if key in given]:
-        lacking = ", ".join(key for key in PLACES if key not in given)
-        raise InputError(f"batch {index}: {alone[0]} takes no effect without {lacking}")
-    context = getattr(model, "room", None)
-    if context is not None and (longest := int((mask != 0).sum(1).max())) > context:
-        raise InputError(f"batch {index}: a row of {longest} tokens is longer than the model's context of {context}")
-    for row in range(count):
-        real = np.flatnonzero(mask[row])
-        if len(real) and real[-1] - real[0] >= len(real):
-            raise InputError(f"batch {index}, row {row}: attention_mask has a hole; one run of 1 expected")
-    if not mask.any():
-        raise InputError(f"batch {index}: attention_mask is 0 everywhere")
-    return {**whole, **placed(ids, mask != 0, layout_of(model)), **given}
-
-
-def _integers(value, name: str, truths: bool = False) -> np.ndarray:
-    """An array of whole numbers, in 32 bits; of truth values where these are allowed, too."""
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError, RuntimeError) as error:  # rows of different lengths; what torch does not hand on
-        raise InputError(f"{name} is no array of integers: {first_line(error)}") from None
-    if not (np.issubdtype(array.dtype, np.integer) or (truths and array.dtype == bool)):
-        raise InputError(f"{name} holds {array.dtype}; integers expected")
-    short = array.astype(np.int32)
-    if not np.array_equal(short, array):
-        raise InputError(f"{name} holds {array[short != array][0]}, which no token's number can be")
-    return short
 
 
 def as_feed(
@@ -355,32 +258,6 @@ def check_counted(objective, feed, training: bool = True) -> None:
             f"{what}: {counted} are of {wanted} documents, and the loader's dataset has documents = {found}; set it to "
             f"{wanted} where neighbours belong together"
         )
-
-
-def check_tokens(batch: dict[str, Any], model, source: str | Callable[[], str]) -> None:
-    """Refuses ids, labels and positions that the model has no row for: a kernel would read past its table.
-
-    Args:
-        batch: its ``input_ids``, ``labels`` and ``position_ids`` are looked at.
-        model: one without a configuration is held to ids of 0 and above.
-        source: where the batch is from, or a function that says so.
-    """
-    dims = getattr(getattr(model, "config", None), "dims", None)  # another library's configuration has none
-    vocabulary, context = (dims.vocab, dims.context) if dims is not None else (1 << 31, 1 << 31)
-    expected = f"expected an id of the vocabulary (0 … {vocabulary - 1})"
-    limits = {
-        "input_ids": (vocabulary, expected),
-        "labels": (vocabulary, f"{expected}, or {IGNORED} where nothing is learnt"),
-        "position_ids": (context, f"the model's context has positions 0 … {context - 1}"),
-    }
-    for name in limits.keys() & batch.keys():
-        values, (limit, meaning) = np.asarray(batch[name]), limits[name]
-        wrong = (values < 0) | (values >= limit)
-        if name == "labels":
-            wrong &= values != IGNORED
-        if wrong.any():
-            place = source if isinstance(source, str) else source()
-            raise InputError(f"{place}: {name} holds {values[wrong][0]}; {meaning}")
 
 
 def where(feed, batches: Sequence[dict[str, Any]]) -> list[str]:

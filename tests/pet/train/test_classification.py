@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 
 import mindspore as ms
@@ -192,8 +193,12 @@ def test_batches_of_a_program_are_judged_at_their_last_token(side):
     own = Trainer(model, [batch], forward_step=forward_step, **how)
     own.train()
     assert own.history[0]["loss"] == pytest.approx(expected.mean(), abs=1e-5)
-    with pytest.raises(InputError, match="label has 1 values, input_ids 7 rows"):
-        Trainer(model, [{**batch, "label": [1]}], objective="classification", steps=1)
+    several = [[0, 1]] * 3 + [[2]] * 4  # of another number in each row
+    with pytest.raises(InputError, match=r"batch 0, row 0: label \[0, 1\] is none of 3"):
+        Trainer(model, [{**batch, "label": several}], objective="classification", steps=1)
+    for wrong in ([1], 1, None):
+        with pytest.raises(InputError, match=f"label is {re.escape(str(wrong))}; one for each of 7 rows expected"):
+            Trainer(model, [{**batch, "label": wrong}], objective="classification", steps=1)
     with pytest.raises(InputError, match="a batch has no labels; expected label"):
         Trainer(model, [{"input_ids": ids}], objective="classification", steps=1)
 

@@ -1132,6 +1132,11 @@ def test_settings_that_take_no_effect_are_warned_of(toy, batch, caplog, given, m
         ({"rates": lambda step: math.nan}, r"rates\(0\) is nan; a number of at least 0"),
         ({"forward_step": lambda data, model: None}, "forward_step gave neither a loss nor a dictionary"),
         ({"forward_step": lambda data, model: {"loss": None}}, "a loss or logits that are no Tensor"),
+        (
+            {"forward_step": lambda data, model: model(data["input_ids"])[:, 0, 0]},
+            "a loss of several numbers: their mean",
+        ),
+        ({"forward_step": lambda data, model: {"logits": model(data["input_ids"])[:, :-1]}}, "are not of all tokens"),
         ({"save_extra": lambda stage: 3}, "what save_extra returns is 3; a text or a path"),
     ],
 )
@@ -1156,6 +1161,25 @@ def test_arrays_of_a_users_own_are_in_every_batch(toy, batch):
 
     with pytest.raises(InputError, match="a batch has no weight, which the first batch has"):
         make(toy(), Stream(), steps=2, forward_step=forward_step).train()
+
+
+def test_arrays_of_a_users_own_reach_forward_step_out_of_a_list(toy, batch):
+    def forward_step(data, model):
+        rows = model(data["input_ids"]).mean((1, 2))
+        return {"loss": (rows * data["weight"]).sum() + data["weight"].sum()}
+
+    losses = []
+    for weight in ([0.0, 0.0], [1.0, 2.0]):
+        data = [{**batch(2, seed=0), "weight": weight, "text": ["a", "b"]}]
+        trainer = make(toy(), data, steps=1, forward_step=forward_step)
+        trainer.train()
+        losses.append(trainer.history[0]["loss"])
+    assert losses[0] == 0 and 2.5 < losses[1] < 3.5
+
+
+def test_what_looks_like_a_misspelt_array_is_said(toy, batch, caplog):
+    make(toy(), [{"input_ids": batch(2)["input_ids"], "label_ids": batch(2)["labels"], "weight": [1.0, 1.0]}])
+    assert caplog.messages == ["batch 0: label_ids is read by a forward_step alone (did you mean 'labels'?)"]
 
 
 def test_an_evaluation_need_not_have_a_loss_unless_it_is_asked_for(toy, batch):
