@@ -37,7 +37,7 @@ def _form(options):
     return Form(
         given.qkv_concat if options.qkv_concat is None else options.qkv_concat,
         given.mlp_concat if options.mlp_concat is None else options.mlp_concat,
-        given.use_rearrange_rope or options.rearranged_rope,
+        given.use_rearrange_rope or options.use_rearrange_rope,
         options.old_names,
         options.plain_concat,
     )
@@ -69,6 +69,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--rearranged-rope",
+        dest="use_rearrange_rope",
         action="store_true",
         help="ChatGLM2: query and key as with use_rearrange_rope: True; LLaMA: as in MindFormers 0.6",
     )
@@ -89,6 +90,22 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _form_for(parser: Parser, options, config, names=(), heeded=()):
+    """The form that is asked for. Raises InputError for an option that changes nothing of this model.
+
+    Args:
+        config: the dictionary of its config.json.
+        names: of a file's tensors, which tell the rest.
+        heeded: options that are of use in any case.
+    """
+    from pet.compat.ckpt.names import form_of, unheeded
+
+    form = _form(options)
+    idle = [name for name in unheeded(config, form_of(names, form) if names else form) if name not in heeded]
+    parser.idle(options, f"on the matrices of this model ({config.get('model_type')}), as they are divided", *idle)
+    return form
+
+
 def _reads_ckpt(source: str) -> bool:
     from pet.compat.ckpt.doors import is_ckpt
 
@@ -98,8 +115,9 @@ def _reads_ckpt(source: str) -> bool:
 
 
 def _from_ckpt(parser: Parser, options, output: Path):
+    from model_zoo.checkpoint.mindspore_files import opened
     from pet.compat.ckpt.beside import kinds_in
-    from pet.compat.ckpt.doors import find_ckpt, to_directory
+    from pet.compat.ckpt.doors import config_for, find_ckpt, to_directory
     from pet.compat.ckpt.prefix import to_prefix
 
     if output.suffix == ".ckpt":
@@ -113,8 +131,10 @@ def _from_ckpt(parser: Parser, options, output: Path):
     if adapter and not weights and options.part == "model":
         raise InputError(f"{path}: --part model: holds {adapter}, and no weights of a model")
     if prefix and (options.part == "adapter" or not weights):
-        parser.idle(options, "on a prefix", "alpha", "dtype", "max_shard_size")
+        parser.idle(options, "on a prefix", "alpha", "dtype", "max_shard_size", "use_rearrange_rope", "plain_concat")
         return to_prefix(path, output, options.config)
+    with opened(path) as file:
+        names = list(file.tensors)
     if options.part == "adapter" or not weights:
         parser.idle(options, "on LoRA matrices", "dtype", "max_shard_size")
         from pet.compat.ckpt.lora import to_adapter
@@ -126,14 +146,20 @@ def _from_ckpt(parser: Parser, options, output: Path):
             alpha = alpha_of(read_file(Path(options.config)))
         if alpha is None:
             raise InputError(f"{path}: the file does not say lora_alpha; give --alpha N, as in the job's pet_config")
-        return to_adapter(path, output, alpha, options.config, _form(options))
+        form = _form_for(parser, options, config_for(path, options.config), names)
+        return to_adapter(path, output, alpha, options.config, form)
     parser.idle(options, "on weights of a model", "alpha")
-    return to_directory(path, output, options.config, _form(options), options.dtype, options.max_shard_size)
+    form = _form_for(parser, options, config_for(path, options.config), names)
+    return to_directory(path, output, options.config, form, options.dtype, options.max_shard_size)
 
 
 def _to_ckpt(parser: Parser, options, output: Path):
     if output.suffix != ".ckpt":
         raise InputError(f"--output {output}: SOURCE is a directory, so a file ending in .ckpt was expected")
+    from model_zoo.checkpoint.reading import read_config
+    from pet.compat.ckpt.doors import config_for, to_file
+    from pet.names import find_model
+
     parser.idle(options, "in writing a .ckpt file", "part", "alpha", "max_shard_size")
     if (Path(options.source) / "adapter_config.json").is_file():
         from pet.compat.ckpt.lora import to_lora_file
@@ -141,7 +167,11 @@ def _to_ckpt(parser: Parser, options, output: Path):
         if not options.config:
             raise InputError(f"{options.source}: is an adapter; --config says of which base")
         parser.idle(options, "on LoRA matrices", "dtype")
-        return to_lora_file(options.source, output, options.config, _form(options))
-    from pet.compat.ckpt.doors import to_file
-
-    return to_file(options.source, output, _form(options), options.dtype)
+        config = config_for(output, options.config)
+        return to_lora_file(
+            options.source, output, options.config, _form_for(parser, options, config, (), ["old_names"])
+        )
+    if not _is_yaml(options.config):
+        parser.idle(options, "on a model directory, which has its own", "config")
+    form = _form_for(parser, options, read_config(find_model(options.source)))
+    return to_file(options.source, output, form, options.dtype)

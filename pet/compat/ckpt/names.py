@@ -209,6 +209,16 @@ def groups(config: Mapping[str, Any], form: Form | None = None) -> list[Group]:
     return sorted(found, key=lambda group: order[group.ours[0]])
 
 
+def unheeded(config: Mapping[str, Any], form: Form) -> list[str]:
+    """The fields of a form that the matrices of a model, as it otherwise divides them, are the same by at any value."""
+
+    def heeds(name: str) -> bool:
+        first, second = (groups(config, dataclasses.replace(form, **{name: value})) for value in (True, False))
+        return first != second
+
+    return [field.name for field in dataclasses.fields(form) if not heeds(field.name)]
+
+
 def _table(layout: str, form: Form) -> dict[Names, Names]:
     """The family's table in a form."""
     table = dict(TABLES[layout])

@@ -236,6 +236,14 @@ def test_the_command(base, tmp_path, capsys, lora_file):
         (("l.ckpt", "--output", "e", "--config", base, "--part", "model"), "and no weights of a model"),
         ((base, "--output", "e.ckpt", "--part", "adapter"), "--part: has no effect in writing a .ckpt file"),
         (("b", "--output", "e.ckpt", "--config", base, "--dtype", "float16"), "--dtype: has no effect on LoRA"),
+        ((base, "--output", "e.ckpt", "--config", base), "--config: has no effect on a model directory"),
+        ((base, "--output", "e.ckpt", "--qkv-concat", True), "--qkv-concat: has no effect on the matrices"),
+        (
+            (base, "--output", "e.ckpt", "--old-names"),
+            "--old-names: has no effect on the matrices",
+        ),
+        (("a.ckpt", "--output", "e", "--config", base, "--rearranged-rope"), "--rearranged-rope: has no effect"),
+        (("llama_tiny", "--output", "e.ckpt", "--plain-concat"), "--plain-concat: has no effect"),
     ):
         assert wrong in pet_convert(*words)[1]
         assert not any((tmp_path / name).exists() for name in ("e", "e.ckpt"))
