@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import shlex
@@ -145,7 +146,10 @@ def open_closed_streams() -> None:
 
 def tolerate_encodings() -> None:
     """A character that the output's encoding lacks is written as ``\\u4f60``: it must not end a run. What is read is
-    data, and has to be right."""
-    for stream, errors in ((sys.stdin, "strict"), (sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace")):
+    data, and has to be right: the same as out of a file, without a byte order mark and with any system's line ends."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        marked = "utf-8-sig" if codecs.lookup(sys.stdin.encoding).name == "utf-8" else None
+        sys.stdin.reconfigure(encoding=marked, errors="strict", newline=None)
+    for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=errors)
+            stream.reconfigure(errors="backslashreplace")

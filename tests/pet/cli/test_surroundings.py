@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import io
+import json
 import os
 import re
 import subprocess
@@ -99,6 +100,19 @@ def test_what_is_read_in_another_encoding_is_refused(monkeypatch, capsys, base):
         monkeypatch.setattr(sys, "stdin", source)
         assert main(command) == 2
         assert "stdin: is not ascii text; name its encoding: PYTHONIOENCODING=utf-8" in capsys.readouterr().err
+
+
+def test_questions_from_a_pipe_are_those_of_the_same_file(monkeypatch, capsys, base, tmp_path):
+    """Written by another system: with a byte order mark, and a carriage return at the end of each line."""
+    written = f"\ufeff{QUESTION}\r\nWhat is 1?\r\n".encode()
+    (tmp_path / "questions.txt").write_bytes(written)
+    # on Linux Python's own standard input leaves lines as they are
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(written), encoding="utf-8", newline="\n"))
+    asked = []
+    for name in (str(tmp_path / "questions.txt"), "-"):
+        assert main(["predict", "--model", str(base), "--max-new-tokens", "1", "--json", "--file", name]) == 0
+        asked.append([json.loads(line)["prompt"] for line in capsys.readouterr().out.splitlines()])
+    assert asked == [[QUESTION, "What is 1?"]] * 2
 
 
 @pytest.fixture
