@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from model_zoo.atomic import check_name
 from model_zoo.errors import SYNONYMS, InputError, nearest
-from pet.cli.wrapping import wrapped
+from pet.cli.wrapping import columns, wrapped
 
 PATHS = {"adapter", "base", "file", "model", "output", "run", "DIR", "FILE", "PATH", "PLACE"}
 PATHS |= {"ADAPTER", "MODEL", "RECIPE", "RUN", "SOURCE"}
@@ -52,7 +51,7 @@ class Formatter(argparse.HelpFormatter):
     """Help by `wrapped`."""
 
     def __init__(self, prog: str):
-        super().__init__(prog, width=min(100, shutil.get_terminal_size().columns) - 2)
+        super().__init__(prog, width=columns() - 2)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return wrapped(text, width)

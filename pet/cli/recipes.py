@@ -13,6 +13,7 @@ from typing import Any
 from model_zoo.errors import InputError, nearest
 from pet import names
 from pet.cli.parser import Parser
+from pet.cli.wrapping import columns
 from pet.files import copy, write_text
 from pet.recipe.overrides import value_at
 from pet.recipe.source import read
@@ -47,11 +48,11 @@ def _summary(path: Path) -> tuple[str, str, str]:
 
 def _list() -> None:
     found = names.bundled_recipes()
-    width = max(map(len, found))
+    width, room = max(map(len, found)), columns(elsewhere=100)
     for name, path in found.items():
         model, method, description = _summary(path)
         head = f"{name:<{width}} {model:<11} {method:<8} "
-        print(head + textwrap.shorten(description, 100 - len(head), placeholder=" …"))
+        print(head + textwrap.shorten(description, max(room - len(head), 2), placeholder=" …"))
     print("\npet recipes show NAME, pet recipes copy NAME [DEST], pet finetune NAME")
 
 

@@ -1,4 +1,4 @@
-"""Help as wide as the terminal; apart from the parser, since `pet --help` has no other use for that."""
+"""Text as wide as the terminal; apart from the parser, since `pet --help` has no other use for that."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ import shutil
 import textwrap
 
 
+def columns(elsewhere: int = 80) -> int:
+    """Columns of a line, 100 at most: the terminal's, or so many where there is none."""
+    return min(100, shutil.get_terminal_size((elsewhere, 24)).columns)
+
+
 def wrapped(text: str, width: int | None = None) -> str:
     """Lines as wide as the terminal, up to 100 columns. What is too long goes on beneath its second column or its own
     indentation, a command after a backslash."""
-    width = width or min(100, shutil.get_terminal_size().columns)
+    width = width or columns()
     lines = []
     for line in text.splitlines():
         column = re.match(r"\s*(\S+( \S+)* {2,})?", line)

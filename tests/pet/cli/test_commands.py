@@ -118,6 +118,15 @@ def test_help_names_every_command(columns, capsys, monkeypatch):
     assert main([]) == 0
 
 
+@pytest.mark.parametrize("columns", [60, 80])
+def test_recipes_are_a_line_each_as_wide_as_the_terminal(columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["recipes"]) == 0
+    *lines, _, _ = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [*names.bundled_recipes()]
+    assert max(map(len, lines)) <= columns
+
+
 @pytest.mark.parametrize("columns", [80, 100])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_shows_the_examples(name, columns, capsys, monkeypatch):
