@@ -145,9 +145,10 @@ def find_model(name: str | os.PathLike) -> Path:
     if (hub := hub_name(text)) is not None:
         return fetch(hub)[0]
     around = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
-    candidates = around if os.sep in text and around else [*bundled, *presets, *around]
-    bundle = "" if candidates is around else ", and no bundled model has this name"
-    raise InputError(f"model {text!r}: no such directory{bundle}{nearest(path.name, candidates)}")
+    if os.sep in text and around:
+        raise InputError(f"model {text!r}: no such directory{nearest(path.name, around)}")
+    meant = similar(path.name, [*bundled, *presets, *around]) or nearest(path.name, bundled)
+    raise InputError(f"model {text!r}: no such directory, and no bundled model has this name{meant}")
 
 
 def model_config(name: str | os.PathLike) -> dict[str, Any]:

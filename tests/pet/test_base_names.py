@@ -25,6 +25,17 @@ def test_a_bundled_base_is_named_and_a_directory_has_its_whole_path(tmp_path, mo
     assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"] == "a/b"
 
 
+def test_only_bundled_bases_are_called_bundled(tmp_path, monkeypatch):
+    """Of the directories around, a name that is nearly right is proposed."""
+    for name in ("a_folder", "my_base", "output"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    for asked, words in (("nosuch", f"(there is: {', '.join(bundled_models())})"), ("my_bse", "mean 'my_base'?)")):
+        with pytest.raises(InputError) as error:
+            pet.AutoModel.from_pretrained(asked)
+        assert str(error.value).endswith(words)
+
+
 @pytest.mark.parametrize("open_it", [pet.AutoModel.from_pretrained, pet.AutoTokenizer.from_pretrained])
 @pytest.mark.parametrize("name", [None, 5])
 def test_what_is_no_name_is_an_error(open_it, name):
