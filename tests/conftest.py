@@ -41,8 +41,11 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 QUICK_RUNS = str(Path(__file__).parent / "support" / "quick_runs")
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, …
+# This process's part of them. A job whose processes wait for one another has no more: one of them that shared a core
+# with another test process would have half of it, and the others, who sleep while they wait, half of theirs idle.
+OWN = CORES[int(WORKER[2:]) % len(CORES) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])] if WORKER and CORES else CORES
 if WORKER and CORES:  # before MindSpore counts the cores for its threads
-    os.sched_setaffinity(0, {CORES[int(WORKER[2:]) % len(CORES)]})
+    os.sched_setaffinity(0, OWN[:1])
     os.environ["OMP_NUM_THREADS"] = "1"
 
 import model_zoo  # noqa: E402, F401  (it sets what MindSpore reads when it is imported)
@@ -289,13 +292,19 @@ leave(0)
 
 
 @pytest.fixture(scope="session")
-def pair(tmp_path_factory):
-    """Runs command lines of `pet`, one after another, in one job of two processes, each on a core of its own."""
+def own_cores() -> list[int]:
+    """What processes that wait for one another are divided over; nothing where the system does not say."""
+    return OWN
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory, own_cores):
+    """Runs command lines of `pet`, one after another, in one job of two processes, divided over `own_cores`."""
 
     def run(*commands: list[str]) -> None:
         home = tmp_path_factory.mktemp("pair")
         (home / "pair.py").write_text(PAIR)
-        words = [json.dumps(CORES), json.dumps([[str(word) for word in command] for command in commands])]
+        words = [json.dumps(own_cores), json.dumps([[str(word) for word in command] for command in commands])]
         launch = [sys.executable, "-m", "pet", "launch", "-n", "2", "--log-dir", home / "log", "--hang-timeout", "120"]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("RANK_", "MS_"))}
         environment |= {"PYTHONPATH": os.pathsep.join([QUICK_RUNS, *filter(None, sys.path)])}

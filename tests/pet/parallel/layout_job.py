@@ -10,9 +10,8 @@ import os
 import sys
 from pathlib import Path
 
-# MindSpore's threads wait for one another in busy loops: a process on a core of its own is fastest
-if hasattr(os, "sched_setaffinity"):
-    CORES = sorted(os.sched_getaffinity(0))
+# MindSpore's threads wait for one another in busy loops: a process on one core is fastest
+if CORES := json.loads(os.environ["LAYOUT_CORES"]):
     os.sched_setaffinity(0, {CORES[int(os.environ["RANK_ID"]) % len(CORES)]})
 
 from pet.cli.imports import import_quickly

@@ -306,7 +306,6 @@ def test_the_smallest_of_the_state_is_forgotten(fixtures, optimizer, share):
 
 @pytest.mark.full
 @pytest.mark.slow
-@pytest.mark.usefixtures("all_cores")
 def test_replicas_begin_anew_as_one_process_does(preference_runs, llama_layer, pair, tmp_path):
     """Their checkpoint is taken over by one process."""
     rows = [{"text": f"{number} and {number + 1} are {2 * number + 1}"} for number in range(24)]
