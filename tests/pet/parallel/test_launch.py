@@ -359,12 +359,22 @@ def line(terminal) -> bytes:
     return said
 
 
+# the command, which says after a tenth of a second, and not after five, that it waits
+IMPATIENT = """
+import sys
+from pet.launching import addresses
+addresses.PATIENCE = 0.1
+from pet.__main__ import main
+sys.exit(main())
+"""
+
+
 @pytest.mark.parametrize("number", some([signal.SIGTERM, signal.SIGHUP], [signal.SIGTERM]))
 def test_a_signal_ends_a_command_that_waits_for_another_machine(tmp_path, number):
     """Process 1 of a container has no other way to end: a signal without a handler does not reach it. With SIGHUP the
     terminal is gone."""
     options = ["-n", "1", "--nnodes", "2", "--master", f"127.0.0.1:{free_address()[1]}", "--secret", 32 * "x"]
-    command = [sys.executable, "-m", "pet", "launch", *options, "--", "true"]
+    command = [sys.executable, "-c", IMPATIENT, "launch", *options, "--", "true"]
     environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
     ours, theirs = os.openpty()
     with open(ours, "rb", 0) as ours, open(theirs, "wb", 0) as theirs:
