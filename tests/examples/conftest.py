@@ -23,11 +23,6 @@ from runs import arguments
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _everywhere(all_cores):
-    """Some examples are jobs of two processes."""
-
-
 @pytest.fixture
 def run(tmp_path, own_cache):
     """Runs a command in the test's directory; ``python`` is this one, and scripts are those in ``examples``."""
