@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from foreign_networks import Derived, Matrix, Table, Text
 from mindspore import Parameter, mint, nn, ops
 
 import pet
-from adapters.cell_forms import form_of
+from adapters.cell_forms import definition_of, definitions, form_of
 from adapters.registry import registry
 
 
@@ -211,3 +213,22 @@ def test_a_network_of_convolutions_has_biases_to_train():
         pet.apply_bitfit(nn.SequentialCell(nn.Conv2d(3, 4, 3, has_bias=False)))
     with pytest.raises(pet.InputError, match=r"no known family; name its cells \(there is: 0\)$"):
         pet.apply_lora(nn.SequentialCell(nn.Conv2d(3, 4, 3)))
+
+
+def test_a_module_is_parsed_once_for_all_of_its_classes(monkeypatch):
+    """It took a twentieth of a short run to parse modules for each of their classes."""
+
+    class Gate:  # as one of this module is called
+        class Inner:
+            pass
+
+    parsed, parse = [], ast.parse
+    monkeypatch.setattr(ast, "parse", lambda *given: parsed.append(given) or parse(*given))
+    definitions.cache_clear()
+    theirs, ours, inner, half = map(definition_of, (globals()["Gate"], Gate, Gate.Inner, Half))
+    assert len(parsed) == 1
+    assert [each.name for each in (theirs, ours, inner, half)] == ["Gate", "Gate", "Inner", "Half"]
+    assert [type(each.body[-1]) for each in (theirs, ours, half)] == [ast.FunctionDef, ast.ClassDef, ast.FunctionDef]
+    assert definition_of(nn.Dense).name == "Dense" and len(parsed) == 2
+    with pytest.raises(TypeError):
+        definition_of(int)
