@@ -2,4 +2,4 @@
 
 HANGING = 900.0
 """Seconds after which what has not ended counts as hanging. It is no requirement: with the oldest packages the tests
-run at the lowest priority beside the others, where three processes took 90 seconds for what takes them 8 alone."""
+run at a low priority beside the others, where three processes took 90 seconds for what takes them 8 alone."""
