@@ -91,6 +91,9 @@ def to_train(model) -> list[Parameter]:
     raise InputError(f"nothing to train: no parameter of the model is trainable{why}")
 
 
+B = {"lora_B", "lora_embedding_B"}
+
+
 def make_segments(
     parameters: Sequence[Parameter],
     *,
@@ -118,33 +121,44 @@ def make_segments(
         everywhere: names of what is trained in any process, where these have parts of the model.
 
     Raises:
-        InputError: a glob that matches no trainable parameter.
+        InputError: a glob that matches no trainable parameter; a group, or a ratio, that no parameter is left for.
     """
-    names = everywhere or [parameter.name for parameter in parameters]
+    own_names = [parameter.name for parameter in parameters]
+    names = everywhere or own_names
+    left = set(names)
     for group in groups:
         for pattern in group.match:
             if not fnmatch.filter(names, pattern):
                 raise InputError(
                     f"train.groups: {pattern!r} matches no trainable parameter; there is for example {names[0]!r}"
                 )
+        if left.isdisjoint(matched := {name for pattern in group.match for name in fnmatch.filter(names, pattern)}):
+            said = ", ".join(map(repr, group.match))
+            raise InputError(f"train.groups: {said} has no effect: what it matches is in groups before it")
+        left -= matched
+    heeds_ratio = lora_plus_ratio is None or set(names) != set(own_names)  # which other processes may
     sorted_in: dict[tuple[float, float, str, str], list[Parameter]] = {}
     for parameter in parameters:
         ratio = getattr(parameter, "learning_rate_ratio", 1.0)  # LoRA+ as the adapter's own setting
         decay = weight_decay if decay_vectors or len(parameter.shape) > 1 else 0.0
-        of_b = len(parameter.shape) == 1 or {"lora_B", "lora_embedding_B"} & {*parameter.name.split(".")}
+        of_b = len(parameter.shape) == 1 or not B.isdisjoint(parameter.name.split("."))
         if lora_plus_ratio is not None and of_b:
             ratio = lora_plus_ratio
+        own_rate = False
         for group in groups:
             if any(fnmatch.fnmatchcase(parameter.name, pattern) for pattern in group.match):
                 if group.learning_rate is not None:
-                    ratio = group.learning_rate / learning_rate
+                    ratio, own_rate = group.learning_rate / learning_rate, True
                 if group.weight_decay is not None:
                     decay = group.weight_decay
                 break
+        heeds_ratio |= of_b and not own_rate
         # what processes share in different ways is summed in different ways
         role = getattr(parameter, "parallel_role", "whole")
         own = parameter.name if apart and parameter.size >= ALONE else ""
         sorted_in.setdefault((ratio, decay, role, own), []).append(parameter)
+    if not heeds_ratio:
+        raise InputError("train.lora_plus_ratio: has no effect: train.groups has a rate for every B and vector")
     segments = []
     for (ratio, decay, *_), members in sorted_in.items():
         part: list[Parameter] = []

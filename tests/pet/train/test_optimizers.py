@@ -254,6 +254,10 @@ def test_groups_decay_and_lora_plus():
     found = {name: (s.learning_rate_ratio, s.weight_decay) for s in segments for name in s.names}
     assert found["head.weight"] == (pytest.approx(1e-2), 0.5), "the first group that matches counts"
     assert found["l.q.lora_A.weight"] == (2.0, 0.01) and found["l.norm.bias"] == (2.0, 0.0)
+    with pytest.raises(InputError, match=r"'head\.\*' has no effect: what it matches is in groups before it"):
+        make_segments(trained, learning_rate=1e-3, groups=[other, group])
+    with pytest.raises(InputError, match="lora_plus_ratio: has no effect"):
+        make_segments(trained, learning_rate=1e-3, groups=[other], lora_plus_ratio=16.0)
     group.match = ["heda.*"]
     with pytest.raises(InputError, match=r"heda\.\*"):
         make_segments(trained, groups=[group])
