@@ -153,7 +153,10 @@ def _generation(options: argparse.Namespace, section: Any) -> Any:
     if options.stop:
         given["stop"] = options.stop
     try:
-        return Generation(**{**(section.model_dump() if section is not None else {}), **given})
+        found = Generation(**{**(section.model_dump() if section is not None else {}), **given})
+        if options.seed is not None and not found.do_sample:
+            raise InputError("--seed: has no effect without --sample")
+        return found
     except ValidationError as error:
         problems = error.errors(include_url=False)
         raise InputError.collect(
@@ -192,6 +195,8 @@ def make_chat_session(options: argparse.Namespace) -> ChatSession:
         if adapter is None:
             raise InputError("no model: give --model, --adapter or --run")
         name = base_of(adapter)
+    if adapter is None and options.no_strict:
+        raise InputError("--no-strict: has no effect without an adapter")
     generation = _generation(options, recipe.generation if recipe is not None else None)
     from adapters.saving import load_adapter
     from adapters.stored import check_loadable
@@ -207,7 +212,18 @@ def make_chat_session(options: argparse.Namespace) -> ChatSession:
     model, tokenizer = _of_recipe(recipe, name, tuned) if recipe is not None else _of_checkpoint(name, adapter)
     if adapter is not None:
         load_adapter(model, adapter, strict=not options.no_strict)
-    return ChatSession(model, tokenizer, generation, settings, "default" if adapter is not None else None)
+    session = ChatSession(model, tokenizer, generation, settings, "default" if adapter is not None else None)
+    if not model.scoring:
+        _check_places(options, session.encoder)
+    return session
+
+
+def _check_places(options: argparse.Namespace, encoder: Any) -> None:
+    """Raises InputError for an option that the chat template has no place for."""
+    template = getattr(encoder.tokenizer, "template", None) if encoder.settings.template is None else None
+    for name, what in {"thinking": "enable_thinking", "system": "system"}.items():
+        if template is not None and getattr(options, name) not in (None, "") and what in template.left_out:
+            raise InputError(f"--{name}: has no effect: the chat template has no place for it")
 
 
 def _of_checkpoint(name: str, adapter: Path | None) -> tuple[Any, Any]:

@@ -85,6 +85,8 @@ def main(arguments: Sequence[str]) -> int:
 
     with shared_errors():
         recipe, model, adapter = read_recipe(options)
+    if adapter is None:
+        parser.idle(options, "without an adapter", "no_strict")
     if recipe.parallel.processes > 1:
         from pet.launching.relaunch import relaunch
 

@@ -707,6 +707,13 @@ def test_chat_forgets_the_oldest_turns_when_the_context_is_full(here, capsys, mo
             "has no such switch",
         ),
         (["predict", "--model", "base", "--input", "x", "--template", "Q: {prompt}", "--system", "S"], "no {system}"),
+        (["predict", "--model", "base", "--input", "x", "--seed", "3"], "--seed: has no effect without --sample"),
+        (
+            ["predict", "--model", "base", "--input", "x", "--no-strict"],
+            "--no-strict: has no effect without an adapter",
+        ),
+        (["predict", "--model", "base", "--input", "x", "--no-thinking"], "the chat template has no place for it"),
+        (["evaluate", "output/job", "--base", "--no-strict"], "--no-strict: has no effect without"),
         (["evaluate", "output/job", "--base", "--model", "base"], "--base and --model: give one of them"),
         (
             ["quantize", "base", "--type", "int8", "--block", "128", "--output", "m2"],
