@@ -96,6 +96,8 @@ def read_file(
     columns = {role: name for role, name in (columns or {}).items() if role not in ROLE_COLUMNS}
     known = KNOWN.difference(*({role, *_names_of(role)} for role, name in columns.items() if not name))
     rows = Rows(columns, **how)
+    if rows.format == "mindrecord" and kind_of(path) not in (None, rows.format):
+        raise InputError(f"{path}: data.format is mindrecord, and by its name this is {kind_of(path)}")
     if place != BEGINNING and not rows.conversations:
         # the first row of the file decides, not the first one that is wanted
         rows.decide(Columns(level(next(read_records(path, Problems())).columns)))

@@ -21,6 +21,8 @@ from pet.names import own_tokenizer
 from pet.recipe.adapter import MANAGEMENT, recipe_method
 from pet.recipe.classes import JUDGING, OPTIONS, find_objective
 from pet.recipe.fields import PRECOMPUTE
+from pet.recipe.training_rules import given
+from pet.train.settings import OF_ANSWERS
 
 log = logging.getLogger("pet")
 
@@ -255,8 +257,12 @@ def load_data(recipe, tokenizer) -> tuple[Any, Any]:
 
 
 def tell_unused(recipe, settings) -> None:
-    """Warns of what is said of the data and reaches nothing: a path once more, a format beside an objective's own."""
+    """Warns of what is said of the data, and of evaluations, and reaches nothing: a path once more, a format beside an
+    objective's own, metrics where nothing is held out."""
     data = recipe.data
+    asked = [name for name in ("metrics", "batch_size", "before", *OF_ANSWERS) if given(recipe.eval, name)]
+    if asked and not (data.eval or data.eval_fraction or data.test):
+        log.warning("eval.%s: there is nothing to evaluate on; set data.eval", ", eval.".join(asked))
     own_format = data.eval_format or data.format
     for name, apart, form in (("train", data.mix or data.rows, data.format), ("eval", data.eval_rows, own_format)):
         paths = getattr(data, name) or []

@@ -32,6 +32,9 @@ def check(trainer) -> None:
             raise InputError("processes divide the matrices, or their optimizer's state; replicas may be several")
     except InputError as error:
         raise InputError(f"train.restart_every: {error}") from None
+    if trainer.settings.restart_every >= trainer.total_steps:
+        said = "train.restart_every: the run ends after %d steps, and the adapter never begins anew"
+        log.warning(said, trainer.total_steps)
 
 
 def begin_anew_if_due(trainer) -> None:

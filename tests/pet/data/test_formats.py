@@ -474,6 +474,9 @@ def test_mindrecord(tmp_path):
     found = sorted(row.tokens[0] for row in read_rows(tmp_path / "set"))
     assert found == [list(range(n, n + 5)) for n in range(6)], "a set in two parts is read once"
 
+    (tmp_path / "a.jsonl").write_text('{"instruction": "a", "output": "b"}')
+    with pytest.raises(InputError, match=r"a\.jsonl: data\.format is mindrecord, and by its name this is jsonl"):
+        list(read_rows(tmp_path / "a.jsonl", format="mindrecord"))
     (tmp_path / "c.mindrecord").write_bytes(b"rubbish")
     with pytest.raises(InputError, match=r"c\.mindrecord: not a readable MindRecord file"):
         list(read_rows(tmp_path / "c.mindrecord"))

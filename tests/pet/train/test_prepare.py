@@ -159,6 +159,14 @@ def test_answers_cannot_be_measured_where_nothing_is_asked(tmp_path, caplog):
     assert "exact_match compare answers" in caplog.text
 
 
+@pytest.mark.parametrize("held_out", [{}, {"eval_fraction": 0.5}])
+def test_how_to_evaluate_where_nothing_is_held_out(tmp_path, caplog, held_out):
+    rows = write(tmp_path / "rows.jsonl", [{"prompt": f"a{n}", "completion": "b"} for n in range(4)])
+    prepare(tmp_path, {"train": rows, **held_out}, eval={"batch_size": 2, "before": False})
+    told = "eval.batch_size, eval.before: there is nothing to evaluate on; set data.eval" in caplog.text
+    assert told == (not held_out)
+
+
 def test_an_optimizer_that_has_nobody_to_share_with(caplog):
     values = {
         "model": {"path": "gpt_tiny"},

@@ -344,6 +344,13 @@ def test_what_cannot_begin_anew_is_refused_before_the_first_step(fixtures, tmp_p
         trainer(made(fixtures, **adapter), tmp_path, **settings)
 
 
+def test_a_run_without_a_restart_says_so(fixtures, tmp_path, caplog):
+    trainer(made(fixtures), tmp_path, steps=5, restart_every=4)
+    assert "never begins anew" not in caplog.text
+    trainer(made(fixtures), tmp_path, steps=4, restart_every=4)
+    assert "train.restart_every: the run ends after 4 steps, and the adapter never begins anew" in caplog.text
+
+
 def test_adapters_beside_it_are_refused(fixtures, tmp_path):
     model = made(fixtures)
     pet.add_adapter(model, pet.LoRAConfig(rank=2), "second")
