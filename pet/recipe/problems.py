@@ -148,7 +148,7 @@ def _message(error: dict[str, Any], path: KeyPath, tree: Any) -> str:
         return f"expected one of {', '.join(names)}; got {show_value(value)}" + similar(value, names)
     if kind in _LIMITS:
         name, words = _LIMITS[kind]
-        return f"expected {words} {context[name]:g}; got {show_value(value)}"
+        return f"expected {words} {context[name]:.15g}; got {show_value(value)}"
     if kind in _EXPECTED:
         return f"expected {_EXPECTED[kind]}; got {show_value(value)}"
     if kind == "union_tag_invalid":

@@ -120,6 +120,20 @@ ASKED = ("template", "template_without_input", "enable_thinking", "system", "max
 """Settings of the data that are about a question and its answer."""
 OF_IDS = ("padding", "labels_ahead", "other_labels")
 """Settings of rows of token ids."""
+SHORTENED = "shorten is of questions and answers"
+
+
+def unread(objective: str) -> dict[str, str]:
+    """The settings of the data that an objective's rows have no use for, and why."""
+    if objective in COMPARED:
+        return dict.fromkeys(OF_IDS, f"is of rows of token ids, which {objective} does not read")
+    if objective != "classification":
+        return {}
+    of_tokens = dict.fromkeys(("labels_ahead", "other_labels"), "has no effect: a label is of a text, and of no token")
+    return {**dict.fromkeys((*ASKED, "train_on", "roles"), f"has no effect: {JUDGED}"), **of_tokens}
+
+
+JUDGED = "texts are judged as they stand, without a prompt"
 
 
 def preferences(recipe: Recipe) -> Iterator[Finding]:
@@ -132,9 +146,6 @@ def preferences(recipe: Recipe) -> Iterator[Finding]:
             yield f"{name}.batch_size", "train.objective", f"kto: {EXCHANGED}"
     if train.objective in JUDGING and recipe.adapter.method != "none" and not named(recipe.adapter.method).targeted:
         yield "adapter.method", "train.objective", f"{recipe.adapter.method} {NO_HEAD}; expected lora, for one"
-    for name in (*ASKED, "train_on") if train.objective == "classification" else ():
-        if given(recipe.data, name):
-            yield f"data.{name}", "train.objective", "has no effect: texts are judged as they stand, without a prompt"
     if train.reference == ADAPTERS_OFF and recipe.adapter.method == "none":
         yield "adapter.method", "train.reference", f"{ADAPTERS_OFF}: there is no adapter to switch off"
     if train.reference == PRECOMPUTE and recipe.data.streaming:
@@ -158,8 +169,13 @@ def evaluation(recipe: Recipe) -> Iterator[Finding]:
 
 
 def generation(recipe: Recipe) -> Iterator[Finding]:
-    """Settings of sampling without sampling, and of beams without beams."""
+    """Settings of sampling without sampling, of beams without beams, and of answers where there are none."""
     settings = recipe.generation
+    if recipe.train.objective in JUDGING:
+        for name in sorted(settings.model_fields_set - {"seed"}):  # which a finished recipe has in any case
+            if given(settings, name):
+                yield f"generation.{name}", "train.objective", evaluation_rules.NO_ANSWERS
+        return
     beams = settings.num_beams is None or settings.num_beams > 1  # the base may have some
     for names, key, needed in (
         (() if settings.do_sample else DRAWN, "do_sample", "do_sample: true"),
@@ -203,10 +219,11 @@ def data(recipe: Recipe) -> Iterator[Finding]:
             yield f"{at}.{name}", f"{at}.{other}", message
         if recipe.train.objective in COMPARED and getattr(reading, "train_on", "") == "all":
             yield f"{at}.train_on", "train.objective", f"{recipe.train.objective} compares last answers alone"
-        for name in OF_IDS if recipe.train.objective in COMPARED and isinstance(reading, Reading) else ():
+        for name, why in unread(recipe.train.objective).items() if isinstance(reading, Reading) else ():
             if given(reading, name):
-                why = f"is of rows of token ids, which {recipe.train.objective} does not read"
                 yield f"{at}.{name}", "train.objective", why
+        if recipe.train.objective == "classification" and getattr(reading, "too_long", "") == "shorten":
+            yield f"{at}.too_long", "train.objective", f"{SHORTENED}: {JUDGED}"
     asked = settings.eval_format or settings.format
     measured = settings.eval or settings.eval_fraction or settings.test
     if measured and asked in WITHOUT_QUESTIONS and (written := recipe.eval.written):
@@ -236,6 +253,10 @@ def prompts(settings: Reading) -> Iterator[tuple[str, str, str]]:
     for name in ASKED:
         if getattr(settings, name) is not None:
             yield name, "format", f"{settings.format} rows have no question that it could go with"
+    if settings.roles:
+        yield "roles", "format", f"{settings.format} rows hold no messages"
+    if settings.too_long == "shorten":
+        yield "too_long", "format", f"{SHORTENED}, which {settings.format} rows do not hold"
     # of a text everything is learnt, so "all" says what happens; of ids what their own labels say
     if settings.train_on in {"text": ("last",), "segments": ("last",), "tokens": ("last", "all")}[settings.format]:
         yield "train_on", "format", f"has no effect on {settings.format} rows"

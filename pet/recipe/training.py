@@ -9,6 +9,8 @@ from pydantic import BeforeValidator, Field, create_model, field_validator
 from model_zoo.generation_settings import FIELDS, HINTS
 from pet.recipe.fields import HerePath, Interval, Names, ReferencePath, Section, StepsOrShare, every, setting_field
 
+Rows = Annotated[int, Field(ge=1, le=1 << 20)]  # what is planned holds a number for each row of a step
+
 
 class LossScale(Section):
     """Dynamic loss scaling, used with precision fp16 only."""
@@ -38,15 +40,13 @@ class Train(Section):
         None, gt=0, le=1 << 20, description="Number of epochs. Default: 3 where steps is not set either."
     )
     max_seconds: float | None = Field(None, gt=0, description="Stop after this wall-clock time and save a checkpoint.")
-    batch_size: int = Field(
+    batch_size: Rows = Field(
         8,
-        ge=1,
         description="Global batch size per forward pass, summed over all processes: the same recipe gives the same "
         "numbers on one device and on eight.",
     )
-    accumulation: int = Field(
+    accumulation: Rows = Field(
         1,
-        ge=1,
         description="Gradient accumulation steps; an optimizer step has batch_size × accumulation rows.",
     )
     learning_rate: float = Field(
@@ -236,7 +236,7 @@ class Eval(Section):
     )
     every_epochs: float | None = Field(None, gt=0, description="Evaluate every N epochs.")
     before: bool = Field(True, description="Evaluate before the first step, for a before/after comparison.")
-    batch_size: int | None = Field(None, ge=1, description="Evaluation batch size. Default: train.batch_size.")
+    batch_size: Rows | None = Field(None, description="Evaluation batch size. Default: train.batch_size.")
     metrics: list[Metric] = Field(
         default_factory=lambda: ["loss", "perplexity"],
         description="accuracy: top-1 accuracy over label tokens, or of classification over texts; f1: its mean over "

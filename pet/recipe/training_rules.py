@@ -31,6 +31,9 @@ def length(recipe: Recipe) -> Iterator[Finding]:
         yield "train.schedule_steps", "train.schedule", "has no effect on a constant rate whose warm-up is no fraction"
     if train.schedule != "wsd":
         return  # a warm-up longer than the run is shortened to it
+    for name in ("decay_shape", "final_ratio") if train.decay == 0 else ():
+        if given(train, name) and (name, train.warmup_like) not in RISES_FROM:
+            yield f"train.{name}", "train.decay", "has no effect without a descent"
     phases = [("train.warmup", train.warmup), ("train.decay", train.decay)]
     shares = sum(value for _, value in phases if value < 1)
     steps = sum(value for _, value in phases if value >= 1)
@@ -45,6 +48,10 @@ def length(recipe: Recipe) -> Iterator[Finding]:
             yield "train.warmup", f"{key} train.decay", "warm-up and descent are longer than the run"
     elif shares > 1:
         yield "train.warmup", "train.decay", "the shares of warm-up and descent are more than the whole run"
+
+
+RISES_FROM = [("final_ratio", like) for like in ("transformers", "axolotl")]
+"""There the warm-up of wsd begins at the end's rate."""
 
 
 def restarts(recipe: Recipe) -> Iterator[Finding]:
@@ -81,6 +88,7 @@ USERS = {
     "decay": (("wsd",), "schedule"),
     "decay_shape": (("wsd",), "schedule"),
     "final_ratio": (("linear", "cosine", "cosine_restarts", "polynomial", "wsd"), "schedule"),
+    "restart_prune": (("adamw", "adam", "momentum", "lamb", "lion", "adafactor"), "optimizer"),
     "loss_scale": (("fp16",), "precision"),
     **{option: (users, "objective") for option, users in OPTIONS.items()},
 }

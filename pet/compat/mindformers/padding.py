@@ -55,9 +55,10 @@ def put_padding(t: Translation, config: Mapping[str, Any], checkpoint: Any = Non
     Args:
         config, checkpoint: see `pad_of`.
     """
-    if layout_of(config) in AHEAD or config.get("input_sliced_sig"):
-        t.put("data.labels_ahead", True)
-    t.put("data.other_labels", True)
+    if t.get("train.objective") != "classification":  # whose labels are of no token
+        if layout_of(config) in AHEAD or config.get("input_sliced_sig"):
+            t.put("data.labels_ahead", True)
+        t.put("data.other_labels", True)
     if (pad := row_pad(config, checkpoint)) is not None:
         t.put("data.padding", pad)
         t.put("data.padding_ends", layout_of(config) != "gpt2")

@@ -214,9 +214,9 @@ class Request:
         if "output.dir" not in translation.settings and self.base_recipe is None:
             translation.put("output.dir", output_directory("output"))
         self._put_model(translation, mode, model)
-        self._put_padding(translation)
         if self.classifies:
             translation.put("train.objective", "classification")
+        self._put_padding(translation)
         for name, data in (("train", self.train_dataset), ("eval", self.eval_dataset)):
             if is_path(data):
                 paths = data if isinstance(data, (list, tuple)) else [data]

@@ -401,6 +401,15 @@ def test_all_problems_in_one_report(write):
             "parallel.shard_base",
             "packed weights are not gathered",
         ),
+        ([f"train.accumulation={10**18}"], "train.accumulation", "expected at most 1048576"),
+        (["train.batch_size=2000000"], "train.batch_size", "expected at most 1048576"),
+        (["train.schedule=wsd", "train.decay=0", "train.decay_shape=cosine"], "train.decay_shape", "without a descent"),
+        (["train.schedule=wsd", "train.decay=0", "train.final_ratio=0.1"], "train.final_ratio", "without a descent"),
+        (
+            ["train={restart_every: 10, restart_warmup: 2, restart_prune: 0.5, optimizer: sgd}"],
+            "train.restart_prune",
+            "has no effect with train.optimizer: sgd",
+        ),
         (["train.momentum=0.5"], "train.momentum", "no effect with train.optimizer: adamw; it belongs to momentum"),
         (["train.power=3"], "train.power", "it belongs to polynomial"),
         (["train.decay_vectors=true"], "train.decay_vectors", "no effect without train.weight_decay"),
@@ -429,6 +438,19 @@ def test_all_problems_in_one_report(write):
         (["train.objective=dpo", "data.padding=0"], "data.padding", "token ids, which dpo does not read"),
         (["train.objective=kto", "data.labels_ahead=true"], "data.labels_ahead", "which kto does not read"),
         (["train.objective=classification", "data.max_answer=3"], "data.max_answer", "texts are judged as they stand"),
+        (
+            ["train.objective=classification", "data.train={path: home/train.jsonl, template: 'Q {prompt}'}"],
+            "data.train[0].template",
+            "texts are judged as they stand",
+        ),
+        (["train.objective=classification", "data.roles={doctor: user}"], "data.roles", "judged as they stand"),
+        (["train.objective=classification", "data.too_long=shorten"], "data.too_long", "questions and answers"),
+        (["train.objective=classification", "data.labels_ahead=true"], "data.labels_ahead", "a label is of a text"),
+        (["train.objective=classification", "data.other_labels=true"], "data.other_labels", "a label is of a text"),
+        (["train.objective=classification", "generation.max_new_tokens=3"], "generation.max_new_tokens", "no answers"),
+        (["train.objective=classification", "eval.shown_samples=4"], "eval.shown_samples", "writes no answers"),
+        (["data.format=segments", "data.too_long=shorten"], "data.too_long", "which segments rows do not hold"),
+        (["data.format=text", "data.roles={doctor: user}"], "data.roles", "text rows hold no messages"),
         (["data.format=text", "data.max_prompt=3"], "data.max_prompt", "text rows have no question"),
         (
             ["train.objective=reward", "eval.metrics=[loss, accuracy]"],
@@ -461,8 +483,29 @@ def test_all_problems_in_one_report(write):
             "give every_steps or every_epochs, not both",
         ),
         (["eval.metrics=[loss, loss]"], "eval.metrics", "names a metric twice"),
-        (["eval.best_metric=bleu"], "eval.best_metric", "expected one of loss, perplexity"),
-        (["eval.best_metric=reward_accuracy"], "eval.best_metric", "is measured with dpo"),
+        (["eval.generated_samples=5"], "eval.generated_samples", "has no effect without one of rouge_1"),
+        (
+            ["data.eval_fraction=0.5", "eval={every_steps: 2, generate: ends, shown_samples: 0}"],
+            "eval.generate",
+            "no answer is generated",
+        ),
+        (["data.eval_fraction=0.5", "eval.best_mode=max"], "eval.best_mode", "needs evaluations along the way"),
+        (["data.eval_fraction=0.5", "eval.best_metric=perplexity"], "eval.best_metric", "evaluations along the way"),
+        (
+            ["train.objective=dpo", "data.eval_fraction=0.5", "eval={every_steps: 2, best_metric: perplexity}"],
+            "eval.best_metric",
+            "which dpo does not measure",
+        ),
+        (
+            ["data.eval_fraction=0.5", "eval={every_steps: 2, best_metric: bleu}"],
+            "eval.best_metric",
+            "expected one of loss, perplexity",
+        ),
+        (
+            ["data.eval_fraction=0.5", "eval={every_steps: 2, best_metric: reward_accuracy}"],
+            "eval.best_metric",
+            "is measured with dpo",
+        ),
         (["generation.top_p=0.5"], "generation.top_p", "no effect without do_sample"),
         (
             ["generation.length_penalty=2.0", "generation.num_beams=1"],
@@ -693,7 +736,8 @@ def test_numbers_of_numpy_are_numbers(write):
     ],
 )
 def test_which_end_of_a_measure_is_the_best(write, settings, mode):
-    assert load(write(), {"eval": settings}).eval.best_mode == mode
+    schedule = {"data.eval_fraction": 0.5, "eval": {"every_steps": 2, **settings}}
+    assert load(write(), schedule).eval.best_mode == mode
 
 
 def test_early_stopping_means_the_best_weights_unless_told_otherwise(write):
