@@ -23,11 +23,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from adapters.cells import Site, is_bias, own_parameters, plain_cells, weight_of
-from adapters.patterns import as_list, full_match, is_glob, layer_numbers, named, pattern_matches, within
+from adapters.patterns import as_list, full_match, is_glob, layer_numbers, named, pattern_key, pattern_matches, within
 from adapters.schema import Settings
 from adapters.settings import IA3, Tokens
 from model_zoo.arguments import check_argument
-from model_zoo.errors import LISTED, InputError, nearest
+from model_zoo.errors import LISTED, InputError, nearest, warn_once
 from model_zoo.labels import SCORE
 from model_zoo.quantization.storage import is_quantized
 
@@ -166,13 +166,15 @@ def unfit_cell(model, family, name: str, candidates: list[Site]) -> str | None:
 
 
 def check_patterns(name: str, patterns: dict | None, chosen: list[Site]) -> None:
-    """Raises InputError for a key of rank_pattern or alpha_pattern that matches none of the chosen cells."""
+    """Raises InputError for a key of a pattern that matches none of the chosen cells; warns of one that is too late."""
     problems = []
     for key in patterns or {}:
         try:
             if not any(pattern_matches(key, site.path) for site in chosen):
                 names = {site.path.rsplit(".", 1)[-1] for site in chosen}
                 problems.append(f"{name}: {key!r} matches no target{nearest(key, names)}")
+            elif all(pattern_key(patterns, site.path) != key for site in chosen):
+                warn_once(f"{name}: {key!r} has no effect: keys before it match the same targets")
         except re.error as error:
             problems.append(f"{name}: {key!r} is no valid regular expression: {error}")
     InputError.raise_any(problems)
@@ -207,6 +209,8 @@ def chosen_sites(model, config: Settings) -> list[Site]:
         for entry in entries
         if not any(matches(entry, site, family) for site in chosen)
     )
+    for entry in (one for one in as_list(config.exclude) if not any(matches(one, site, family) for site in chosen)):
+        warn_once(f"exclude: {entry!r} has no effect: no target is of these cells")
     left = [site for site in chosen if site.path not in excluded]
     if not left:
         raise InputError("targets: nothing is left after exclude and layers")

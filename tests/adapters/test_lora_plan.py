@@ -113,6 +113,19 @@ def test_every_misspelt_entry_is_an_error(models, name, call):
     assert pet.list_adapters(model) == [] and not hasattr(type(model.model.layers[0].self_attn.q_proj), "plain")
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"exclude": ["down_proj"]}, "exclude: 'down_proj' has no effect: no target is of these cells"),
+        ({"rank_pattern": {"q_proj": 1, "self_attn.q_proj": 4}}, "rank_pattern: 'self_attn.q_proj' has no effect"),
+        ({"exclude": ["1.self_attn.q_proj"], "alpha_pattern": {"0.self_attn.q_proj": 1, "q_proj": 2}}, ""),
+    ],
+)
+def test_entries_that_change_nothing_are_told(models, caplog, settings, said):
+    pet.plan(models["llama_gqa"], pet.LoRAConfig(rank=2, targets=["q_proj", "v_proj"], **settings))
+    assert said in caplog.text and bool(said) == bool(caplog.text)
+
+
 def test_tokens_of_a_shared_weight_are_the_same_ones(models):
     tokens = {"wte": [1], "lm_head": [2]}
     with pytest.raises(pet.InputError, match=r"lm_head shares transformer\.wte's weight; same ids expected"):
