@@ -712,7 +712,7 @@ def test_chat_forgets_the_oldest_turns_when_the_context_is_full(here, capsys, mo
             ["predict", "--model", "base", "--input", "x", "--no-strict"],
             "--no-strict: has no effect without an adapter",
         ),
-        (["predict", "--model", "base", "--input", "x", "--no-thinking"], "the chat template has no place for it"),
+        (["predict", "--model", "llama_tiny", "--input", "x", "--no-thinking"], "chat template has no place for it"),
         (["evaluate", "output/job", "--base", "--no-strict"], "--no-strict: has no effect without"),
         (["evaluate", "output/job", "--base", "--model", "base"], "--base and --model: give one of them"),
         (
