@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -201,6 +202,16 @@ class Conversation:
         return True
 
 
+def edit_lines() -> None:
+    """Gives input() its editing keys, where Python has them. Of pasted lines, which Python makes a line each, the
+    terminal says that they are one text; a dumb one would show what asks it to."""
+    with contextlib.suppress(ImportError):
+        import readline
+
+        if os.environ.get("TERM", "dumb") != "dumb":
+            readline.parse_and_bind("set enable-bracketed-paste on")
+
+
 def main(arguments: Sequence[str]) -> int:
     """Talk until the input ends."""
     parser = Parser("pet chat", f"Chat with a model on the terminal.\n\ncommands in the chat:\n{HELP}", EXAMPLES)
@@ -209,8 +220,7 @@ def main(arguments: Sequence[str]) -> int:
     talk = Conversation(make_chat_session(options))
     terminal = sys.stdin.isatty()
     if terminal:
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401 - gives input() its editing keys
+        edit_lines()
         print("(/help lists the commands; Ctrl-D ends)")
     while True:
         try:

@@ -1,5 +1,6 @@
 """What lies around the program: encodings that lack characters, and packages of the same name."""
 
+import contextlib
 import importlib.metadata
 import io
 import json
@@ -113,6 +114,28 @@ def test_questions_from_a_pipe_are_those_of_the_same_file(monkeypatch, capsys, b
         assert main(["predict", "--model", str(base), "--max-new-tokens", "1", "--json", "--file", name]) == 0
         asked.append([json.loads(line)["prompt"] for line in capsys.readouterr().out.splitlines()])
     assert asked == [[QUESTION, "What is 1?"]] * 2
+
+
+@pytest.mark.parametrize("kind", ["xterm", "dumb"])
+def test_pasted_lines_are_one_question_of_a_chat(kind):
+    """The terminal marks them where it is asked to. A dumb one would show what asks."""
+    pytest.importorskip("readline")
+    screen, terminal = os.openpty()
+    program = "from pet.cli.chat import edit_lines; edit_lines(); print(ascii(input('> ')))"
+    environment = {**os.environ, "TERM": kind, "INPUTRC": os.devnull}
+    process = subprocess.Popen([sys.executable, "-c", program], env=environment, stdin=terminal, stdout=terminal)
+    os.close(terminal)
+    text = b""
+    with open(screen, "r+b", 0) as typed:
+        while b"> " not in text:
+            text += typed.read(1 << 16)
+        marked = b"\x1b[?2004h" in text
+        typed.write(b"\x1b[200~one\rtwo\x1b[201~\r" if marked else b"one\r")
+        with contextlib.suppress(OSError):  # nobody has the terminal any more
+            while True:
+                text += typed.read(1 << 16)
+    assert process.wait(HANGING) == 0
+    assert marked == (kind != "dumb") and (b"'one\\ntwo'" if marked else b"'one'") in text
 
 
 @pytest.fixture
