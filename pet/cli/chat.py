@@ -203,11 +203,15 @@ class Conversation:
 
 
 def edit_lines() -> None:
-    """Gives input() its editing keys, where Python has them. Of pasted lines, which Python makes a line each, the
-    terminal says that they are one text; a dumb one would show what asks it to."""
+    """Gives input() its editing keys, where Python has them."""
     with contextlib.suppress(ImportError):
         import readline
+        from locale import CODESET, nl_langinfo
 
+        # by LC_ALL=C it takes the bytes of a Chinese character for three keys, and none of them would be typed
+        if (sys.stdin.encoding or "").lower().startswith("utf-8") and nl_langinfo(CODESET) != "UTF-8":
+            os.environ["LC_ALL"] = "C.UTF-8"
+        # of pasted lines the terminal says that they are one text; a dumb one would show what asks it to
         if os.environ.get("TERM", "dumb") != "dumb":
             readline.parse_and_bind("set enable-bracketed-paste on")
 

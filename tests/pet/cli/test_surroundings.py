@@ -116,26 +116,43 @@ def test_questions_from_a_pipe_are_those_of_the_same_file(monkeypatch, capsys, b
     assert asked == [[QUESTION, "What is 1?"]] * 2
 
 
-@pytest.mark.parametrize("kind", ["xterm", "dumb"])
-def test_pasted_lines_are_one_question_of_a_chat(kind):
-    """The terminal marks them where it is asked to. A dumb one would show what asks."""
-    pytest.importorskip("readline")
-    screen, terminal = os.openpty()
-    program = "from pet.cli.chat import edit_lines; edit_lines(); print(ascii(input('> ')))"
-    environment = {**os.environ, "TERM": kind, "INPUTRC": os.devnull}
-    process = subprocess.Popen([sys.executable, "-c", program], env=environment, stdin=terminal, stdout=terminal)
-    os.close(terminal)
-    text = b""
-    with open(screen, "r+b", 0) as typed:
-        while b"> " not in text:
-            text += typed.read(1 << 16)
-        marked = b"\x1b[?2004h" in text
-        typed.write(b"\x1b[200~one\rtwo\x1b[201~\r" if marked else b"one\r")
-        with contextlib.suppress(OSError):  # nobody has the terminal any more
-            while True:
-                text += typed.read(1 << 16)
-    assert process.wait(HANGING) == 0
-    assert marked == (kind != "dumb") and (b"'one\\ntwo'" if marked else b"'one'") in text
+@pytest.fixture
+def type_at_a_prompt():
+    """Types into a chat's prompt on a terminal of this kind, which marks pasted lines where it is asked to; returns
+    whether it was, and all that the terminal shows."""
+
+    def do(pasted: str, **settings):
+        pytest.importorskip("readline")
+        screen, terminal = os.openpty()
+        program = "from pet.cli.chat import edit_lines; edit_lines(); print(ascii(input('> ')))"
+        environment = {**os.environ, "INPUTRC": os.devnull, **settings}
+        process = subprocess.Popen([sys.executable, "-c", program], env=environment, stdin=terminal, stdout=terminal)
+        os.close(terminal)
+        shown = b""
+        with open(screen, "r+b", 0) as typed:
+            while b"> " not in shown:
+                shown += typed.read(1 << 16)
+            marks = b"\x1b[?2004h" in shown
+            typed.write((b"\x1b[200~%b\x1b[201~\r" if marks else b"%b\r") % pasted.encode())
+            with contextlib.suppress(OSError):  # nobody has the terminal any more
+                while True:
+                    shown += typed.read(1 << 16)
+        assert process.wait(HANGING) == 0
+        return marks, shown.decode(errors="replace")
+
+    return do
+
+
+@pytest.mark.parametrize(("kind", "question"), [("xterm", r"'one\ntwo'"), ("dumb", "'one'")])
+def test_pasted_lines_are_one_question_of_a_chat(type_at_a_prompt, kind, question):
+    """A dumb terminal would show what asks it to mark them."""
+    marks, shown = type_at_a_prompt("one\rtwo", TERM=kind)
+    assert marks == (kind == "xterm") and question in shown
+
+
+def test_chinese_is_typed_whatever_the_locale(type_at_a_prompt):
+    """By LC_ALL=C readline took its bytes for keys: nothing was shown, and nothing asked."""
+    assert r"'\u7c7b\u578b'" in type_at_a_prompt("类型", TERM="dumb", LC_ALL="C", PYTHONUTF8="1")[1]
 
 
 @pytest.fixture
