@@ -126,7 +126,7 @@ def listed_controls(settings: Mapping) -> dict[str, int]:
 
 def controls(ids: Mapping[str, int]) -> list[dict]:
     """The entries of control tokens that a vocabulary has by itself."""
-    return [{"id": number, "content": name, "special": True} for name, number in ids.items()]
+    return [{"id": number, "content": name, **FLAGS, "special": True} for name, number in ids.items()]
 
 
 class Places:

@@ -277,6 +277,15 @@ def test_examples_have_the_ids_and_the_labels_of_transformers(made):
     assert trained == [bool(mark) for mark in expected["assistant_masks"]]
 
 
+@pytest.mark.parametrize("name", ["tok_chatglm1", "tok_chatglm2", "tok_glm4", "tok_gpt2", "tok_llama"])
+def test_every_tokenizer_takes_a_template_of_ones_own(fixtures, name):
+    """ChatGLM-6B's control tokens stand in no list of added ones, and said nothing of words."""
+    tokenizer = AutoTokenizer.from_pretrained(fixtures / name)
+    control, number = next(iter(tokenizer.special_tokens.items()))
+    own = tokenizer.with_chat_template("{{ messages[0].content }}" + control, "own")
+    assert own.prompt([{"role": "user", "content": "a"}]) == [*tokenizer.encode_text("a"), number]
+
+
 def test_what_a_template_writes_last_into_answers_ends_them(made):
     tokenizer = AutoTokenizer.from_pretrained(made("", ("<|endoftext|>", "<end>"), "<|endoftext|>"))
     text = "{% for m in messages %}{% generation %}{{ m.content + '<end>\n' }}{% endgeneration %}{% endfor %}"
