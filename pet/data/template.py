@@ -29,7 +29,7 @@ def chat_template(template: str | None) -> tuple[str, str] | None:
         InputError: the file cannot be read.
     """
     if is_template_file(template):
-        return read_bytes(template, "a chat template").decode("utf-8", errors="replace"), template
+        return read_bytes(template, "a chat template").decode("utf-8-sig", errors="replace"), template
     return (template, "data.template") if is_jinja(template) else None
 
 

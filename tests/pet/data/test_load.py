@@ -45,6 +45,7 @@ from pet.data.preferences import labelled, pairs
 from pet.data.prompt import Prompt
 from pet.data.row import Row
 from pet.data.show import describe
+from pet.data.template import chat_template
 from pet.data.workers import NoWorkers, Workers
 from pet.launching import heartbeat
 from pet.names import bundled_models, find_model
@@ -289,6 +290,13 @@ def test_answers_without_the_thought_of_their_prompt_are_said(write, tmp_path, s
     assert f"{path}: {said}" in [record.message for record in caplog.records]
     learnt = [tokenizer.decode(dataset[number][0][dataset[number][1]]) for number in range(3)]
     assert [text.count("</think>") for text in learnt] == [1, 1, 1]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_chat_template(tmp_path):
+    """As of rows and of recipes; it stood in front of every prompt."""
+    text = "{% for one in messages %}{{ one.content }}{% endfor %}"
+    (path := tmp_path / "own.jinja").write_text(text, encoding="utf-8-sig")
+    assert chat_template(str(path)) == (text, str(path))
 
 
 def test_the_order_of_roles_is_a_chat_template_s_matter(write, fixtures, letters, settings):
