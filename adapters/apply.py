@@ -184,10 +184,10 @@ def apply_bitfit(
 
 def text_settings(init_text: str | None, tokenizer) -> dict[str, Any]:
     """``init_text`` and its ids, read without special tokens; nothing where there is no text."""
+    if tokenizer is not None and (isinstance(tokenizer, str) or not hasattr(tokenizer, "encode")):
+        raise InputError(f"tokenizer is of the type {type(tokenizer).__name__}; one of pet.AutoTokenizer was expected")
     if init_text is None or tokenizer is None:
         return {} if init_text is None else {"init_text": init_text}
-    if isinstance(tokenizer, str) or not hasattr(tokenizer, "encode"):
-        raise InputError(f"tokenizer is of the type {type(tokenizer).__name__}; one of pet.AutoTokenizer was expected")
     return {"init_text": init_text, "init_ids": list(tokenizer.encode(init_text, add_special_tokens=False))}
 
 

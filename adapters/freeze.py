@@ -23,7 +23,7 @@ from adapters.apply import trainable_parameters
 from adapters.registry import registry
 from adapters.settings import SETTINGS
 from model_zoo.arguments import checked
-from model_zoo.atomic import read_bytes
+from model_zoo.atomic import check_name, read_bytes
 from model_zoo.checkpoint.safetensors_io import write_file
 from model_zoo.errors import InputError, nearest, similar
 from model_zoo.settings import require
@@ -220,8 +220,12 @@ class TrainableParamsCheckPoint(TrainerHooks, Callback):
     @checked
     def __init__(self, directory: str | os.PathLike, prefix: str = "trainable", config=None):
         super().__init__()
-        if not isinstance(prefix, str) or not prefix or "/" in prefix or os.sep in prefix:
+        if not prefix or "/" in prefix or os.sep in prefix:
             raise InputError(f"TrainableParamsCheckPoint: prefix is {prefix!r}; a file name was expected")
+        check_name(prefix)
+        if config is not None and not isinstance(config, dict) and not hasattr(config, NUMBERS[0]):
+            found = f"config is of the type {type(config).__name__}"
+            raise InputError(f"TrainableParamsCheckPoint: {found}; a CheckpointConfig or a dictionary was expected")
         self.directory, self.prefix = Path(directory), prefix
         for key in config if isinstance(config, dict) else ():
             if key not in NUMBERS:

@@ -150,8 +150,9 @@ class Prefix(Settings):
         yield from super().problems()
         if (self.init_ids is not None or self.init_text is not None) and self.projection:
             yield "init_text", "init_text gives keys and values, which no projection can be solved for"
-        if self.projection_hidden is not None and not self.projection:
-            yield "projection_hidden", "projection_hidden has no effect without projection"
+        for name in ("projection_hidden", "embedding_size"):
+            if getattr(self, name, None) is not None and not self.projection:
+                yield name, f"{name} has no effect without projection"
 
 
 @dataclasses.dataclass(kw_only=True)

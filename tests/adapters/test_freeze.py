@@ -143,11 +143,14 @@ def test_checkpoints_from_this_librarys_trainer(tmp_path, fixtures):
         ({"save_checkpoint_steps": 0}, "whole number"),
         ({"keep_checkpoint_max": "five"}, "whole number"),
         ({"save_steps": 2}, "config has 'save_steps'.*save_checkpoint_steps"),
+        (5, "config is of the type int; a CheckpointConfig or a dictionary"),
     ],
 )
 def test_checkpoint_settings(tmp_path, settings, message):
     with pytest.raises(InputError, match=message):
         pet.TrainableParamsCheckPoint(tmp_path, "mine", settings)
+    with pytest.raises(InputError, match="no file can have this name"):
+        pet.TrainableParamsCheckPoint(tmp_path, "a\0b")
 
 
 def test_r_drop_against_its_formula():

@@ -254,6 +254,7 @@ def test_what_cannot_be_is_refused(models, fixtures, tmp_path):
         ({"length": 4, "targets": ["c_attn"]}, "targets"),
         ({"length": 4, "init_text": "hello"}, "tokenizer"),
         ({"length": 4, "init_text": "hello", "tokenizer": "llama_tiny"}, "tokenizer is of the type str"),
+        ({"length": 4, "tokenizer": "llama_tiny"}, "tokenizer is of the type str"),
         ({"length": 4, "projection_hidden": 8}, "projection_hidden has no effect without projection"),
         ({"length": 4, "init_ids": [5, 999999]}, "999999"),
         ({"length": 4, "init_ids": [5], "projection": True}, "projection"),
@@ -261,6 +262,8 @@ def test_what_cannot_be_is_refused(models, fixtures, tmp_path):
     ):
         with pytest.raises(InputError, match=text):
             pet.apply_prefix(model, **settings)
+    with pytest.raises(InputError, match="embedding_size has no effect without projection"):
+        pet.apply_ptuning(model, length=4, embedding_size=8)
     with pytest.raises(InputError, match="known family"):
         pet.apply_prefix(nn.Dense(4, 4))
     with pytest.raises(InputError, match="prompt_embeddings has shape"):
