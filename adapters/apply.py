@@ -285,6 +285,8 @@ def print_trainable_parameters(model: nn.Cell) -> str:
     """Prints, and returns, ``trainable params: N || all params: M || trainable%: p``, as PEFT does."""
     trainable = sum(parameter.size for parameter in trainable_parameters(model))
     total = sum(weights_of(one) for one in model.get_parameters() if not getattr(one, "buffer", False))
-    line = f"trainable params: {trainable:,} || all params: {total:,} || trainable%: {100 * trainable / total:.4f}"
+    line = (
+        f"trainable params: {trainable:,} || all params: {total:,} || trainable%: {100 * trainable / max(total, 1):.4f}"
+    )
     print(line)
     return line

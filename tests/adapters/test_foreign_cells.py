@@ -202,6 +202,7 @@ def test_prompts_need_a_known_family(apply):
 def test_a_network_without_a_cell_that_fits():
     with pytest.raises(pet.InputError, match="the network has no cell that lora fits"):
         pet.apply_lora(nn.SequentialCell(nn.LSTM(2, 2), nn.ReLU()))
+    assert pet.print_trainable_parameters(nn.ReLU()) == "trainable params: 0 || all params: 0 || trainable%: 0.0000"
 
 
 def test_a_network_of_convolutions_has_biases_to_train():
