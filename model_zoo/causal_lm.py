@@ -21,7 +21,7 @@ from model_zoo.inputs import as_int_tensor, as_mask, check_runs
 from model_zoo.labels import SCORE, Labels
 from model_zoo.layers import Linear, int_range, name_parameters
 from model_zoo.norms import LayerNorm, RMSNorm
-from model_zoo.turns import in_turn
+from model_zoo.turns import in_turn, telling
 
 if TYPE_CHECKING:
     from model_zoo.generation.generate import generate
@@ -110,17 +110,13 @@ class CausalLM(nn.Cell):
         generate = generate
     else:
 
+        @telling
         @in_turn
         def generate(self, *arguments, **settings) -> np.ndarray:
             """Continues every row of a batch; see `model_zoo.generation.generate` for the arguments."""
             from model_zoo.generation import generate
 
-            try:
-                return generate(self, *arguments, **settings)
-            except BaseException as error:
-                if hasattr(streamer := settings.get("streamer"), "fail"):
-                    streamer.fail(error)
-                raise
+            return generate(self, *arguments, **settings)
 
     def save_pretrained(self, directory, **settings) -> None:
         """Writes the plain model as a Hugging Face checkpoint; see `model_zoo.checkpoint.saving.save_pretrained`."""

@@ -62,3 +62,20 @@ def between_turns(function: Callable[P, R]) -> Callable[P, R]:
             return function(*arguments, **settings)
 
     return waiting
+
+
+def telling(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, which tells a streamer among its arguments of an error: its reader, in another thread, would wait
+    for ever."""
+
+    @functools.wraps(function)
+    def running(*arguments: P.args, **settings: P.kwargs) -> R:
+        try:
+            return function(*arguments, **settings)
+        except BaseException as error:
+            for one in (*arguments, *settings.values()):
+                if hasattr(one, "fail"):
+                    one.fail(error)
+            raise
+
+    return running

@@ -15,6 +15,7 @@ from model_zoo.arguments import check_argument, checked, is_several
 from model_zoo.errors import InputError
 from model_zoo.generation_settings import DRAWN, LIMITS, completes_stop, says_limit
 from model_zoo.settings import require
+from model_zoo.turns import telling
 from pet.names import own_tokenizer
 
 log = logging.getLogger("pet")
@@ -40,6 +41,7 @@ class TextGeneration:
         self.model, self.tokenizer, self.batch_size, self.defaults = model, tokenizer, batch_size, readable(defaults)
         self.chat = tokenizer.chats if chat is None else chat
 
+    @telling
     def __call__(self, text: str | Sequence[str], **settings) -> list[dict[str, list[str]]]:
         """The texts with their continuations, or for a chat prompt the answers alone.
 

@@ -94,7 +94,7 @@ class TextIteratorStreamer(TextStreamer):
         super().__init__(tokenizer, skip_prompt, skip_special_tokens=skip_special_tokens)
         require("TextIteratorStreamer", "timeout", timeout, float | None, ge=0, le=threading.TIMEOUT_MAX)
         self.pieces: queue.Queue = queue.Queue()
-        self.timeout = timeout
+        self.timeout, self.error = timeout, None
 
     def on_text(self, text: str) -> None:
         self.pieces.put(text)
@@ -104,7 +104,9 @@ class TextIteratorStreamer(TextStreamer):
 
     def fail(self, error: BaseException) -> None:
         super().fail(error)
-        self.pieces.put(error)  # or its reader would wait for ever
+        if error is not self.error:  # a pipeline says once more what its model has said
+            self.pieces.put(error)
+        self.error = error
 
     def __iter__(self) -> Iterator[str]:
         return self

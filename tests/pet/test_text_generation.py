@@ -143,6 +143,23 @@ def test_no_time_to_wait_for_is_refused(answering, timeout):
         TextIteratorStreamer(answering.tokenizer, timeout=timeout)
 
 
+def test_a_reader_is_told_of_an_error_once_wherever_it_was():
+    plain = pet.pipeline(model="gpt_tiny", max_new_tokens=3)
+    streamer = TextIteratorStreamer(plain.tokenizer, timeout=0)
+    default = None, -1, False, None, None, None, None, None, None, True
+    for call, words in (
+        (lambda: plain("", streamer=streamer), "an empty text"),
+        (lambda: plain("The", top_p=-1.0, streamer=streamer), "top_p is -1"),
+        (lambda: plain.model.generate([[5]], *default, streamer), "leaves -1 new tokens"),
+    ):
+        with pytest.raises(InputError, match=words):
+            call()
+        with pytest.raises(InputError, match=f"the answer ended with an error: .*{words}"):
+            next(streamer)
+    (answer,) = plain("The", streamer=streamer)[0].values()
+    assert "The" + "".join(streamer) == answer[0]
+
+
 def test_a_printed_prompt_and_its_answer_are_one_text():
     """The space between them is that of the answer's first piece (sentencepiece)."""
     plain, printed = pet.pipeline(model="llama_tiny", chat=False), io.StringIO()
