@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from model_zoo.errors import InputError
@@ -87,7 +87,7 @@ def make_loader(
         if collate_fn is not None:
             raise InputError("collate_fn: this data is batched by its settings; expected none")
         return (Loader if isinstance(data, TokenDataset) else StreamLoader)(data, batch_size, settings, **division)
-    if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+    if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, (Mapping, type)):
         return CollateLoader(data, batch_size, settings, collate_fn=collate_fn, pieces=pieces, **division)
     raise InputError(
         f"data: expected files, a MindSpore Dataset or an indexable dataset of dicts, found {type(data).__name__}"

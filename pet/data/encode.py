@@ -129,6 +129,8 @@ class Encoder:
         for number, row in enumerate(rows):
             progress.tick()
             own = self.of(row.path)
+            if own.tokenizer is None and row.tokens is None:
+                raise InputError(f"{row.where}: a text needs a tokenizer; give one of pet.AutoTokenizer")
             encoded.counts.beside |= dict.fromkeys(row.beside)
             for what in unread(row, own.tokenizer, own.settings):
                 encoded.counts.note_unread(what, row.where)

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from model_zoo.errors import InputError
+from model_zoo.arguments import check_argument, is_several
+from model_zoo.errors import InputError, shown
 
 from .cache import cached
 from .dataset import TokenDataset
@@ -35,7 +36,9 @@ def entries_of(paths: Paths) -> list[Any]:
     from pet.recipe.data import DataPath
     from pet.recipe.problems import checked
 
-    every = [paths] if isinstance(paths, (str, os.PathLike, Mapping)) else list(paths)
+    every = [paths] if isinstance(paths, (str, os.PathLike, Mapping)) or not is_several(paths) else list(paths)
+    for one in every:
+        check_argument("data", "str | Path | dict", one)
     return [checked(DataPath, "data", dict(one)) if isinstance(one, Mapping) else one for one in every]
 
 
@@ -75,6 +78,8 @@ def load_dataset(
         InputError: what is wrong with the files, all of it together; or no sample is left.
     """
     settings = DataSettings.of(settings)
+    if tokenizer is not None and not hasattr(tokenizer, "save_pretrained"):
+        raise InputError(f"tokenizer is {shown(tokenizer)}; one of pet.AutoTokenizer was expected")
     paths = entries_of(paths)
     files, own = find_files(paths), own_settings(paths)
     encoder = Encoder.of_files(tokenizer, settings, own)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from model_zoo.arguments import check_argument, checked
 from model_zoo.errors import InputError
 
 from .dataset import TokenDataset
@@ -29,6 +30,7 @@ class Batch(dict):
 class BatchSource:
     """What loaders have in common: the data, and how rows are divided. The arguments are described at `Loader`."""
 
+    @checked
     def __init__(
         self,
         dataset: Any,
@@ -41,6 +43,7 @@ class BatchSource:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
+        check_argument("layout", "Callable | None", layout)
         if min(batch_size, accumulation, world_size) < 1 or not 0 <= rank < world_size:
             raise InputError(
                 f"batch size {batch_size}, accumulation {accumulation} and world_size {world_size} must be at least 1, "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict
 
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, nearest, shown
 from pet.recipe.data import Batching, Data, Reading
 from pet.recipe.overrides import plain
 from pet.recipe.problems import said_of
@@ -41,7 +41,9 @@ class DataSettings(Batching, Reading):
     if not TYPE_CHECKING:  # the keywords are the fields
 
         def __init__(self, **given: Any) -> None:
-            mapped = {name: given[name] or {} for name in ("columns", "roles") if name in given}
+            mapped = {
+                name: {} if given[name] is None else given[name] for name in ("columns", "roles") if name in given
+            }
             with said_of("data", given):
                 super().__init__(**plain({**given, **mapped}))
             if self.packing == "buckets" and self.buckets and max(self.buckets) < self.max_length:
@@ -74,6 +76,8 @@ class DataSettings(Batching, Reading):
             return settings
         names = cls.model_fields.keys()
         found = settings
+        if settings is not None and not isinstance(settings, Mapping) and not hasattr(settings, "max_length"):
+            raise InputError(f"data settings are {shown(settings)}; a recipe's data section or a mapping was expected")
         if not isinstance(settings, Mapping):
             found = {name: getattr(settings, name) for name in names if hasattr(settings, name)}
         unknown = (changes.keys() - names) | (found.keys() - names - Data.model_fields.keys())

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from model_zoo import progress
-from model_zoo.errors import InputError, nearest
+from model_zoo.arguments import checked
+from model_zoo.errors import InputError, nearest, shown
+from model_zoo.settings import require
 
 from .columns import names_of
 from .dataset import IGNORED, TokenDataset
@@ -119,6 +121,7 @@ class CollateLoader(BatchSource):
         division: ``layout``, ``pad_token_id``, ``accumulation``, ``rank``, ``world_size``, as for the Loader.
     """
 
+    @checked
     def __init__(
         self,
         dataset: Any,
@@ -130,6 +133,7 @@ class CollateLoader(BatchSource):
         **division: Any,
     ) -> None:
         super().__init__(dataset, batch_size, settings, **division)
+        require("loader", "pieces", pieces, int, ge=1)
         self.collate_fn, self.pieces = collate_fn or stack, pieces
 
     def _check(self) -> None:
@@ -162,6 +166,8 @@ class CollateLoader(BatchSource):
         filled = real + [real[0] if real else 0] * (rows - len(real))
         with progress.pausing():  # the user's own code: nobody knows how long it takes
             given = self.collate_fn([self.dataset[index] for index in filled])
+        if not isinstance(given, Mapping):
+            raise InputError(f"collate_fn gave {shown(given)}; a dictionary with input_ids was expected")
         values = {name: np.asarray(value) for name, value in given.items()}
         if "input_ids" not in values:
             raise InputError(f"collate_fn: the batch has no 'input_ids'{nearest('input_ids', values)}")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from model_zoo.errors import InputError
-from pet.data import CollateLoader, DataSettings, Loader, TokenDataset, from_mindspore, make_loader
+from pet.data import CollateLoader, DataSettings, Loader, TokenDataset, from_mindspore, load_dataset, make_loader
 
 
 def generator_dataset(columns, rows):
@@ -184,3 +184,41 @@ def test_two_sets_out_of_one(tmp_path):
     for data, size in ((train, 4), (evaluation, 2), (train, 4)):
         assert len(from_mindspore(data)) == 8
         assert data.get_batch_size() == size
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"batch_size": None}, "batch_size is None; a whole number was expected"),
+        ({"batch_size": 2.5}, "batch_size is 2.5; a whole number"),
+        ({"accumulation": "2"}, "accumulation is '2'; a whole number"),
+        ({"pad_token_id": "</s>"}, "pad_token_id is '</s>'; a whole number"),
+        ({"layout": 3}, "layout is 3; a function"),
+        ({"pieces": 0}, "pieces is 0; a whole number of at least 1"),
+        ({"collate_fn": 3}, "collate_fn is 3; a function"),
+        ({"collate_fn": lambda rows: None}, "collate_fn gave None; a dictionary with input_ids"),
+        ({"settings": 5}, "data settings are 5; a recipe's data section or a mapping"),
+        ({"settings": {"columns": "prompt"}}, r"data\.columns is 'prompt'; a dictionary"),
+        ({"settings": {"buckets": 8}}, r"data\.buckets is 8; a list"),
+        ({"data": {"input_ids": [[5, 6]]}}, "an indexable dataset of dicts, found dict"),
+    ],
+)
+def test_arguments_of_a_loader_are_held_to_what_they_say(given, message):
+    with pytest.raises(InputError, match=message):
+        list(make_loader(**{"data": [{"input_ids": [5, 6]}], "batch_size": 1, **given}).batches())
+
+
+@pytest.mark.parametrize(
+    ("paths", "tokenizer", "message"),
+    [
+        (None, None, "data is None; a text or a path or a dictionary"),
+        ([3], None, "data is 3; a text or a path or a dictionary"),
+        ("rows.jsonl", "llama_tiny", "tokenizer is 'llama_tiny'; one of pet.AutoTokenizer"),
+        ("rows.jsonl", None, "rows.jsonl:1: a text needs a tokenizer"),
+    ],
+)
+def test_arguments_of_a_dataset_are_held_to_what_they_say(paths, tokenizer, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"text": "a word"}\n')
+    with pytest.raises(InputError, match=message):
+        load_dataset(paths, tokenizer, settings={"cache_dir": str(tmp_path)})
