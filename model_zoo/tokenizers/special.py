@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from model_zoo.arguments import check_argument
 from model_zoo.errors import InputError, shown
 from model_zoo.tokenizers.settable import Attribute
 
@@ -161,8 +162,9 @@ NEEDS = re.compile(r"\{#-?\s*needs (.*?)\s*-?#\}")
 
 
 def check_needed(template: str, source: str, known: Callable[[str], bool]) -> None:
-    """Raises InputError where the tokenizer lacks a token that a chat template says it needs: ``{# needs <|end|> #}``.
-    As text it would be several tokens, none of which ends an answer."""
+    """Raises InputError where a chat template is no text, or the tokenizer lacks a token that it says it needs: ``{#
+    needs <|end|> #}``. As text it would be several tokens, none of which ends an answer."""
+    check_argument(str(source), "str", template)
     missing = [name for names in NEEDS.findall(template) for name in names.split() if not known(name)]
     if missing:
         raise InputError(

@@ -69,6 +69,8 @@ def test_a_chat_template_that_is_set_is_used_and_saved(fixtures, tmp_path):
     assert tokenizer.prompt(asked) == wanted
     tokenizer.save_pretrained(tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path).prompt(asked) == wanted
+    with pytest.raises(InputError, match="chat_template is 5; a text was expected"):
+        tokenizer.chat_template = 5
     tokenizer.chat_template = None
     assert not tokenizer.chat_template
     assert tokenizer.template is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 
+from model_zoo.arguments import checked
 from model_zoo.atomic import read_json
 from model_zoo.checkpoint.reading import load_into
 from model_zoo.checkpoint.safetensors_io import read_file
@@ -127,11 +129,12 @@ def put_trained(model, file: Path) -> None:
         own[name].set_data(ms.Tensor(value))
 
 
+@checked
 def build_transformer_model(
-    config_path=None,
+    config_path: str | os.PathLike | None = None,
     model="auto",
     application="encoder",
-    checkpoint_path=None,
+    checkpoint_path: str | os.PathLike | None = None,
     compute_type=None,
     padding_idx=None,
     **changes,

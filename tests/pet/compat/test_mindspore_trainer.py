@@ -172,3 +172,6 @@ def test_build_transformer_model(base, tmp_path, caplog):
     assert [record.message for record in caplog.records] == [
         "build_transformer_model: weights are random, their shapes change by n_layer"
     ]
+    for name in ("config_path", "checkpoint_path"):
+        with pytest.raises(InputError, match=f"{name} is 3; a text or a path was expected"):
+            build_transformer_model(**{"config_path": str(base), name: 3})
