@@ -111,6 +111,11 @@ class LoRA(Settings):
             raise InputError(f"lora: init {self.init!r} fits linear cells; {site.path} is of kind {site.kind}")
 
 
+def text_of(settings: Settings) -> str | None:
+    """Which setting names a text to start from, if any."""
+    return next((name for name in ("init_text", "init_ids") if getattr(settings, name) is not None), None)
+
+
 HIDDEN = "Width of that network's hidden layer. Left out: the model's hidden size."
 VIRTUAL = "Virtual tokens in front of the sequence."
 
@@ -148,8 +153,8 @@ class Prefix(Settings):
 
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from super().problems()
-        if (self.init_ids is not None or self.init_text is not None) and self.projection:
-            yield "init_text", "init_text gives keys and values, which no projection can be solved for"
+        if (start := text_of(self)) and self.projection:
+            yield start, f"{start} gives keys and values, which no projection can be solved for"
         for name in ("projection_hidden", "embedding_size"):
             if getattr(self, name, None) is not None and not self.projection:
                 yield name, f"{name} has no effect without projection"
@@ -234,8 +239,8 @@ class PTuning(Prompt):
 
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from super().problems()
-        if self.init_ids is not None or self.init_text is not None:
-            yield "init_text", "init_text gives embeddings, which no network can be solved for"
+        if start := text_of(self):
+            yield start, f"{start} gives embeddings, which no network can be solved for"
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -257,7 +257,7 @@ def test_what_cannot_be_is_refused(models, fixtures, tmp_path):
         ({"length": 4, "tokenizer": "llama_tiny"}, "tokenizer is of the type str"),
         ({"length": 4, "projection_hidden": 8}, "projection_hidden has no effect without projection"),
         ({"length": 4, "init_ids": [5, 999999]}, "999999"),
-        ({"length": 4, "init_ids": [5], "projection": True}, "projection"),
+        ({"length": 4, "init_ids": [5], "projection": True}, "init_ids gives keys and values"),
         ({"size": 4}, "there is no setting 'size'"),
     ):
         with pytest.raises(InputError, match=text):
