@@ -41,11 +41,9 @@ class DataSettings(Batching, Reading):
     if not TYPE_CHECKING:  # the keywords are the fields
 
         def __init__(self, **given: Any) -> None:
-            mapped = {
-                name: {} if given[name] is None else given[name] for name in ("columns", "roles") if name in given
-            }
+            absent = [name for name in ("columns", "roles") if given.get(name, {}) is None]
             with said_of("data", given):
-                super().__init__(**plain({**given, **mapped}))
+                super().__init__(**plain({**given, **{name: {} for name in absent}}))
             if self.packing == "buckets" and self.buckets and max(self.buckets) < self.max_length:
                 raise InputError(
                     f"data.buckets: the longest is {max(self.buckets)}, but a sample may have max_length = "

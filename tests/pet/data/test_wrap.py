@@ -198,8 +198,8 @@ def test_two_sets_out_of_one(tmp_path):
         ({"collate_fn": 3}, "collate_fn is 3; a function"),
         ({"collate_fn": lambda rows: None}, "collate_fn gave None; a dictionary with input_ids"),
         ({"settings": 5}, "data settings are 5; a recipe's data section or a mapping"),
-        ({"settings": {"columns": "prompt"}}, r"data\.columns is 'prompt'; a dictionary"),
-        ({"settings": {"buckets": 8}}, r"data\.buckets is 8; a list"),
+        ({"settings": {"columns": "prompt"}}, r"data\.columns: expected a mapping .*'prompt'"),
+        ({"settings": {"buckets": 8}}, r"data\.buckets: expected a list; got 8"),
         ({"data": {"input_ids": [[5, 6]]}}, "an indexable dataset of dicts, found dict"),
     ],
 )
