@@ -153,10 +153,7 @@ def _generation(options: argparse.Namespace, section: Any) -> Any:
     if options.stop:
         given["stop"] = options.stop
     try:
-        found = Generation(**{**(section.model_dump() if section is not None else {}), **given})
-        if options.seed is not None and not found.do_sample:
-            raise InputError("--seed: has no effect without --sample")
-        return found
+        return Generation(**{**(section.model_dump() if section is not None else {}), **given})
     except ValidationError as error:
         problems = error.errors(include_url=False)
         raise InputError.collect(

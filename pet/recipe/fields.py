@@ -91,6 +91,22 @@ class TextsToo:
         return _one_or_many({"anyOf": [{"type": "string"}, schema_of(core)["items"]]})
 
 
+PLAIN = r"A-Za-z0-9._-"
+"""What the name of a run may have of ASCII, as a directory on every system; letters of other scripts beside."""
+
+
+def run_name(text: str) -> str:
+    """A text as the name of a run: what that may not have is a line below."""
+    return re.sub(rf"(?![{PLAIN}])[\x00-\x7f]", "_", text)
+
+
+def _no_place(name: str) -> str:
+    if not name.strip("."):
+        raise ValueError("a name was expected; this is a place")
+    return name
+
+
+RunName = Annotated[str, Field(pattern=rf"^([{PLAIN}]|[^\x00-\x7f]){{1,128}}$"), AfterValidator(_no_place)]
 RecipePath = Annotated[str, PathKind("recipe"), Field(min_length=1)]
 HerePath = Annotated[str, PathKind("here"), Field(min_length=1)]
 WITH_PROMPT = _matching(r"\{prompt\}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
@@ -24,7 +23,7 @@ from pet.recipe import rules, variables
 from pet.recipe.callback_names import into_recipe
 from pet.recipe.classes import OBJECTIVES, find_callback, find_objective
 from pet.recipe.data import DataPath
-from pet.recipe.fields import REFERENCES, is_template_file
+from pet.recipe.fields import REFERENCES, is_template_file, run_name
 from pet.recipe.keys import groups, path_keys, text_keys
 from pet.recipe.overrides import apply_overrides, plain, remove, value_at
 from pet.recipe.problems import Report, translate
@@ -294,7 +293,7 @@ def _check_template(template: str | None, at: KeyPath, report: Report) -> None:
 
 def _fill(recipe: Recipe, stem: str) -> None:
     """Put a value where the schema says "Default: …" and the recipe itself holds the answer."""
-    recipe.name = recipe.name or re.sub(r"[^A-Za-z0-9._-]", "_", stem)
+    recipe.name = recipe.name or run_name(stem)
     recipe.output.dir = recipe.output.dir or str(Path.cwd() / "output" / recipe.name)
     if recipe.train.steps is None and recipe.train.epochs is None:
         recipe.train.epochs = 3.0

@@ -16,7 +16,7 @@ from model_zoo.rope_config import with_changes
 from pet.names import model_config
 from pet.recipe.adapter import SECTIONS, Adapter
 from pet.recipe.data import Data
-from pet.recipe.fields import ModelPath, Names, Section
+from pet.recipe.fields import ModelPath, Names, RunName, Section
 from pet.recipe.source import Source, dotted
 from pet.recipe.training import Callbacks, Eval, Generation, Output, Parallel, Train
 
@@ -75,11 +75,7 @@ class Model(Section):
 class Recipe(Section):
     """One job: a model, an adapter, data, and how to bring them together."""
 
-    name: str | None = Field(
-        None,
-        pattern=r"^[A-Za-z0-9._-]{1,128}$",
-        description="Name of the run. Default: the name of the recipe file.",
-    )
+    name: RunName | None = Field(None, description="Name of the run. Default: the name of the recipe file.")
     description: str | None = Field(None, description="Purpose of the recipe, in a sentence or two.")
     model: Model = Field(description="The base model.")
     adapter: Adapter = Field(

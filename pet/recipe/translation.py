@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from model_zoo.errors import InputError, similar
 from pet.installation import on_cpu
+from pet.recipe.fields import run_name
 
 log = logging.getLogger("pet")
 
@@ -89,7 +89,7 @@ class Translation:
 
     def name(self, key: str, text: Any) -> None:
         """Sets a key to a text, with what a recipe's name may not have replaced."""
-        self.put(key, re.sub(r"[^A-Za-z0-9._-]", "_", str(text))[:128])
+        self.put(key, run_name(str(text))[:128])
 
     def put(self, key: str, value: Any) -> None:
         """Sets a key of the recipe; None leaves it as it is."""

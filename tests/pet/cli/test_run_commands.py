@@ -707,7 +707,6 @@ def test_chat_forgets_the_oldest_turns_when_the_context_is_full(here, capsys, mo
             "has no such switch",
         ),
         (["predict", "--model", "base", "--input", "x", "--template", "Q: {prompt}", "--system", "S"], "no {system}"),
-        (["predict", "--model", "base", "--input", "x", "--seed", "3"], "--seed: has no effect without --sample"),
         (
             ["predict", "--model", "base", "--input", "x", "--no-strict"],
             "--no-strict: has no effect without an adapter",

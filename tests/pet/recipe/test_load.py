@@ -105,6 +105,16 @@ def test_every_default_is_filled_in(write, tmp_path, fixtures):
     assert recipe.eval.best_mode == "min"
 
 
+def test_a_run_is_named_in_any_script(write):
+    """Files of Chinese names had one run's directory, and --force for the second deleted the first one's run."""
+    for name in ("情感", "问答", "café 2"):
+        path = write()
+        assert load(path.rename(path.with_name(f"{name}.yaml"))).name == name.replace(" ", "_")
+    assert load(write(), {"name": "名"}).name == "名"
+    for name in ("a/../b", "a b", "..", "."):
+        assert problems(write(), {"name": name})
+
+
 def test_without_steps_and_epochs_there_are_three_epochs(write):
     recipe = load(write(GOOD.replace("  steps: 20\n", "")))
     assert (recipe.train.steps, recipe.train.epochs) == (None, 3.0)
