@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from model_zoo.atomic import write_json, write_text
+from model_zoo.atomic import read_json, write_json, write_text
 from model_zoo.checkpoint.saving import TOKENIZER, copy_companions
 from model_zoo.errors import InputError
 from model_zoo.generation_settings import DRAWN, settings_beside
@@ -34,9 +34,9 @@ def copy_tokenizer(
     templates -= {"", TokenizerFiles(base).chat_template()}
     if len(templates) > 1:
         log.warning("%s: the adapters have %d chat templates; it has that of %s", output, len(templates), source)
-    elif templates and source == base:
-        write_text(stage / "chat_template.jinja", templates.pop())
     copy_companions(source, stage, output, TOKENIZER)
+    if len(templates) == 1 and source == base:
+        put_template(stage, templates.pop())
     if (jinja := chat_template(template)) is None or TokenizerFiles(stage).chat_template():
         return
     try:
@@ -44,8 +44,16 @@ def copy_tokenizer(
     except InputError as error:  # it lacks a token
         log.warning("%s: has no chat template: %s", output, error)
         return
-    write_text(stage / "chat_template.jinja", jinja[0])
+    put_template(stage, jinja[0])
     write_json(stage / "generation_config.json", generation_settings(base, tokenizer))
+
+
+def put_template(stage: Path, template: str) -> None:
+    """Writes a chat template beside a tokenizer, in both places: versions of transformers before 4.51 may read
+    tokenizer_config.json alone, where another one may stand."""
+    write_text(stage / "chat_template.jinja", template)
+    if (settings := stage / "tokenizer_config.json").exists():
+        write_json(settings, {**read_json(settings), "chat_template": template})
 
 
 def generation_settings(base: Path, tokenizer: Tokenizer, recipe: Any = None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from model_zoo.labels import CLASSIFIER, Labels
 from model_zoo.tokenizers import AutoTokenizer
 from model_zoo.tokenizers.base import Tokenizer
 from model_zoo.tokenizers.style_templates import template_of
-from pet.companions import generation_settings
+from pet.companions import generation_settings, put_template
 from pet.data.template import as_chat_template, chat_template
 from pet.files import copy
 from pet.hub import bare, hub_name
@@ -57,7 +57,7 @@ class Source(NamedTuple):
         tokenizer = tokenizer_of(base, self.recipe, self.result)
         tokenizer.save_pretrained(stage)
         if (template := template_of(tokenizer)) != tokenizer.chat_template:  # here its own prompt style goes first
-            write_text(stage / "chat_template.jinja", template)
+            put_template(stage, template)
         write_json(stage / "generation_config.json", generation_settings(base, tokenizer, self.recipe))
         if self.run is not None and (self.run / "loss.png").is_file():
             shutil.copyfile(self.run / "loss.png", stage / "loss.png")

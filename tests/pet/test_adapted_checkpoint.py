@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from mindspore import Tensor
+from tiny_tokenizers import write_byte_level
 
 from adapters.apply import apply, delete_adapter, disable_adapters, set_adapter, trainable_parameters
 from adapters.bitfit import BitFitConfig
@@ -18,6 +21,8 @@ from model_zoo.checkpoint.fingerprint import fingerprint
 from model_zoo.checkpoint.reading import Checkpoint, load_into, read_config
 from model_zoo.checkpoint.saving import save_pretrained
 from model_zoo.errors import InputError
+from model_zoo.tokenizers import AutoTokenizer
+from pet.companions import copy_tokenizer
 from pet.parallel.build import starts_from_base
 
 FIXTURES = ("chatglm1", "chatglm2", "glm", "glm4_0414", "gpt2", "llama_gqa", "llama_mha")
@@ -145,3 +150,18 @@ def test_a_replaced_parameter_is_said_to_be_in_the_way(fixtures, tmp_path):
         save_pretrained(model, tmp_path / "out")
     with Checkpoint(tmp_path / "out") as checkpoint:
         assert "model.norm.weight" in checkpoint
+
+
+def test_a_template_of_an_adapter_is_in_both_places_that_versions_of_transformers_read(tmp_path):
+    """Where the base has one in tokenizer_config.json, which some read alone."""
+    old, new = ("{{ messages[0]['content'] }}" + mark for mark in "?!")
+    for name in ("base", "merged"):
+        (tmp_path / name).mkdir()
+    write_byte_level(tmp_path / "base", ["<|end|>"])
+    settings = {"eos_token": "<|end|>", "chat_template": old}
+    (tmp_path / "base" / "tokenizer_config.json").write_text(json.dumps(settings))
+    AutoTokenizer.from_pretrained(tmp_path / "base").with_chat_template(new, "here").save_pretrained(tmp_path / "mine")
+    copy_tokenizer([tmp_path / "mine"], None, None, tmp_path / "base", tmp_path / "merged", tmp_path / "merged")
+    assert (tmp_path / "merged" / "chat_template.jinja").read_text() == new
+    written = json.loads((tmp_path / "merged" / "tokenizer_config.json").read_text())
+    assert written == {**settings, "chat_template": new}
