@@ -48,7 +48,7 @@ class KTO(Preference):
         self.held_out: dict[int, list[float]] = {}
 
     def begin(self, model, feed, training: bool, distributed, compiled: bool = True) -> None:
-        from pet.train.feed import layout_of
+        from pet.train.batch import layout_of
 
         if not isinstance(feed, Loader):
             raise InputError("kto: the labels are those of a dataset; a pet.data.Loader was expected")
