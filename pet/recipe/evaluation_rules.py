@@ -36,10 +36,6 @@ def problems(section: Eval, held_out: bool, give: str = "set data.eval") -> Iter
     for name in () if schedule else (name for name, asked in along.items() if asked):
         needed = "needs evaluations along the way; set eval.every_steps or eval.every_epochs"
         yield f"eval.{name}", " ".join(SCHEDULE), needed
-    if given(section, "generated_samples") and not section.written:
-        yield "eval.generated_samples", "eval.metrics", f"has no effect without one of {', '.join(GENERATED)}"
-    if section.generate == "ends" and not section.written and not section.shown_samples:
-        yield "eval.generate", "eval.metrics eval.shown_samples", "has no effect where no answer is generated"
     if section.generate == "ends" and section.best_metric in GENERATED:
         why = f"eval.best_metric is {section.best_metric}, which has to be measured along the way; set always"
         yield "eval.generate", "eval.best_metric", why

@@ -261,7 +261,9 @@ def tell_unused(recipe, settings) -> None:
     objective's own, metrics where nothing is held out."""
     data = recipe.data
     asked = [name for name in ("metrics", "batch_size", "before", *OF_ANSWERS) if given(recipe.eval, name)]
-    if asked and not (data.eval or data.eval_fraction or data.test):
+    if asked and not (
+        data.eval or data.eval_fraction or data.test or "eval" in data.model_fields_set
+    ):  # a null is meant
         log.warning("eval.%s: there is nothing to evaluate on; set data.eval", ", eval.".join(asked))
     own_format = data.eval_format or data.format
     for name, apart, form in (("train", data.mix or data.rows, data.format), ("eval", data.eval_rows, own_format)):

@@ -493,12 +493,6 @@ def test_all_problems_in_one_report(write):
             "give every_steps or every_epochs, not both",
         ),
         (["eval.metrics=[loss, loss]"], "eval.metrics", "names a metric twice"),
-        (["eval.generated_samples=5"], "eval.generated_samples", "has no effect without one of rouge_1"),
-        (
-            ["data.eval_fraction=0.5", "eval={every_steps: 2, generate: ends, shown_samples: 0}"],
-            "eval.generate",
-            "no answer is generated",
-        ),
         (["data.eval_fraction=0.5", "eval.best_mode=max"], "eval.best_mode", "needs evaluations along the way"),
         (["data.eval_fraction=0.5", "eval.best_metric=perplexity"], "eval.best_metric", "evaluations along the way"),
         (
