@@ -16,6 +16,7 @@ from typing import ParamSpec, TypeVar
 from model_zoo.errors import InputError
 
 P, R = ParamSpec("P"), TypeVar("R")
+Function = TypeVar("Function", bound=Callable)
 
 
 class Turn:
@@ -64,12 +65,12 @@ def between_turns(function: Callable[P, R]) -> Callable[P, R]:
     return waiting
 
 
-def telling(function: Callable[P, R]) -> Callable[P, R]:
+def telling(function: Function) -> Function:
     """The function, which tells a streamer among its arguments of an error: its reader, in another thread, would wait
     for ever."""
 
     @functools.wraps(function)
-    def running(*arguments: P.args, **settings: P.kwargs) -> R:
+    def running(*arguments, **settings):
         try:
             return function(*arguments, **settings)
         except BaseException as error:
