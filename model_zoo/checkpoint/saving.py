@@ -211,5 +211,7 @@ def copy_companions(
             if file.is_file() and not copied.exists():
                 copied.parent.mkdir(exist_ok=True)
                 shutil.copyfile(file, copied)
-                if pattern == "tokenizer_config.json" and (settings := read_json(file)) != for_any_version(settings):
-                    write_json(copied, for_any_version(settings))
+                if pattern == "tokenizer_config.json":
+                    settings = read_json(file)
+                    if (changed := for_any_version(settings)) != settings:  # else the base's own bytes
+                        write_json(copied, changed)

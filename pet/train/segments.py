@@ -91,7 +91,8 @@ def to_train(model) -> list[Parameter]:
     raise InputError(f"nothing to train: no parameter of the model is trainable{why}")
 
 
-B = {"lora_B", "lora_embedding_B"}
+SECOND_FACTORS = {"lora_B", "lora_embedding_B"}
+"""What LoRA+ trains at a rate of its own, beside vectors."""
 
 
 def make_segments(
@@ -141,7 +142,7 @@ def make_segments(
     for parameter in parameters:
         ratio = getattr(parameter, "learning_rate_ratio", 1.0)  # LoRA+ as the adapter's own setting
         decay = weight_decay if decay_vectors or len(parameter.shape) > 1 else 0.0
-        of_b = len(parameter.shape) == 1 or not B.isdisjoint(parameter.name.split("."))
+        of_b = len(parameter.shape) == 1 or not SECOND_FACTORS.isdisjoint(parameter.name.split("."))
         if lora_plus_ratio is not None and of_b:
             ratio = lora_plus_ratio
         own_rate = False
