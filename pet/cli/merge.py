@@ -41,11 +41,8 @@ def _read_file(options: argparse.Namespace) -> None:
     """Takes what the command line does not say from the job file in front of the adapters."""
     from pet.compat.merging import of_file
 
-    said = of_file(options.adapters.pop(0))
-    options.adapters = options.adapters or said.adapters
-    for name in ("base", "output", "dtype", "max_shard_size", "hub"):
-        setattr(options, name, getattr(options, name) or getattr(said, name))
-    options.template = said.template
+    for name, value in of_file(options.adapters.pop(0)).items():
+        setattr(options, name, getattr(options, name) or value)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
+from typing import Any
 
 from model_zoo.errors import InputError
 from pet.compat import axolotl, llama_factory
@@ -14,20 +14,6 @@ from pet.compat.results import find_weights, of_job, of_run
 from pet.compat.translation import elsewhere
 from pet.compat.yaml_files import load_any, values_of
 from pet.recipe.translation import Ignored, Refused, Translation
-
-
-@dataclasses.dataclass
-class Merge:
-    """The arguments of `pet.export.merge_checkpoint` that a file has; None where it does not say."""
-
-    base: str | None
-    adapters: list[str]
-    output: str | None = None
-    dtype: str | None = None
-    max_shard_size: str | None = None
-    template: str | None = None
-    hub: str | None = None
-
 
 UNPACKED = "the unquantised base gets the adapter; --dequantize merges into the numbers that it was trained on"
 NOTHING = "no adapter is named, or every weight was trained, so there is nothing to merge; see pet export"
@@ -57,8 +43,9 @@ AXOLOTL = {
 }
 
 
-def of_file(path: str) -> Merge:
-    """What a file says; of a recipe's or another system's that trains, what its run has written is merged.
+def of_file(path: str) -> dict[str, Any]:
+    """What a file says of `pet.export.merge_checkpoint`'s arguments, None where nothing; of a recipe's or another
+    system's that trains, what its run has written is merged.
 
     Raises:
         InputError: it asks for something unsupported, or trains every weight.
@@ -70,7 +57,7 @@ def of_file(path: str) -> Merge:
         if model:
             raise InputError(f"{file.name}: {NOTHING}")
         written = str(adapter or Path(recipe.output.dir, "adapter"))
-        return Merge(recipe.model.path, [written], template=recipe.data.template)
+        return {"base": recipe.model.path, "adapters": [written], "template": recipe.data.template}
     if kind == "llama_factory":
         values, _ = todays(values)
     t = Translation(file.name)
@@ -82,7 +69,7 @@ def of_file(path: str) -> Merge:
     adapters = listed(t.get("adapters") or t.get("run") or [])
     if not adapters or (Path(adapters[0]).is_dir() and find_weights(adapters[0])[0]):
         raise InputError(f"{file.name}: {NOTHING}")
-    given = {key: t.get(key) for key in ("dtype", "max_shard_size", "hub")}
+    given = {key: t.get(key) for key in ("output", "dtype", "max_shard_size", "hub")}
     system = llama_factory if kind == "llama_factory" else axolotl
     given["template"] = system.translate(values, file).get("data.template")
-    return Merge(of_run(t.get("base"), "model"), [of_run(one, "adapter") for one in adapters], t.get("output"), **given)
+    return {"base": of_run(t.get("base"), "model"), "adapters": [of_run(one, "adapter") for one in adapters], **given}

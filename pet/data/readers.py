@@ -39,6 +39,8 @@ NULS = "holds a NUL byte: no text, or another encoding than UTF-8 (UTF-16, for o
 LINE = re.compile(rb"[^\r\n]*(?:\r*\n|\r)|[^\r\n]+")
 """A line with its end: LF, CR, or some CR and LF, which a program that takes LF for the end makes of CR LF."""
 BLANK_LINE = re.compile(rb"(?:\n|\r(?!\r*\n))[ \t]*(?:\r*\n|\r)")
+BEHIND = {("[", "["): "value or ]", ("value or ]", "]"): "", (",", ","): "value", (",", "]"): ""}
+"""What is expected in a list of JSON, and the character that comes -> what is expected next; empty: nothing."""
 # A text longer than this many characters is handed on in pieces, so that a book without a blank line fits in memory.
 LONGEST_TEXT = 1 << 20
 
@@ -185,13 +187,8 @@ def _read_json(path: Path, problems: Problems, place: Place) -> Iterator[Record]
                 if expected == "":
                     problems.add(path, line, "text after the end of the list")
                     return
-                if expected in ("[", ",") and (character == expected or (expected == "," and character == "]")):
-                    at += 1
-                    expected = "" if character == "]" else ("value or ]" if expected == "[" else "value")
-                    continue
-                if expected == "value or ]" and character == "]":
-                    at += 1
-                    expected = ""
+                if (expected, character) in BEHIND:
+                    at, expected = at + 1, BEHIND[expected, character]
                     continue
                 if expected in ("[", ","):
                     problems.add(path, line, f"broken JSON: expected {expected!r} or ']', found {character!r}")

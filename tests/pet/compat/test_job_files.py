@@ -235,7 +235,7 @@ def test_llama_factorys_variable_for_modelscope_says_where_a_name_is_looked_up(t
         assert llama_factory.translate(given, tmp_path / "lf.yaml").get("model.path") == expected
         if "model_revision" not in given:
             merged = {**given, "adapter_name_or_path": "adapter"}
-            assert of_file(write(tmp_path / "lf.yaml", yaml.safe_dump(merged))).base == expected
+            assert of_file(write(tmp_path / "lf.yaml", yaml.safe_dump(merged)))["base"] == expected
     assert axolotl.translate({"base_model": "org/base"}, tmp_path / "ax.yaml").get("model.path") == "org/base"
 
 

@@ -315,7 +315,7 @@ def test_problems_name_the_files_own_keys(tmp_path):
 )
 def test_a_job_of_preferences_can_be_merged(tmp_path, system, given):
     merge = of_file(str(job(tmp_path, **JOBS[system], **given, output_dir="saves/run")))
-    assert (merge.base, merge.adapters) == ("llama_tiny", ["saves/run"])
+    assert (merge["base"], merge["adapters"]) == ("llama_tiny", ["saves/run"])
 
 
 def test_the_base_of_the_command_line_is_the_reference_that_the_file_names(tmp_path):
@@ -425,4 +425,4 @@ def test_layers_by_llama_factorys_names_of_2023(tmp_path):
 
 def test_an_adapter_by_llama_factorys_name_of_2023_can_be_merged(tmp_path):
     merge = of_file(str(job(tmp_path, **JOBS["llama_factory"], checkpoint_dir="saves/run", export_dir="merged")))
-    assert (merge.adapters, merge.output) == (["saves/run"], "merged")
+    assert (merge["adapters"], merge["output"]) == (["saves/run"], "merged")

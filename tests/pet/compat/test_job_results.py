@@ -82,8 +82,8 @@ def test_llama_factorys_export(base, run, tmp_path, caplog):
 )
 def test_what_an_export_file_says(tmp_path, more, expected):
     said = merging.of_file(write(tmp_path / "m.yaml", model_name_or_path="base", export_dir="m", **more))
-    assert {name: getattr(said, name) for name in expected} == expected
-    assert said.base == "base"
+    assert {name: said[name] for name in expected} == expected
+    assert said["base"] == "base"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_axolotls_merge(base, run, tmp_path, caplog):
     assert main(["merge", str(run / "adapter"), "--base", str(base), "--output", "by_hand"]) == 0
     assert merged(run / "merged") == merged(tmp_path / "by_hand")
     said = merging.of_file(write(tmp_path / "job.yml", lora_model_dir="a", **values))
-    assert (said.adapters, said.output) == (["a"], "model-out/merged")
+    assert (said["adapters"], said["output"]) == (["a"], "model-out/merged")
 
 
 def test_a_recipes_run_is_merged(base, tmp_path, capsys):
