@@ -34,7 +34,7 @@ PLUGINS += ("ExpertParallelPlugin",)
 
 
 def _plugins(t: Translation, name: str, value: Any) -> None:
-    others = [one for one in value if one.rpartition(".")[2] not in PLUGINS]
+    others = [one for one in jobs.listed(value) if one.rpartition(".")[2] not in PLUGINS]
     if others:
         t.refuse(name, f"{', '.join(others)}: see callbacks and train.objective")
     else:
@@ -274,7 +274,8 @@ TABLE = {
     **same(_of_cosine, "cosine_min_lr_ratio lr_quadratic_warmup"),
     "cosine_constant_lr_ratio": Refused("the schedule falls to its end"),
     "lr_groups": lambda t, n, v: t.put(
-        "train.groups", [{"match": [f"*{m}*" for m in one["modules"]], "learning_rate": float(one["lr"])} for one in v]
+        "train.groups",
+        [{"match": [f"*{m}*" for m in jobs.listed(one["modules"])], "learning_rate": float(one["lr"])} for one in v],
     ),
     **same(Refused("see train.groups"), "embedding_lr embedding_lr_scale"),
     "loss_watchdog_*": Ignored("train.max_loss_ratio stops a run whose loss explodes"),

@@ -153,7 +153,7 @@ def _messages(t: Translation, name: str, entry: Mapping[str, Any], columns: dict
         t.refuse(
             "train_on_inputs", "of messages what all say is learnt there, and here every token: data.train_on: all"
         )
-    words = {word: role for role, words in (entry.get("roles") or {}).items() for word in words}
+    words = {word: role for role, words in (entry.get("roles") or {}).items() for word in jobs.listed(words)}
     words |= {entry[key]: who for key, who in (("field_human", "user"), ("field_model", "assistant")) if entry.get(key)}
     if not is_off(entry.get("drop_system_message")):
         words = {"system": "", **{word: "" if role == "system" else role for word, role in words.items()}}
@@ -268,7 +268,7 @@ def tokens(t: Translation, name: str, value: Any) -> None:
 
 
 def ends_of_turns(t: Translation, name: str, value: Any) -> None:
-    if others := lacking(t, [word for word in value if word not in jobs.OWN_TOKENS]):
+    if others := lacking(t, [word for word in jobs.listed(value) if word not in jobs.OWN_TOKENS]):
         t.refuse(name, f"{', '.join(others)}: turns end as in the model's own prompt")
     elif not t.get("data.template"):
         t.ignore(name, "an answer is learnt with the token that ends it")

@@ -515,6 +515,9 @@ def test_axolotls_pretraining_streams_texts(base, tmp_path):
     [
         ({"chat_template": "gemma3", "eot_tokens": ["<end_of_turn>"]}, None),
         ({"eot_tokens": ["<stop>"]}, "eot_tokens: <stop>"),
+        ({"eot_tokens": "<stop>"}, "eot_tokens: <stop>"),
+        ({"plugins": "my.Plugin"}, "plugins: my.Plugin: see callbacks"),
+        ({"plugins": "axolotl.integrations.liger.LigerPlugin"}, None),
         ({"tokens": {"bos_token": "<s>", "pad_token": "[PAD]"}}, None),
         ({"tokens": {"bos_token": "<begin>"}}, "tokens: '<begin>'"),
         ({"tokens": ["<call>"]}, "tokens: '<call>'"),
@@ -657,6 +660,10 @@ def test_axolotls_smaller_keys(tmp_path):
         ),
         (
             {"lr_groups": [{"name": "o", "modules": ["o_proj"], "lr": "1e-6"}]},
+            {"train.groups": [{"match": ["*o_proj*"], "learning_rate": 1e-6}]},
+        ),
+        (
+            {"lr_groups": [{"name": "o", "modules": "o_proj", "lr": "1e-6"}]},
             {"train.groups": [{"match": ["*o_proj*"], "learning_rate": 1e-6}]},
         ),
         ({"chat_template_kwargs": {"enable_thinking": False}}, {"data.enable_thinking": False}),
@@ -1177,6 +1184,7 @@ def test_where_axolotl_learns_the_end_of_an_answer(tmp_path, given, entry, ends,
         ({"message_property_mappings": {"role": "from", "content": "value"}}, None, None),
         ({"message_field_role": "who", "message_field_content": "said"}, {"role": "who", "content": "said"}, None),
         ({"roles": {"user": ["patient"], "assistant": ["doctor", "gpt"]}}, None, ["patient", "doctor"]),
+        ({"roles": {"user": "patient", "assistant": "doctor"}}, None, ["patient", "doctor"]),
         (
             {"message_field_training": "train", "roles_to_train": ["assistant"], "field_tools": "t"},
             {"tools": "t"},
