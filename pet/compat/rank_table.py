@@ -29,7 +29,7 @@ def place(span: str, size: int, table: str = "") -> str:
     """
     ranks = parse_devices(span)
     count = len(ranks)
-    if size % count or ranks[0] % count or ranks[-1] >= size:
+    if not count or size % count or ranks[0] % count or ranks[-1] >= size:
         raise InputError(f"{span} of {size}: every machine must have the same number of processes, in order")
     nodes, node = size // count, ranks[0] // count
     chosen = devices(span, table) if table else ",".join(map(str, range(count)))

@@ -147,13 +147,16 @@ def build_transformer_model(
         model: a class of the script's own, which gets the configuration; else of no effect.
         application, compute_type, padding_idx: of no effect: ``--fp16`` says the precision, the tokenizer the padding.
         checkpoint_path: where the weights are, if not beside the configuration: a directory, or a MindFormers
-            ``.ckpt`` file.
+            ``.ckpt`` file; not with a class of the script's own.
         changes: keys of config.json to change. Where the weights no longer fit, they are random, with a warning.
     """
     source = checkpoint_path or config_path
     if source is None:
         raise InputError("build_transformer_model: config_path is missing")
     if isinstance(model, type):
+        if checkpoint_path is not None:
+            why = "a class of the script's own loads its weights itself (mindspore.load_param_into_net)"
+            raise InputError(f"build_transformer_model: checkpoint_path: {why}")
         config = {**read_json(config_path, "a model's configuration"), **changes}
         more = {"compute_type": compute_type, "padding_idx": padding_idx}
         return call(model, config, **{name: value for name, value in more.items() if value is not None}), config

@@ -175,3 +175,19 @@ def test_build_transformer_model(base, tmp_path, caplog):
     for name in ("config_path", "checkpoint_path"):
         with pytest.raises(InputError, match=f"{name} is 3; a text or a path was expected"):
             build_transformer_model(**{"config_path": str(base), name: 3})
+
+
+def test_build_transformer_model_of_a_class_of_the_scripts_own(base):
+    """Its weights are the script's to load: a path of some was passed over, or ended in Python's words."""
+
+    class Model:
+        def __init__(self, config, compute_type=None):
+            self.width, self.kind = config["n_embd"], compute_type
+
+    model, config = build_transformer_model(base / "config.json", Model, compute_type="float16", n_embd=8)
+    assert (model.width, model.kind, config["n_embd"]) == (8, "float16", 8)
+    for paths in ((base / "config.json", base), (None, base)):
+        with pytest.raises(InputError, match=r"checkpoint_path: .*load_param_into_net"):
+            build_transformer_model(paths[0], Model, checkpoint_path=paths[1])
+    with pytest.raises(InputError, match="config_path is missing"):
+        build_transformer_model(model=Model)

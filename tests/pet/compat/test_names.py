@@ -81,6 +81,9 @@ def test_ranges_and_rank_tables(tmp_path, monkeypatch):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(InputError, match="MASTER_ADDR"):
         place("[0,2]", 4)
+    for span in ("", "[1,3]"):
+        with pytest.raises(InputError, match="of 4: every machine must have the same number of processes, in order"):
+            place(span, 4)
 
 
 def test_convert_on_the_command_line(base, tmp_path, capsys):
