@@ -206,13 +206,11 @@ class Encoder:
         return np.concatenate([*(np.asarray(ids, np.int32) for ids in found), np.asarray(self._end(), np.int32)])
 
     def prompt(self, row: Row, messages: list[dict[str, Any]] | None = None) -> list[int]:
-        """The ids that a model is given to answer the last question of a row.
+        """The ids that a model is given to answer the last question of a row's messages.
 
         Raises:
-            InputError: a template is set and the row has several questions, or tools; or the row is raw text or tokens.
+            InputError: a template is set and the row has several questions, or tools.
         """
-        if row.messages is None:
-            raise InputError(f"{row.where}: a raw text has no question")
         messages = messages or row.messages
         messages = messages[:-1] if messages[-1]["role"] == "assistant" else messages
         if self.settings.template is None:

@@ -130,12 +130,6 @@ def _unknown(path: KeyPath, tree: Any) -> str:
     return f"{place} has no such key{found}"
 
 
-def _method_names() -> list[str]:
-    return sorted(
-        name for section in sections_in(Recipe.model_fields["adapter"].annotation) for name in _methods(section)
-    )
-
-
 def _message(error: dict[str, Any], path: KeyPath, tree: Any) -> str:
     kind, context, value = error["type"], error.get("ctx") or {}, error.get("input")
     if kind == "extra_forbidden":
@@ -152,11 +146,9 @@ def _message(error: dict[str, Any], path: KeyPath, tree: Any) -> str:
     if kind in _EXPECTED:
         return f"expected {_EXPECTED[kind]}; got {show_value(value)}"
     if kind == "union_tag_invalid":
-        names = _method_names()
-        tag = context["tag"]
+        sections, tag = sections_in(Recipe.model_fields["adapter"].annotation), context["tag"]
+        names = sorted(name for section in sections for name in _methods(section))
         return f"there is no method {tag!r}; expected one of {', '.join(names)}" + similar(tag, names)
-    if kind == "union_tag_not_found":
-        return f"method is missing; expected one of {', '.join(_method_names())}"
     if kind == "value_error":
         return str(context["error"])
     if kind == "string_pattern_mismatch":
