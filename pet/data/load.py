@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from model_zoo.arguments import check_argument, is_several
+from model_zoo.arguments import check_argument, checked, is_several
 from model_zoo.errors import InputError, shown
 
 from .cache import cached
@@ -34,12 +34,12 @@ Paths = OnePath | Iterable[OnePath]
 def entries_of(paths: Paths) -> list[Any]:
     """Paths in a list; those that say how they are read are a recipe's `pet.recipe.data.DataPath`."""
     from pet.recipe.data import DataPath
-    from pet.recipe.problems import checked
+    from pet.recipe.problems import checked as checked_section
 
     every = [paths] if isinstance(paths, (str, os.PathLike, Mapping)) or not is_several(paths) else list(paths)
     for one in every:
         check_argument("data", "str | Path | dict", one)
-    return [checked(DataPath, "data", dict(one)) if isinstance(one, Mapping) else one for one in every]
+    return [checked_section(DataPath, "data", dict(one)) if isinstance(one, Mapping) else one for one in every]
 
 
 def own_settings(paths: Iterable[Any]) -> dict[Path, dict[str, Any]]:
@@ -105,6 +105,7 @@ def load_dataset(
     return dataset
 
 
+@checked
 def mix_dataset(dataset: TokenDataset, paths: Paths, weights: Sequence[float], seed: int = 0) -> TokenDataset:
     """The samples of several sets in the proportions of their weights.
 
@@ -139,6 +140,7 @@ def mix_dataset(dataset: TokenDataset, paths: Paths, weights: Sequence[float], s
     return dataset.select(mixed)
 
 
+@checked
 def split_dataset(dataset: TokenDataset, fraction: float, seed: int = 0) -> tuple[TokenDataset, TokenDataset]:
     """Hold out a share of the rows, rounded up, or a number of them: (what remains, what is held out).
 
@@ -185,6 +187,7 @@ class Question:
     where: str
 
 
+@checked
 def load_questions(
     source: TokenDataset | Paths, tokenizer: Any, *, settings: Any = None, limit: int | None = None
 ) -> list[Question]:

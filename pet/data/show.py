@@ -11,6 +11,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from model_zoo.arguments import checked
+
 from .dataset import IGNORED, TokenDataset
 from .loader import Loader
 from .packing import LayoutFunction
@@ -104,6 +106,7 @@ def first_samples(dataset: TokenDataset, samples: int) -> list[int]:
     return found
 
 
+@checked
 def describe(
     dataset: TokenDataset | StreamDataset,
     tokenizer: Any,

@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 
 from model_zoo.errors import InputError
-from pet.data import CollateLoader, DataSettings, Loader, TokenDataset, from_mindspore, load_dataset, make_loader
+from pet.data import (
+    CollateLoader,
+    DataSettings,
+    Loader,
+    TokenDataset,
+    describe,
+    from_mindspore,
+    load_dataset,
+    make_loader,
+    mix_dataset,
+    split_dataset,
+)
 
 
 def generator_dataset(columns, rows):
@@ -222,3 +233,18 @@ def test_arguments_of_a_dataset_are_held_to_what_they_say(paths, tokenizer, mess
     (tmp_path / "rows.jsonl").write_text('{"text": "a word"}\n')
     with pytest.raises(InputError, match=message):
         load_dataset(paths, tokenizer, settings={"cache_dir": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "message"),
+    [
+        (split_dataset, {"fraction": "a"}, "fraction is 'a'; a number was expected"),
+        (split_dataset, {"fraction": 0.5, "seed": "x"}, "seed is 'x'; a whole number"),
+        (mix_dataset, {"paths": "rows.jsonl", "weights": None}, "weights is None; a list of numbers"),
+        (mix_dataset, {"paths": "rows.jsonl", "weights": ["2"]}, r"weights is \['2'\]; a list of numbers"),
+        (describe, {"tokenizer": None, "samples": "3"}, "samples is '3'; a whole number"),
+    ],
+)
+def test_arguments_of_what_is_made_of_a_dataset_are_held_to_what_they_say(function, given, message):
+    with pytest.raises(InputError, match=message):
+        function(TokenDataset.from_samples([([5, 6], [1, 1])] * 3), **given)
