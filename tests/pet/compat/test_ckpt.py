@@ -454,6 +454,42 @@ def test_lora_of_the_other_families(fixtures, tmp_path, lora_file):
         to_adapter(tmp_path / "odd.ckpt", tmp_path / "odd", 2, fixtures / "chatglm2")
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rank_pattern": {"v_proj": 2}}, "rank 2 alpha 8, rank 4 alpha 8; MindFormers has one rank and alpha for all"),
+        ({"alpha_pattern": {"v_proj": 3}}, r"v_proj\.weight differ in scale, but are one matrix in MindFormers"),
+        ({"targets": ["q_proj", "embed_tokens"]}, r"embed_tokens\.weight: MindFormers has LoRA on linear layers only"),
+    ],
+)
+def test_lora_that_mindformers_has_not_is_not_written(fixtures, tmp_path, settings, message):
+    base = fixtures / "llama_gqa"
+    model = pet.AutoModel.from_pretrained(base)
+    targets = {"targets": ["q_proj", "k_proj", "v_proj"]}
+    pet.save_adapter(pet.apply_lora(model, rank=4, alpha=8, **{**targets, **settings}), tmp_path / "adapter")
+    with pytest.raises(InputError, match=message):
+        to_lora_file(tmp_path / "adapter", tmp_path / "lora.ckpt", base, Form(qkv_concat="alpha_pattern" in settings))
+    assert not (tmp_path / "lora.ckpt").exists()
+
+
+def test_lora_files_that_no_adapter_comes_of(fixtures, tmp_path, lora_file):
+    base, query = fixtures / "llama_gqa", "model.layers.{}.attention.wq"
+    n, size = dimensions(base)
+    file, fits = tmp_path / "lora.ckpt", (size["q"], n.hidden)
+    two = lora_file(file, {query.format(0): fits}, 2) | lora_file(file, {query.format(1): fits}, 4)
+    narrow = lora_file(file, {query.format(0): (size["q"], n.hidden + 1)}, 2)
+    half = {name: array for name, array in two.items() if name.endswith("0.attention.wq.mindpet_delta_lora_a")}
+    for arrays, message in (
+        (two, r"LoRA matrices of ranks \[2, 4\]; MindFormers has one for all"),
+        (narrow, rf"q_proj is {size['q']}×{n.hidden + 1}, the matrix {size['q']}×{n.hidden}"),
+        (half, "has only one of its two LoRA matrices"),
+        ({"model.norm_out.weight": np.ones(n.hidden, np.float32)}, "holds no LoRA matrices"),
+    ):
+        write_ckpt(file, {name: ("float32", array.shape) for name, array in arrays.items()}, arrays.__getitem__)
+        with pytest.raises(InputError, match=message):
+            to_adapter(file, tmp_path / "adapter", 8, base)
+
+
 def test_of_lora_on_more_layers_the_first_are_read(fixtures, tmp_path, lora_file, caplog):
     """As of a file of weights; what is of no layer of such a model stays an error."""
     n, size = dimensions(fixtures / "llama_gqa")

@@ -37,6 +37,8 @@ from pet.data import (
     encode,
     load_dataset,
     load_questions,
+    make_loader,
+    mix_dataset,
     split_dataset,
 )
 from pet.data.encode import Encoder, start_workers
@@ -594,6 +596,27 @@ def test_parts_that_cannot_be(write, letters, settings):
     ):
         with pytest.raises(InputError, match=message):
             load_dataset(path, letters, settings=settings(**given))
+
+
+def test_what_no_data_set_can_be_made_of(write, letters, settings):
+    path = write("rows.jsonl", [{"text": "a b"}] * 3)
+    unlabelled = write("ids.jsonl", [{"input_ids": [5, 6], "labels": [-100, -100]}])
+    data, stream = load_dataset(path, letters, settings=settings()), settings(streaming=True)
+    for make, message in (
+        (lambda: load_dataset([], letters, settings=settings()), "no data files were given"),
+        (lambda: load_dataset(path, letters, settings=settings(columns={"prompt": "text"})), "prompt is given without"),
+        (lambda: mix_dataset(data, path, [0.01]), "no sample is left; the weights are too small for so few rows"),
+        (
+            lambda: mix_dataset(load_dataset(path, letters, settings=stream), path, [2]),
+            "streaming data cannot be mixed",
+        ),
+        (lambda: split_dataset(data, 1.5), "expected a share below 1 or a number of rows, found 1.5"),
+        (lambda: settings(packing="buckets", buckets=[64], max_length=128), "a sample may have max_length = 128"),
+        (lambda: make_loader(load_dataset(unlabelled, letters, settings=stream), 2), "no row has anything to learn"),
+        (lambda: TokenDataset.from_samples([([5], [1, 1])]), "sample 0 has 1 tokens and 2 label marks"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
 
 
 @pytest.fixture
