@@ -18,6 +18,7 @@ import numpy as np
 
 from model_zoo.atomic import staged
 from model_zoo.checkpoint.ckpt_io import write_ckpt
+from model_zoo.checkpoint.directory import holds_weights
 from model_zoo.checkpoint.file_bytes import TensorFile
 from model_zoo.checkpoint.mindspore_files import opened, written
 from model_zoo.checkpoint.reading import Checkpoint
@@ -285,4 +286,6 @@ def whole_file(path: Path):
     files = sorted(path.glob("*.ckpt"))
     if len(files) == 1:
         return opened(files[0])
+    if files and not holds_weights(path):
+        raise InputError(f"{path}: holds {len(files)} .ckpt files; give one of them, such as {files[-1]}")
     return Checkpoint(path)

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import mindspore as ms
@@ -286,6 +287,9 @@ def test_the_command_and_what_it_refuses(fixtures, tmp_path, capsys, monkeypatch
     with Checkpoint(base) as checkpoint:
         assert whole.keys() == set(checkpoint.names)
         assert all(np.array_equal(whole[name], checkpoint.read(name)) for name in whole)
+    Path("steps").mkdir()
+    for name in ("x-1_5.ckpt", "x-1_9.ckpt"):
+        shutil.copy("whole/rank_0/checkpoint_0.ckpt", Path("steps", name))
     Path("text.json").write_text("{")
     Path("text.ckpt").write_text("no strategy")
     for words, message in (
@@ -297,6 +301,10 @@ def test_the_command_and_what_it_refuses(fixtures, tmp_path, capsys, monkeypatch
         ([*back, "s/ckpt_strategy_rank_3.json", "--dst_ckpt_dir", "new"], "describes stage 1 alone"),
         ([*back, "s/ckpt_strategy_rank_0.json", "--dst_ckpt_dir", "new"], "parts/rank_2: is there, but the strategy"),
         (["transform", "--src_ckpt_dir", "parts", "--dst_ckpt_dir", "new"], "holds 4 ranks"),
+        (
+            ["transform", "--src_ckpt_dir", "steps", "--dst_ckpt_dir", "new"],
+            "steps: holds 2 .ckpt files; give one of them, such as",
+        ),
         (["transform", "--src_checkpoint", "x", "--dst_checkpoint_dir", "new"], "x: no such file or directory"),
         (["transform", "--dst_ckpt_dir", "new"], "--src_ckpt_dir"),
     ):
