@@ -11,7 +11,8 @@ _INNER = {
     f"{__name__}.callbacks": "_get_loss_output",
     f"{__name__}.classes": "ProcessorMixin process_response",
     f"{__name__}.context": "get_last_checkpoint get_real_group_size get_real_rank",
-    f"{__name__}.converting": "convert_ms_to_pt convert_pt_to_ms convert_weight",
+    f"{__name__}.converting": "convert_ms_to_pt convert_pt_to_ms convert_weight ffn_concat_hf2mg "
+    "is_lora_param ms2pt pt2ms qkv_concat_hf2mg",
     f"{__name__}.encodings": "AddedToken BatchEncoding PaddingStrategy TensorType TruncationStrategy",
     f"{__name__}.optimizers": "get_optimizer_grouped_parameters",
     f"{__name__}.pet_config": "is_supported_pet_type",
@@ -137,6 +138,7 @@ _MODULES = {
     "trainer.trainer trainer.training_args": "Trainer TrainingArguments",
     "trainer.utils": "get_last_checkpoint transform_and_load_checkpoint",
     "utils utils.file_utils": _PLACES,
+    "utils.convert_utils": "ffn_concat_hf2mg is_lora_param ms2pt pt2ms qkv_concat_hf2mg",
     "utils.load_checkpoint_utils": "get_load_path_after_hf_convert",
 }
 """MindFormers' modules, several with spaces between them -> what they have; see `_found`."""

@@ -1,10 +1,15 @@
-"""What MindFormers' ``convert_weight.py`` calls: between Hugging Face directories and ``.ckpt`` files."""
+"""What MindFormers' ``convert_weight.py`` calls: between Hugging Face directories and ``.ckpt`` files.
+
+And what models' own scripts of that name import: tensors of torch and of MindSpore, and how parts are joined in a file.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from model_zoo.errors import InputError
 from pet.compat.ckpt.doors import Report, to_directory, to_file
@@ -68,3 +73,48 @@ def _given(source: Any, output: Any, dtype: Any, more: dict[str, Any]) -> tuple[
 def _said(report: Report) -> Report:
     logger.info("%s", report)
     return report
+
+
+def pt2ms(value: Any, dtype: Any = None) -> Any:
+    """A torch tensor as MindSpore's, of the same type or of `dtype`, which is MindSpore's."""
+    import mindspore as ms
+
+    wide = str(value.dtype) == "torch.bfloat16"  # which NumPy has not
+    array = (value.detach().float() if wide else value.detach()).cpu().numpy()
+    return ms.Tensor(array, dtype or (ms.bfloat16 if wide else None))
+
+
+def ms2pt(value: Any, dtype: Any = None) -> Any:
+    """A MindSpore tensor as torch's, of the same type or of `dtype`, which is torch's. Needs torch."""
+    import mindspore as ms
+    import torch
+
+    wide = value.dtype == ms.bfloat16
+    found = torch.from_numpy((value.astype(ms.float32) if wide else value).asnumpy())
+    return found.to(dtype or (torch.bfloat16 if wide else found.dtype))
+
+
+def is_lora_param(key: str) -> bool:
+    """Whether a tensor is LoRA's, by its name."""
+    return "lora" in key.lower()
+
+
+def qkv_concat_hf2mg(qkv_weights: np.ndarray, num_heads: int, n_kv_heads: int, hidden_size: int) -> np.ndarray:
+    """Queries, keys and values one after the other, (Hq + 2 Hkv, In) or a bias (Hq + 2 Hkv,), as Megatron has them: by
+    groups, each with the queries that share a head's keys, these keys and its values. Of the same shape.
+
+    Raises:
+        InputError: another shape.
+    """
+    into = hidden_size // (num_heads // n_kv_heads)
+    if qkv_weights.ndim > 2 or len(qkv_weights) != hidden_size + 2 * into:
+        expected = f"{hidden_size} + 2 · {into} rows were expected"
+        raise InputError(f"qkv_weights shape is not supported. It is {qkv_weights.shape}; {expected}")
+    parts = np.split(qkv_weights, (hidden_size, hidden_size + into))
+    groups = [part.reshape(n_kv_heads, -1, *qkv_weights.shape[1:]) for part in parts]
+    return np.concatenate(groups, axis=1).reshape(qkv_weights.shape)
+
+
+def ffn_concat_hf2mg(ffn_weights: np.ndarray, ffn_hidden_size: int) -> np.ndarray:
+    """Gate and up projection one after the other, (2 F, In), as Megatron has them: their rows in turn."""
+    return np.stack(np.split(ffn_weights, (ffn_hidden_size,)), axis=1).reshape(ffn_weights.shape)

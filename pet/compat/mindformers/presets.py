@@ -20,11 +20,9 @@ LORA = {
 
 
 def split_name(name: Any) -> tuple[Any, dict[str, Any] | None]:
-    """``"glm_6b_lora"`` → ``("glm_6b", its LoRA settings)``; any other name → ``(name, None)``."""
-    if not isinstance(name, str) or not name.endswith("_lora"):
-        return name, None
-    base = name[: -len("_lora")]
-    if base not in preset_names() and base not in bundled_models():
+    """``"glm_6b_lora"``, ``"glm_6b_lora_chat"`` → ``("glm_6b", its LoRA settings)``; other names → ``(name, None)``."""
+    base, lora, rest = name.rpartition("_lora") if isinstance(name, str) else ("", "", "")
+    if not lora or rest not in ("", "_chat") or (base not in preset_names() and base not in bundled_models()):
         return name, None
     family = next((each for each in LORA if base.startswith(each)), "llama")
     return base, dict(LORA["gpt2" if base.startswith("gpt") else family])

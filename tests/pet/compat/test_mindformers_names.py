@@ -143,8 +143,12 @@ def test_names_with_lora():
     assert AutoTokenizer.from_pretrained("gpt_tiny_lora").encode("a") == AutoTokenizer.from_pretrained(
         "gpt_tiny"
     ).encode("a")
-    with pytest.raises(InputError, match=r"glm_6b.*weights are not bundled"):
-        AutoModel.from_pretrained("glm_6b_lora")
+    assert AutoConfig.from_pretrained("glm_6b_lora_chat").pet_config.lora_alpha == 32
+    for name in ("glm_6b_lora", "glm_6b_lora_chat"):
+        with pytest.raises(InputError, match=r"glm_6b.*weights are not bundled"):
+            AutoModel.from_pretrained(name)
+    with pytest.raises(InputError, match="glm_6b_lora_chatter"):
+        AutoConfig.from_pretrained("glm_6b_lora_chatter")
 
 
 def test_a_configuration_that_a_script_has_changed(tmp_path):
@@ -431,7 +435,7 @@ def test_loaders_of_scripts_can_be_imported_and_are_refused_when_made():
         ("from pet.compat.mindformers.models.bert import BertConfig", "the models here are GPT-2, LLaMA and GLM"),
         ("from pet.compat.mindformers import T5ForConditionalGeneration", "the models here are GPT-2, LLaMA and GLM"),
         ("from pet.compat.mindformers.tools.utils import get_remote_save_url", "pet transform"),
-        ("from pet.compat.mindformers.utils.convert_utils import pt2ms", "pet convert"),
+        ("from pet.compat.mindformers.models.glm2.convert_weight import convert_to_concat_ckpt", "pet convert"),
         ("from pet.compat.mindformers.trainer.config_args import RunnerConfig", "TrainingArguments says it"),
     ],
 )
