@@ -229,7 +229,7 @@ def read_bytes(path: str | Path, expected: str = "a file") -> bytes:
         with open_file(path) as file:
             data = file.read()
     except FileNotFoundError:
-        raise InputError(f"{path}: not found, {expected} was expected") from None
+        raise InputError(f"{path or repr(path)}: not found, {expected} was expected") from None
     except IsADirectoryError:
         raise InputError(f"{path}: is a directory, {expected} was expected") from None
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have

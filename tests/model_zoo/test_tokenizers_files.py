@@ -604,6 +604,8 @@ def test_missing_files(make, tmp_path):
     ]:
         assert file in complaint(make(config=config))
     assert "tokenizer.model: not found, a tokenizer's file was expected" in complaint(make(), LlamaTokenizer)
+    with pytest.raises(InputError, match=r"^'': not found, a tokenizer.s file was expected"):
+        LlamaTokenizer("")
 
 
 def rename(directory, old, new):

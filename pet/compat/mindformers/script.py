@@ -31,9 +31,23 @@ FILE_PERMISSION = 0o600
 _places = {"output": "./output"}
 
 
-def build_context(config: MindFormerConfig | TrainingArguments | dict[str, Any]) -> None:
+class Files:
+    """What scripts until 0.3 ask for the files of a job: a path stays as it is."""
+
+    @staticmethod
+    def get_dataset(path: str) -> str:
+        """The path."""
+        return path
+
+    get_checkpoint = get_dataset
+
+
+def build_context(config: MindFormerConfig | TrainingArguments | dict[str, Any]) -> tuple[type[Files], None]:
     """Joins the job that the file's ``use_parallel``, or that of the arguments, speaks of, and chooses its device. The
     configuration gets ``rank_id`` and ``device_num``, but for a plain dictionary.
+
+    Returns:
+        What scripts until 0.3 take: `Files`, and no callback that profiles.
 
     Raises:
         InputError: see `init_context`.
@@ -46,6 +60,7 @@ def build_context(config: MindFormerConfig | TrainingArguments | dict[str, Any])
     facts = {"rank_id": rank, "local_rank": rank, "device_num": size}
     for name, value in facts.items() if type(config) is not dict else ():
         object.__setattr__(config, name, value)  # no key of the file: scripts look at them
+    return Files, None
 
 
 def build_parallel_config(config: Mapping[str, Any]) -> None:

@@ -102,7 +102,8 @@ def test_train_tunes_where_the_file_says_so(config, tmp_path, monkeypatch, capsy
     monkeypatch.setenv("LOG_MF_PATH", str(tmp_path / "output/log"))
     given = config(load_checkpoint="gpt_tiny")
     build_context({"use_parallel": False})
-    build_context(given)
+    files, profiles = build_context(given)  # scripts until 0.3 ask these
+    assert profiles is None and files.get_dataset("a/b") == files.get_checkpoint("a/b") == "a/b"
     assert (given.rank_id, given.device_num) == (0, 1) and "rank_id" not in given.to_dict()
     summary = Trainer(given).train()
     assert summary["method"] == "lora" and summary["steps"] == 2  # a row is one text
