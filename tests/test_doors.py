@@ -158,3 +158,15 @@ def test_the_readme_claims_what_was_counted():
     assert len(claims) == 6 and {*claims} <= {*pairs("", counted), tuple(map(sum, zip(*parts, strict=True)))}
     for ran, every in claims:
         assert re.search(rf"{every} 个[^|]*(?:{ran} 个|全部)", chinese), (ran, every)
+
+
+def test_a_script_of_the_name_that_takes_the_lines_options_is_called(tmp_path):
+    for place, option in ((".", "model"), ("mindformers/models/glm2", "torch_ckpt_path"), ("tools", "torch_path")):
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        (tmp_path / place / "convert.py").write_text(f"add_argument('--{option}')")
+    found = {
+        option: mindformers_lines.where(["convert.py"], tmp_path, [f"--{option}"])
+        for option in ("model", "torch_ckpt_path", "torch_path", "other")
+    }
+    top = tmp_path, tmp_path / "mindformers/models/glm2", tmp_path / "tools", tmp_path
+    assert found == dict(zip(found, top, strict=True))

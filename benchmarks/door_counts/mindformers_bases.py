@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import re
@@ -31,7 +32,7 @@ JOBS = {
 }
 """The job file in the place of one that a text does not name."""
 NAMES = {
-    "glm_tiny": "glm_6b glm_6b_chat glm_6b_lora_chat",
+    "glm_tiny": "glm_6b glm_6b_chat",
     "chatglm3_tiny": "glm3_6b glm3_6b_32k glm32k",
     "glm2_tiny": "glm2_6b codegeex2_6b",
     "chatglm4_tiny": "glm4_9b",
@@ -108,6 +109,7 @@ def write_files(base: str, directory: Path, data: dict[str, Path]) -> None:
     import pet
     from pet.compat.ckpt.doors import to_file
     from pet.compat.ckpt.lora import to_lora_file
+    from pet.compat.ckpt.names import Form
     from pet.names import bundled_models
 
     if (directory / "lora.ckpt").is_file():
@@ -123,7 +125,18 @@ def write_files(base: str, directory: Path, data: dict[str, Path]) -> None:
     config |= dict.fromkeys({*LAYERS} & {*config}, 1) | dict.fromkeys({*CONTEXTS} & {*config}, 4096)
     model = pet.AutoModel.from_config(config)
     pet.save_pretrained(model, directory)
+    if base == "gpt_tiny":
+        shutil.copytree(source, directory / "judge")
+        judges = {"architectures": ["GPT2ForSequenceClassification"], "num_labels": 2}
+        pet.save_pretrained(pet.AutoModel.from_config({**config, **judges}), directory / "judge")
     to_file(directory, directory / "model.ckpt")
+    if TYPES[base] == "ChatGLM2Config":
+        to_file(directory, directory / "apart.ckpt", Form(qkv_concat=False, mlp_concat=False))
+    with contextlib.suppress(ImportError):
+        import torch
+
+        weights = {name: torch.from_numpy(value.asnumpy()) for name, value in model.parameters_dict().items()}
+        torch.save(weights, directory / "pytorch_model.bin")
     adapter = directory.parents[1] / "adapters" / base  # not in the directory, which would be a run's
     pet.save_adapter(pet.apply_lora(model, rank=8, alpha=16), adapter)
     rows = data["content,summary" if "glm" in base else "MindDataset"]

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,8 @@ def run(words: list[str], place: Path, environment: dict[str, str], work: Path) 
     try:
         runpy.run_path(str(script), run_name="__main__")
     except ImportError as error:
-        own = "/research/" in str(script) and str(error.name).startswith(("pet.compat", "mindformers"))
+        there = any("/research/" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
+        own = there and str(error.name).startswith(("pet.compat", "mindformers"))
         if not own and str(error.name).partition(".")[0] != "research":
             raise
         raise InputError("imports code of research/, which is made of MindFormers' own base classes") from None
@@ -196,11 +198,12 @@ def fitted(file: Path, job: dict[str, Any], work: Path, data: dict[str, Path]) -
     import yaml
 
     from model_zoo.counting import sizes as sizes_of
+    from pet.compat.mindformers.script_config import read_keys
     from pet.compat.mindformers.sizes import NUMBERS as ROUNDING, SIZES as FIELDS
 
     from .mindformers import IDS, SIZES
 
-    rows, values = "", yaml.safe_load(file.read_text("utf-8"))
+    rows, values = "", read_keys(file)
     config = (values.get("model") or {}).get("model_config") or {}
     if config.get("type") not in TYPES.values():
         return file, rows
@@ -218,6 +221,8 @@ def fitted(file: Path, job: dict[str, Any], work: Path, data: dict[str, Path]) -
         ),
         values.get("run_mode"),
     )
+    judges = (values.get("trainer") or {}).get("type") == "TextClassificationTrainer"
+    place = place / "judge" if judges and mode == "eval" else place
     tiny = json.loads((place / "config.json").read_text())
     there = sizes_of(tiny)
     sizes = {name: getattr(there, size) for name, size in FIELDS.items()}
@@ -254,7 +259,6 @@ def fitted(file: Path, job: dict[str, Any], work: Path, data: dict[str, Path]) -
     for section in ("train_dataset", "eval_dataset"):
         loader = (values.get(section) or {}).get("data_loader")
         if loader:
-            judges = (values.get("trainer") or {}).get("type") == "TextClassificationTrainer"
             key = "labels" if judges else ",".join(loader.get("origin_columns") or [loader["type"]])
             rows = loader["dataset_dir"] = str(data.get(key, data["MindDataset"]))
     tokenizer = ((values.get("processor") or {}).get("tokenizer")) or {}

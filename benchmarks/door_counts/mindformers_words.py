@@ -49,7 +49,7 @@ PLACES = (
     (r"--layers LAYERS", "--layers 1"),
     (r"lora_alpha/lora_rank", "2"),
     (r"run_distribute_\{single/multi\}_node", "run_distribute_single_node"),
-    (r"\{(the )?path of [^}]*\}", "path/model.ckpt"),
+    (r"\{(the )?path of [^}]*\}|\"the path of pretrained ckpt or gpt2\"", "path/model.ckpt"),
     (r"\{your_path/([^}]*)\}", r"path/\1"),
     (r"\{(ip_addr|主节点ip)\}", "127.0.0.1"),
     (r"\{node_num\}", "0"),
@@ -61,13 +61,13 @@ PLACES = (
 WORDS = (
     (r"config|config_path|yaml_file", "YAML"),
     (
-        r"load_checkpoint|checkpoint_path|src_checkpoint|src_ckpt_path_or_dir|src_ckpt_dir|ms_not_concat_ckpt_path",
+        r"load_checkpoint|checkpoint_path|src_checkpoint|src_ckpt_path_or_dir|src_ckpt_dir",
         "BASE",
     ),
     (r"(train|eval)_(dataset(_dir)?|data)|dataset_dir", "ROWS"),
     (r"(vocab|model|tokenizer)_(file|path)|tokenizer", "TOKENIZER"),
     (r"input_glob|input_file|input_file_path|data_path", "TEXTS"),
-    (r"input_path|torch_\w*(path|dir)|pt_ckpt_path|pretrained_model_dir|model_dir", "SOURCE"),
+    (r"input_path|ms_not_concat_ckpt_path|torch_\w*(path|dir)|pt_ckpt_path|pretrained_model_dir|model_dir", "SOURCE"),
     (r"output_\w+|mindspore_\w+|dst_\w*dir|dst_checkpoint|ms_ckpt_path", "RESULT"),
     (r"model_type", "NAME"),
     (r"(src|dst)_(ckpt_)?strategy", "NONE"),
@@ -161,6 +161,8 @@ def stands_for(sort: str, word: str, place: Path, line: str) -> str:
         server = {"server_id": "127.0.0.1", "device": devices}
         table.write_text(json.dumps({"version": "1.0", "server_count": "1", "server_list": [server]}))
         return str(table)
+    if sort == "NAME" and re.fullmatch(r"\w+_lora(_chat)?", word):
+        return word
     if sort in ("BASE", "NAME"):
         for tiny, names in NAMES.items():
             if word in names.split():
@@ -169,7 +171,13 @@ def stands_for(sort: str, word: str, place: Path, line: str) -> str:
         alone = word.endswith(".ckpt") and "txtcls" not in line  # GPT-2's file has a row for each of 4096 positions
         return str(place / ("both.ckpt" if both else "model.ckpt" if alone else "."))
     if sort == "SOURCE":
-        return str(place / ("model.ckpt" if "--reversed" in line else "."))
+        kinds = (
+            (r"--reversed", "model.ckpt"),
+            (r"--concat", "apart.ckpt"),
+            (r"--config", "."),
+            (r"", "pytorch_model.bin"),
+        )
+        return str(place / next(name for words, name in kinds if re.search(words, line)))
     if sort == "RESULT":
         kinds = ((r"\.mindrecord$", "rows.mindrecord"), (r"\.json$", "rows.json"), (r"dir$|output/?$", "."))
         name = next(
