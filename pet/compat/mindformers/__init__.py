@@ -47,7 +47,10 @@ _FAMILIES = {
         "GLMChatModel GLMChatModelWithLora GLMForPreTraining GLMForPreTrainingWithLora",
         *("GLMConfig", "ChatGLMTokenizer", None, "GLMProcessor"),
     ),
-    "glm2": ("ChatGLM2ForConditionalGeneration", "ChatGLM2Config", "ChatGLM2Tokenizer", None, "GLMProcessor"),
+    "glm2": (
+        "ChatGLM2ForConditionalGeneration ChatGLM2WithPtuning2",
+        *("ChatGLM2Config", "ChatGLM2Tokenizer", None, "GLMProcessor"),
+    ),
     "glm3": ("", "ChatGLM2Config", "ChatGLM3Tokenizer", None, "GLMProcessor"),
 }
 """Package below models -> what its modules have, by how their names end; None where there is no such module."""

@@ -33,6 +33,7 @@ from pet.compat.mindformers.classes import (
     BaseTokenizer as BaseTokenizer,
     ChatGLM2ForConditionalGeneration as ChatGLM2ForConditionalGeneration,
     ChatGLM2Tokenizer as ChatGLM2Tokenizer,
+    ChatGLM2WithPtuning2 as ChatGLM2WithPtuning2,
     ChatGLM3Tokenizer as ChatGLM3Tokenizer,
     ChatGLM4Tokenizer as ChatGLM4Tokenizer,
     ChatGLMTokenizer as ChatGLMTokenizer,

@@ -239,6 +239,12 @@ class ChatGLM2ForConditionalGeneration(FamilyModel):
     _config = ChatGLM2Config
 
 
+class ChatGLM2WithPtuning2(ChatGLM2ForConditionalGeneration):
+    """ChatGLM2 with P-Tuning v2: that of the configuration's ``pet_config``, or else MindFormers' own for it."""
+
+    _lora = "ptuning2"
+
+
 SAID = (
     *("bos_token", "eos_token", "unk_token", "pad_token", "add_bos_token", "add_eos_token", "padding_side"),
     *("model_max_length", "clean_up_tokenization_spaces", "chat_template"),

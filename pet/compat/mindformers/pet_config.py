@@ -88,10 +88,12 @@ class PrefixTuningConfig(PetConfig):
     _type = "prefixtuning"
 
 
-def pet_config_of(lora: Mapping[str, Any] | None) -> LoraConfig | None:
-    """A preset's LoRA (`pet.compat.mindformers.presets`) by MindFormers' names."""
+def pet_config_of(lora: Mapping[str, Any] | None) -> PetConfig | None:
+    """A preset's LoRA or P-Tuning v2 (`pet.compat.mindformers.presets`) by MindFormers' names."""
     if lora is None:
         return None
+    if lora["method"] == "ptuning2":
+        return Ptuning2Config(pre_seq_len=lora["length"])
     return LoraConfig(**{f"lora_{name}": lora[name] for name in ("rank", "alpha", "dropout")})
 
 

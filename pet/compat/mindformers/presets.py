@@ -1,7 +1,8 @@
-"""``X_lora``: MindFormers' names of a model together with its LoRA settings."""
+"""``X_lora``: MindFormers' names of a model together with its LoRA settings, and ``X_ptuning2``."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,16 +17,18 @@ LORA = {
     "gpt2": {"method": "lora", "rank": 8, "alpha": 16.0, "dropout": 0.1},
     "glm": {"method": "lora", "rank": 8, "alpha": 32.0, "dropout": 0.1},
     "llama": {"method": "lora", "rank": 16, "alpha": 16.0, "dropout": 0.05},
+    "ptuning2": {"method": "ptuning2", "length": 128},
 }
 
 
 def split_name(name: Any) -> tuple[Any, dict[str, Any] | None]:
-    """``"glm_6b_lora"``, ``"glm_6b_lora_chat"`` → ``("glm_6b", its LoRA settings)``; other names → ``(name, None)``."""
-    base, lora, rest = name.rpartition("_lora") if isinstance(name, str) else ("", "", "")
-    if not lora or rest not in ("", "_chat") or (base not in preset_names() and base not in bundled_models()):
+    """``"glm_6b_lora"``, ``"glm_6b_lora_chat"`` → ``("glm_6b", its LoRA settings)``, ``"glm2_6b_ptuning2"`` likewise;
+    other names → ``(name, None)``."""
+    found = re.fullmatch("(.+)_(lora|lora_chat|ptuning2)", name) if isinstance(name, str) else None
+    if not found or (found[1] not in preset_names() and found[1] not in bundled_models()):
         return name, None
-    family = next((each for each in LORA if base.startswith(each)), "llama")
-    return base, dict(LORA["gpt2" if base.startswith("gpt") else family])
+    named = found[2] if found[2] in LORA else "gpt2" if found[1].startswith("gpt") else ""
+    return found[1], dict(LORA[named or next((each for each in LORA if found[1].startswith(each)), "llama")])
 
 
 # the configurations' names, each with the layouts that it stands for and the preset of its default sizes

@@ -144,6 +144,7 @@ def test_names_with_lora():
         "gpt_tiny"
     ).encode("a")
     assert AutoConfig.from_pretrained("glm_6b_lora_chat").pet_config.lora_alpha == 32
+    assert AutoConfig.from_pretrained("glm2_6b_ptuning2").pet_config.pre_seq_len == 128
     for name in ("glm_6b_lora", "glm_6b_lora_chat"):
         with pytest.raises(InputError, match=r"glm_6b.*weights are not bundled"):
             AutoModel.from_pretrained(name)
@@ -589,6 +590,21 @@ def test_models_with_lora_by_their_class():
     for make, config, rank in ((GPT2WithLora, GPT2Config, 8), (LlamaForCausalLMWithLora, LlamaConfig, 16)):
         assert ranks(make(config(**sizes))) == {rank}
         assert ranks(make(config(**sizes, pet_config=LoraConfig(lora_rank=4, lora_alpha=8)))) == {4}
+
+
+def test_chatglm2_with_ptuning2_by_its_class():
+    from pet.compat.mindformers.models.glm2.glm2 import ChatGLM2WithPtuning2
+
+    from pet.compat.mindformers import ChatGLM2Config, ChatGLM2ForConditionalGeneration, Ptuning2Config
+
+    sizes = {"num_layers": 2, "hidden_size": 32, "num_heads": 2, "vocab_size": 100, "ffn_hidden_size": 48}
+    sizes |= {"multi_query_group_num": 2, "kv_channels": 16}
+    for pet_config, length in ((None, 128), (Ptuning2Config(pre_seq_len=8), 8)):
+        model = ChatGLM2WithPtuning2(ChatGLM2Config(**sizes, pet_config=pet_config))
+        assert {one.shape[0] for one in model.trainable_params()} == {length}
+        assert isinstance(model, ChatGLM2WithPtuning2)
+    plain = ChatGLM2ForConditionalGeneration(ChatGLM2Config(**sizes))
+    assert not isinstance(plain, ChatGLM2WithPtuning2)
 
 
 def ranks(model) -> set[int]:
