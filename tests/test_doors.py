@@ -160,6 +160,13 @@ def test_the_readme_claims_what_was_counted():
         assert re.search(rf"{every} 个[^|]*(?:{ran} 个|全部)", chinese), (ran, every)
 
 
+def test_what_ends_in_an_error_of_the_documents_own_is_refused_with_its_cause():
+    left_out = mindformers_documents.at_fault("1.3/docs/model_cards/glm4.md:177", ("fails", "x"))
+    assert left_out == ("refused", "the tokenizer's file is left out")
+    assert mindformers_documents.at_fault("1.3/docs/model_cards/glm4.md:1778", ("fails", "x")) == ("fails", "x")
+    assert mindformers_documents.at_fault("1.3/docs/model_cards/glm4.md:177", None) is None
+
+
 def test_a_script_of_the_name_that_takes_the_lines_options_is_called(tmp_path):
     for place, option in ((".", "model"), ("mindformers/models/glm2", "torch_ckpt_path"), ("tools", "torch_path")):
         (tmp_path / place).mkdir(parents=True, exist_ok=True)

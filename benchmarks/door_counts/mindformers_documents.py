@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from . import Case, attempt
+from . import Case, Problem, attempt
 from .mindformers_bases import FAMILIES, JOBS, NAMES, given, load, shrink, stand_in, write_files
 from .runs import in_copy, name_of, note, read, waiting
 
@@ -79,6 +79,15 @@ COMMANDS = {
     "convert_weight": "--model llama --input_path . --output_path out/model.ckpt",
 }
 """Of scripts that no document calls with all that they need: as the documents do."""
+FAULTS = (
+    (r"0\.6/docs/README\.md:(538|715) ", "the document's script has no --predict_data"),
+    (r"1\.0/docs/model_cards/codegeex2\.md:699 ", "# without quotes begins a comment of the shell"),
+    (r"/glm32k\.md:174 |1\.3/docs/model_cards/glm4\.md:177 ", "the tokenizer's file is left out"),
+    (r"1\.4/research/yi/README\.md:172 ", "the job file has no train_dataset, into which the script writes"),
+    (r"written by 'write_raw_data'", "arrays of another type than the schema's, which MindSpore takes no longer"),
+    (r"Transformers does not recognize", "the script loads a model by Python code that lies beside published weights"),
+)
+"""Causes of what a line or script ends in with MindFormers, too, on this MindSpore and files; by name and reason."""
 
 
 def count(
@@ -96,9 +105,19 @@ def count(
             note(kept, same, ("fails", f"its process ended with {ended}"))
     found = read(kept)
     return [
-        Case(name, *(found[same] or ("runs",)), part="scripts" if name.endswith(".py") else "blocks of documents")
+        Case(
+            name,
+            *(at_fault(name, found[same]) or ("runs",)),
+            part="scripts" if name.endswith(".py") else "blocks of documents",
+        )
         for same, (name, _) in jobs.items()
     ]
+
+
+def at_fault(name: str, wrong: Problem | None) -> Problem | None:
+    """What went wrong; or its cause, where that is one of `FAULTS`."""
+    why = next((why for words, why in FAULTS if wrong and re.search(words, f"{name} {wrong[1]}")), None)
+    return ("refused", why) if why else wrong
 
 
 def runs_of(clone: Path, work: Path, releases: dict[str, str], git: Git) -> dict[str, tuple[str, dict[str, Any]]]:

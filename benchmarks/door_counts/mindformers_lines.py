@@ -19,7 +19,7 @@ from typing import Any
 
 from . import Case
 from .mindformers_calls import called, ran
-from .mindformers_documents import BLOCK, DOCUMENTS, IMPORTS, OTHERS, answered, plain, with_paths
+from .mindformers_documents import BLOCK, DOCUMENTS, IMPORTS, OTHERS, answered, at_fault, plain, with_paths
 from .mindformers_words import family, filled, meant
 from .runs import name_of, note, read, waiting
 
@@ -38,18 +38,6 @@ APART = re.compile(
     r"|txtcls_dataset|openmind|--model_dir| world_size |preprocess\.py --data_path path|infer_generate|tools/export\.py"
 )
 """Lines about something else: Lite, programs that judge, web pages, what Ascend's driver or a download gives."""
-FAULTS = (
-    (r"0\.6/docs/README\.md:(538|715) ", "the document's script has no --predict_data"),
-    (r"1\.0/docs/model_cards/codegeex2\.md:699 ", "# without quotes begins a comment of the shell"),
-    (r"/glm32k\.md:174 |1\.3/docs/model_cards/glm4\.md:177 ", "the tokenizer's file is left out"),
-    (r"1\.4/research/yi/README\.md:172 ", "the job file has no train_dataset, into which the script writes"),
-    (r"written by 'write_raw_data'", "arrays of another type than the schema's, which MindSpore takes no longer"),
-    (
-        r"Transformers does not recognize",
-        "transformers loads it by Python code that lies beside published weights only",
-    ),
-)
-"""What a line ends in that is not this library's doing, by its name and reason, and what it comes from."""
 NUMBERS = {"130001": "gmask_token_id", "130004": "bos_token_id"}
 """Ids of ChatGLM-6B's vocabulary that scripts have in them."""
 
@@ -77,10 +65,8 @@ def count(
         if isinstance(calls, str):
             calls, wrong = [], ("fails", calls)
         else:
-            wrong = next(filter(None, (results[name_of(call)] for call in calls)), ("runs", ""))
-        if wrong[0] != "runs":
-            why = (why for words, why in FAULTS if re.search(words, f"{name} {wrong[1]}"))
-            wrong = next((("refused", f"an error in MindFormers, too: {one}") for one in why), wrong)
+            wrong = next(filter(None, (results[name_of(call)] for call in calls)), None)
+        wrong = at_fault(name, wrong) or ("runs", "")
         reason = re.sub(rf"({places})/(\S*/)?|[0-9a-f]{{64}}(\.yaml)?(: )?", "", wrong[1])
         cases.append(Case(name, wrong[0], reason, part=PART))
     return cases
