@@ -10,7 +10,7 @@ import numpy as np
 from model_zoo.checkpoint.made import MadeTensor
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, TensorInfo
 from model_zoo.checkpoint.wrappers import PUBLISHED, WITHIN
-from model_zoo.errors import InputError, warn_once
+from model_zoo.errors import InputError, first_of, warn_once
 
 BASE = "base_model."
 """What the names of the base's own tensors begin with beside a prompt or a prefix, which have none."""
@@ -63,7 +63,7 @@ def bare_names(file: SafetensorsFile) -> dict[str, str]:
     odd = [name for name, bare in found.items() if name != bare]
     if not odd or len({*found.values()}) < len(found) or not all(found[name].startswith(PREFIX) for name in odd):
         return {}
-    warn_once(f"{file.path}: {odd[0]} and {len(odd) - 1} more are read as {found[odd[0]]}, without what a wrapper adds")
+    warn_once(f"{file.path}: {first_of(odd)}: read as {found[odd[0]]}, without what a wrapper adds")
     return found
 
 

@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 log = logging.getLogger("pet")
 _warned: set[str] = set()
@@ -144,6 +144,11 @@ def shown(value: object, limit: int = 60) -> str:
     """A value as an error message shows it: as Python writes it, on one line, cut where it is long."""
     text = re.sub(r"\s*\n\s*", " ", repr(value))
     return text if len(text) <= limit else text[: limit - 2] + " …"
+
+
+def first_of(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def check_one_of(name: str, value: object, allowed: Iterable[object]) -> None:

@@ -28,7 +28,7 @@ from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert, float_name
 from model_zoo.checkpoint.parameters import read_parameter
 from model_zoo.checkpoint.reading import Checkpoint, assignment, base_parameters
 from model_zoo.counting import parameter_shapes, sizes
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, first_of
 from model_zoo.quantization import codec
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def fingerprint(config: Mapping[str, Any], source: Checkpoint | nn.Cell, roundin
     parameters = base_parameters(source)
     absent = [name for name in shapes if name not in parameters]
     if absent:
-        raise InputError(f"the model lacks {absent[0]} and {len(absent) - 1} more; an adapter may stand in their place")
+        raise InputError(f"the model lacks {first_of(absent)}: an adapter or another cell stands there")
     packed = {name: parameters[name].packed_in for name in shapes if hasattr(parameters[name], "packed_in")}
     words = {name: float_name(parameters[name].dtype) for name in shapes if name not in packed}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, first_of
 from model_zoo.tokenizers.base import Tokenizer
 from model_zoo.tokenizers.bytelevel import BYTE_TO_CHARACTER
 from model_zoo.tokenizers.fast import FastTokenizer
@@ -102,9 +102,7 @@ def describe_pair(data: Mapping[str, bytes], paths: Mapping[str, Any], settings:
     # Control tokens are the only pieces that no merge makes; nothing declares them in a bare directory.
     unmade = [piece for piece in vocabulary if len(piece) > 1 and piece not in made and piece not in declared]
     if lost := [piece for piece in unmade if not (piece[0] in "<[" and piece[-1] in ">]")]:
-        raise InputError(
-            f"{merges_file}: no merge makes {lost[0]!r} and {len(lost) - 1} more pieces; the file is cut off"
-        )
+        raise InputError(f"{merges_file}: no merge makes the piece {first_of([*map(repr, lost)])}; the file is cut off")
     bytewise = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
     bytewise["add_prefix_space"] = bool(settings.get("add_prefix_space"))
     return {

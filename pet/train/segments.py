@@ -26,7 +26,7 @@ from mindspore import Parameter, ops
 from adapters.apply import trainable_parameters
 from adapters.registry import registry
 from model_zoo.engine import available, joined
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, first_of
 
 # Numbers in a segment, at most, unless one parameter alone has more. What the update needs besides, some six vectors of
 # its segment, then stays small beside the weights; LoRA's parameters still are one or two segments.
@@ -230,6 +230,6 @@ def check_unchanged(model, trained: Sequence[Parameter]) -> None:
     changed = [name for key, name in (before | now).items() if (key in before) != (key in now)]
     if changed:
         raise InputError(
-            f"{changed[0]}{f' and {len(changed) - 1} more' if len(changed) > 1 else ''}: what the model trains has "
-            "changed since this trainer was made; make a new pet.Trainer, or set the adapter back (pet.set_adapter)"
+            f"{first_of(changed)}: what the model trains has changed since this trainer was made; make a new "
+            "pet.Trainer, or set the adapter back (pet.set_adapter)"
         )

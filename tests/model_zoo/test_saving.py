@@ -221,3 +221,13 @@ def test_fingerprint_sees_every_weight_and_the_architecture(fixtures):
     assert len(seen) == 2 * count + 2
     seen.update(fingerprint({**config, "model_type": "mistral"}, model).split("-"))
     assert len(seen) == 2 * count + 4
+
+
+def test_a_model_with_another_cell_has_no_fingerprint(fixtures):
+    """A matrix of another name stands there, which no file of such a model has."""
+    model = AutoModel.from_pretrained(fixtures / "llama_gqa")
+    for number, lacking in enumerate(("lacks model.layers.0.mlp.up_proj.weight: ", "up_proj.weight and 1 more: ")):
+        mlp = model.model.layers[number].mlp
+        mlp.up_proj = ms.nn.Dense(*mlp.up_proj.weight.shape[::-1], has_bias=False)
+        with pytest.raises(InputError, match=lacking + "an adapter or another cell stands there"):
+            fingerprint(model.config.to_dict(), model)

@@ -372,6 +372,15 @@ def test_lines_of_merges_end_as_files_do(make, fixtures):
     assert AutoTokenizer.from_pretrained(changed).encode("Hello world") == expected
 
 
+@pytest.mark.parametrize(("lines", "lost"), [(1, "'ga'"), (2, ".* and 1 more")])
+def test_merges_that_are_cut_off(make, lines, lost):
+    directory = make(VOCABULARY, MERGES)
+    whole = (directory / "merges.txt").read_text(encoding="utf-8").splitlines()
+    (directory / "merges.txt").write_text("\n".join(whole[:-lines]), encoding="utf-8")
+    with pytest.raises(InputError, match=f"no merge makes the piece {lost}; the file is cut off"):
+        AutoTokenizer.from_pretrained(directory)
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_what_transformers_5_changes_is_in_tokenizer_json_alone(make, fixtures, kind):
     """It leaves the older files beside as they were."""
