@@ -8,6 +8,7 @@ nor protobuf is imported.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -72,7 +73,7 @@ class CkptFile(TensorFile):
         if not self.tensors:
             raise ValueError("it holds no tensors")
         for name, (dtype, shape) in self.tensors.items():
-            needed = int(np.prod(shape, dtype=np.int64)) * storage(dtype).itemsize
+            needed = math.prod(shape) * storage(dtype).itemsize
             found = sum(stop - start for start, stop in self._pieces[name])
             if needed != found:
                 raise ValueError(f"{name} of shape {shape} takes {needed} bytes, {found} are there")
@@ -137,7 +138,7 @@ def write_ckpt(
             bits, word = as_storage(data(name))
             word = dtype if word == "uint16" and dtype == "bfloat16" else word
             flat = np.ascontiguousarray(convert(bits, word, dtype)).reshape(-1)
-            if flat.size != int(np.prod(shape, dtype=np.int64)):
+            if flat.size != math.prod(shape):
                 raise ValueError(f"{name}: {flat.size} elements were given, {shape} takes more or fewer")
             content = memoryview(flat).cast("B") if flat.size else memoryview(b"")
             for start in range(0, max(1, len(content)), SLICE):

@@ -76,7 +76,7 @@ class FileBytes:
         """A byte, or the few in a slice, which ends at the end of the file."""
         start, stop = (place, place + 1) if isinstance(place, int) else (place.start, min(place.stop, self.size))
         if stop > self.size:
-            raise IndexError(place)
+            raise IndexError(f"it ends at byte {self.size}")
         if not self._begin <= start <= stop <= self._begin + len(self._window):
             window = bytearray(min(max(WINDOW, stop - start), self.size - start))
             self.read_into(start, window)

@@ -292,12 +292,28 @@ def test_mindspores_own_files(fixtures, tmp_path, monkeypatch):
 
 REMARK = b"\x0a\x0e\x0a\x01a\x12\x09\x12\x03str\x1a\x02hi"
 """A checkpoint that holds a text alone."""
+HALF = b"\x08\x80\x80\x80\x80\x10"
+"""An extent of 2³²: two make 0 where a product has 64 bits."""
+EMPTY = b"\x0a\x1c\x0a\x01w\x12\x17" + 2 * HALF + b"\x12\x07Float32\x1a\x00"
 
 
-@pytest.mark.parametrize("content", [bytes(1000), bytes(1), b"\x12\x02ab", b"\x0a\x00", b"\x08\x01", REMARK])
-def test_bytes_that_are_no_checkpoint(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (bytes(1000), "byte 0 begins no field"),
+        (bytes(1), "it ends at byte 1"),
+        (b"\x12\x02ab", "byte 2 belongs to no value"),
+        (b"\x0a\x00", "a value has no name"),
+        (b"\x08\x01", "byte 1 begins no field"),
+        (b"\x0a", "it ends at byte 1"),
+        (b"\x0a\x80", "it ends at byte 2"),
+        (REMARK, "it holds no tensors"),
+        (EMPTY, "takes 73786976294838206464 bytes, 0 are there"),
+    ],
+)
+def test_bytes_that_are_no_checkpoint(tmp_path, content, why):
     (tmp_path / "a.ckpt").write_bytes(content)
-    with pytest.raises(InputError, match=r"a\.ckpt: not a whole MindSpore checkpoint"):
+    with pytest.raises(InputError, match=rf"a\.ckpt: not a whole MindSpore checkpoint \(.*{why}"):
         CkptFile(tmp_path / "a.ckpt")
 
 
