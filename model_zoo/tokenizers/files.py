@@ -151,14 +151,14 @@ class TokenizerFiles:
         if isinstance(template, str) and self.has(f"{TEMPLATES}/tool_use.jinja"):
             template = {"default": template, "tool_use": self.text(f"{TEMPLATES}/tool_use.jinja")}
         if not template and self.has("chat_template.json"):
-            template = self.json("chat_template.json").get("chat_template", "")
+            found = self.json("chat_template.json")
+            check_types(f"{self.path('chat_template.json')}", found, {"chat_template": str | list | dict})
+            template = found.get("chat_template")
         if isinstance(template, str) or not template:
             return template or ""
-        named = (
-            template
-            if isinstance(template, dict)
-            else {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
-        )
+        named = template
+        if isinstance(template, list):
+            named = {str(one.get("name")): one.get("template") for one in template if isinstance(one, dict)}
         default, tools = named.get("default"), named.get("tool_use")
         if not isinstance(default, str):
             raise InputError(

@@ -617,6 +617,19 @@ def test_missing_files(make, tmp_path):
         LlamaTokenizer("")
 
 
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (3, "chat_template.json: chat_template is 3; a text or a list or an object was expected"),
+        ([{"name": ["a"], "template": "x"}], "chat templates have no default one"),
+    ],
+)
+def test_a_template_beside_that_is_none(make, template, message):
+    directory = make(LLAMA)
+    (directory / "chat_template.json").write_text(json.dumps({"chat_template": template}), encoding="utf-8")
+    assert message in complaint(directory)
+
+
 def rename(directory, old, new):
     (directory / old).rename(directory / new)
     return directory
