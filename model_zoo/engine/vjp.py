@@ -159,8 +159,6 @@ def dropout(to, instruction: Instruction, dy: Value) -> None:
 
 def take_columns(to, instruction: Instruction, dy: Value) -> None:
     x, first = instruction.inputs
-    if not to.wants(x):
-        return
     end = 0
     for other in sorted(to.readers(x), key=lambda other: int(other.inputs[-1].constant or 0)):
         if other.op != "take_columns" or other.inputs[-1].constant != end or other.inputs[0].per_token != x.per_token:
