@@ -134,7 +134,7 @@ def select(entries: Iterable[str], candidates: list[Site], family, what: str, mo
             problems.append(f"{what}: {entry!r} needs a model of a known family; name the cells")
             continue
         try:
-            found = {site.path for site in candidates if matches(entry, site, family)}
+            chosen |= (found := {site.path for site in candidates if matches(entry, site, family)})
         except re.error as error:
             problems.append(f"{what}: {entry!r} is no valid regular expression: {error}")
             continue
@@ -144,10 +144,9 @@ def select(entries: Iterable[str], candidates: list[Site], family, what: str, mo
                 continue
             names = {name for site in candidates for name in (site.path.rsplit(".", 1)[-1], site.path)}
             short = {site.path.rsplit(".", 1)[-1] for site in candidates} - {""}
-            expression = is_expression(entry, candidates)
-            hint = f" (did you mean 're:{entry}'?)" if expression else nearest(entry, names if "." in entry else short)
+            near = nearest(entry, names if "." in entry else short)
+            hint = f" (did you mean 're:{entry}'?)" if is_expression(entry, candidates) else near
             problems.append(f"{what}: {entry!r} matches no cell{hint}")
-        chosen |= found
     InputError.raise_any(problems)
     return [site for site in candidates if site.path in chosen]
 
@@ -224,9 +223,8 @@ def chosen_sites(model, config: Settings) -> list[Site]:
 def no_default(config: Settings, fitting: list[Site]) -> str:
     """What is said where neither the user nor a family says which cells are meant."""
     last = [site.path.rsplit(".", 1)[-1] for site in fitting]
-    names = list(
-        dict.fromkeys(name if not name.isdigit() else site.path for name, site in zip(last, fitting, strict=True))
-    )
+    every = zip(last, fitting, strict=True)
+    names = list(dict.fromkeys(name if not name.isdigit() else site.path for name, site in every))
     if not names:
         return f"targets: the network has no cell that {config.method} fits ({', '.join(config.kinds)})"
     there = ", ".join(names[:LISTED]) + (", …" if len(names) > LISTED else "")
@@ -266,8 +264,10 @@ def wanted(model, config: Settings, chosen: list[Site]) -> list[tuple[str, Any, 
         for attribute in attributes:
             found_so_far.setdefault((id(cell), attribute), (path, cell, attribute))
 
-    for path, cell in biased.get(getattr(config, "bias", "none"), ()):
+    for path, cell in biased.get(bias := getattr(config, "bias", "none"), ()):
         want(path, cell, filter(is_bias, own_parameters(cell)))
+    if bias in biased and not found_so_far and not hasattr(config, "add_missing"):
+        warn_once(f"bias: {bias!r} has no effect: {'the model has' if bias == 'all' else 'the targets have'} no bias")
     problems = []
     for entry in config.modules_to_save or []:
         found = [(path, cell) for path, cell in cells if within(path, entry)]

@@ -74,6 +74,7 @@ class Counts:
         first_empty: ``file:line`` of the first of these.
         unread: what rows say that is not read -> their number, and ``file:line`` of the first.
         beside: the names of other columns, which mean nothing to any loader.
+        met: the roles of ``data.columns`` and words of ``data.roles`` that some row has.
         dropped_equal: rows left out because the answers that they compare are the same once they are cut.
         repeated: samples left out because their tokens and labels are those of an earlier one.
         empty_thoughts: answers without the thought that the prompt of the chat template opens.
@@ -96,11 +97,13 @@ class Counts:
     longest: int = 0
     unread: dict[str, tuple[int, str]] = field(default_factory=dict)
     beside: dict[str, None] = field(default_factory=dict)
+    met: dict[str, None] = field(default_factory=dict)
 
     def add(self, other: Counts) -> None:
         longest, first = max(self.longest, other.longest), self.first_empty or other.first_empty
         self.beside |= other.beside
-        for name in self.__dataclass_fields__.keys() - {"longest", "first_empty", "unread", "beside"}:
+        self.met |= other.met
+        for name in self.__dataclass_fields__.keys() - {"longest", "first_empty", "unread", "beside", "met"}:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.longest, self.first_empty = longest, first
         for what, (number, where) in other.unread.items():

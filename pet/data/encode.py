@@ -132,6 +132,7 @@ class Encoder:
             if own.tokenizer is None and row.tokens is None:
                 raise InputError(f"{row.where}: a text needs a tokenizer; give one of pet.AutoTokenizer")
             encoded.counts.beside |= dict.fromkeys(row.beside)
+            encoded.counts.met |= dict.fromkeys(row.met)
             for what in unread(row, own.tokenizer, own.settings):
                 encoded.counts.note_unread(what, row.where)
             if own.is_empty(row):

@@ -24,6 +24,7 @@ from .finding import kind_of
 from .messages import (
     KWARGS,
     ROLE_COLUMNS,
+    Words,
     Wrong,
     check_turns,
     given,
@@ -94,6 +95,7 @@ def read_file(
     """
     named = {role: name for role, name in (columns or {}).items() if role in ROLE_COLUMNS}
     columns = {role: name for role, name in (columns or {}).items() if role not in ROLE_COLUMNS}
+    words = Words(roles)
     known = KNOWN.difference(*({role, *_names_of(role)} for role, name in columns.items() if not name))
     rows = Rows(columns, **how)
     if rows.format == "mindrecord" and kind_of(path) not in (None, rows.format):
@@ -105,8 +107,10 @@ def read_file(
         row = Row(path, record.line, place=record.place, row=record.row)
         try:
             found = Columns(level(record.columns))
+            row.met = [role for role, name in columns.items() if name in found]
             if named or roles:
-                found = Columns({name: usual(value, named, roles or {}) for name, value in found.items()})
+                found = Columns({name: usual(value, named, words) for name, value in found.items()})
+                row.met += words.met
             rows.fill(row, found)
             unread, row.beside = found.unread(known)
             row.unread += unread

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,18 +15,20 @@ from typing import Any
 import numpy as np
 
 from model_zoo.arguments import check_argument, checked, is_several
-from model_zoo.errors import InputError, shown
+from model_zoo.errors import InputError, nearest, shown
 
 from .cache import cached
-from .dataset import TokenDataset
+from .dataset import Counts, TokenDataset
 from .encode import Encoder, tell
 from .finding import find_files
 from .formats import read_rows
-from .messages import last_question
+from .messages import ROLE_COLUMNS, last_question
 from .parts import with_parts
 from .row import Row
 from .settings import DataSettings
 from .streaming import StreamDataset
+
+log = logging.getLogger("pet.data")
 
 OnePath = str | os.PathLike | Mapping[str, Any]
 Paths = OnePath | Iterable[OnePath]
@@ -102,7 +105,26 @@ def load_dataset(
         found = dataset.counts.findings(settings.max_length, settings.longer)
         raise InputError(f"{source}: no sample is left: {'; '.join([str(dataset.counts), *found])}")
     tell(dataset.counts, settings, source)
+    tell_unmet(dataset.counts, (one.settings for one in encoder.every()), source)
     return dataset
+
+
+def tell_unmet(counts: Counts, every: Iterable[DataSettings], source: str) -> None:
+    """Warns of a column that no row has, of those that rows may lack, and of messages to be left out that are none.
+
+    Args:
+        every: the settings of all files, and of those that are read in a way of their own.
+    """
+    for settings in every:
+        for role, name in settings.columns.items():
+            if name and role not in (*counts.met, *ROLE_COLUMNS):
+                hint = nearest(name, counts.beside)
+                log.warning(
+                    "%s: data.columns: no row has a column %r, which is to be the %s%s", source, name, role, hint
+                )
+        for word, role in settings.roles.items():
+            if not role and word not in counts.met:
+                log.warning("%s: data.roles: no message to be left out is by %r", source, word)
 
 
 @checked

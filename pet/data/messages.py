@@ -95,7 +95,20 @@ def _apart(turn: Any) -> list[Any]:
     return [*opened, {"role": "user", "content": question}, {**beside, "role": "assistant", "content": answer}]
 
 
-def usual(value: Any, names: Mapping[str, str], words: Mapping[str, str]) -> Any:
+class Words(dict):
+    """The file's words for roles. ``met``: those that messages had."""
+
+    def __init__(self, words: Mapping[str, str] | None):
+        super().__init__(words or {})
+        self.met: set[str] = set()
+
+    def of(self, word: str) -> str:
+        """What a word means; itself where nothing is said of it."""
+        self.met |= {word} & self.keys()
+        return self.get(word, word)
+
+
+def usual(value: Any, names: Mapping[str, str], words: Words) -> Any:
     """Messages by the usual names; anything else as it is.
 
     Args:
@@ -112,7 +125,7 @@ def usual(value: Any, names: Mapping[str, str], words: Mapping[str, str]) -> Any
     turn = {key: one for key, one in value.items() if key not in hidden}
     turn |= {ours: value[own] for ours, own in names.items() if own in value}
     key = "role" if turn.get("role") is not None else "from"
-    return turn | {key: words.get(turn[key], turn[key]) for key in (key,) if isinstance(turn.get(key), str)}
+    return turn | {key: words.of(turn[key]) for key in (key,) if isinstance(turn.get(key), str)}
 
 
 def given(value: Any) -> Any:

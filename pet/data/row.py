@@ -31,6 +31,7 @@ class Row:
         row: its number, where another row begins on its line; otherwise 0. With file and line it names the row.
         unread: columns of a known name that hold something and were not read.
         beside: such columns of other names.
+        met: the roles of ``data.columns`` whose column it has, and words of ``data.roles`` that the file had so far.
         text_pair: a second text that is judged with the first.
         label: what the data says of it, for objectives that learn that: a name, a number, or a list of these; of an
             answer whether it is desirable, of a pair its margin.
@@ -53,6 +54,7 @@ class Row:
     thinking: bool | None = None
     unread: list[str] = field(default_factory=list)
     beside: list[str] = field(default_factory=list)
+    met: list[str] = field(default_factory=list)
 
     @property
     def where(self) -> str:

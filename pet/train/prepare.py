@@ -261,10 +261,15 @@ def tell_unused(recipe, settings) -> None:
     objective's own, metrics where nothing is held out."""
     data = recipe.data
     asked = [name for name in ("metrics", "batch_size", "before", *OF_ANSWERS) if given(recipe.eval, name)]
+    if recipe.eval.batch_size == recipe.train.batch_size:  # as it is filled in
+        asked = [name for name in asked if name != "batch_size"]
     if asked and not (
         data.eval or data.eval_fraction or data.test or "eval" in data.model_fields_set
     ):  # a null is meant
         log.warning("eval.%s: there is nothing to evaluate on; set data.eval", ", eval.".join(asked))
+    drawn = data.eval_fraction or any(weight % 1 for weight in data.mix or ())
+    if data.seed != recipe.train.seed and not data.shuffle and not drawn:
+        log.warning("%s: has no effect without data.shuffle or data.eval_fraction", recipe.where("data.seed"))
     own_format = data.eval_format or data.format
     for name, apart, form in (("train", data.mix or data.rows, data.format), ("eval", data.eval_rows, own_format)):
         paths = getattr(data, name) or []

@@ -35,6 +35,8 @@ def check(trainer) -> None:
     if trainer.settings.restart_every >= trainer.total_steps:
         said = "train.restart_every: the run ends after %d steps, and the adapter never begins anew"
         log.warning(said, trainer.total_steps)
+    if trainer.settings.restart_decay == 1:
+        log.warning("train.restart_decay: 1 has no effect: the first step of the descent has the whole rate; give 2")
 
 
 def begin_anew_if_due(trainer) -> None:

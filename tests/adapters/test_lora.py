@@ -296,6 +296,14 @@ def test_lora_plus_reaches_the_optimizer():
     }
 
 
+@pytest.mark.parametrize(("bias", "who"), [("all", "the model has"), ("lora_only", "the targets have")])
+def test_biases_that_are_not_there_are_told(fixtures, caplog, bias, who):
+    pet.apply_lora(pet.AutoModel.from_pretrained(fixtures / "gpt2"), targets=["c_attn"], bias=bias)
+    assert "bias" not in caplog.text
+    pet.apply_lora(pet.AutoModel.from_pretrained(fixtures / "llama_mha"), targets=["q_proj"], bias=bias)
+    assert f"bias: {bias!r} has no effect: {who} no bias" in caplog.text
+
+
 def test_biases_and_whole_cells_are_copies(fixtures):
     model = pet.AutoModel.from_pretrained(fixtures / "gpt2")
     base = {p.name: p.asnumpy().copy() for p in model.get_parameters()}

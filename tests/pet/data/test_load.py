@@ -126,6 +126,29 @@ def test_columns_that_are_not_read_are_told_once(write, settings, letters, caplo
         ]
 
 
+def test_columns_and_roles_that_no_row_has_are_told(write, settings, letters, caplog):
+    """Also where the rows come out of the cache; a column or a role that one row has is enough."""
+    rows = [{"q": "a", "a": "b", "sys": "c"}, {"q": "b", "a": "c", "past": [["d", "e"]]}]
+    said = {"prompt": "q", "answer": "a", "input": "", "history": "past"}
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    kept = write("turns.jsonl", [{"messages": turns}])
+    noted = write("noted.jsonl", [{"messages": turns}, {"messages": [{"role": "note", "content": "c"}, *turns]}])
+    own = {"path": str(write("rows.jsonl", rows)), "columns": {**said, "system": "sy"}}
+    no_system = "no row has a column 'sy', which is to be the system (did you mean 'sys'?)"
+    for paths, changes, told in (
+        (own["path"], {"columns": {**said, "system": "sys"}}, []),
+        (own["path"], {"columns": {**said, "system": "sy"}}, [f"data.columns: {no_system}"]),
+        ([own, noted], {"roles": {"note": ""}}, [f"data.columns: {no_system}"]),
+        (noted, {"roles": {"note": "", "human": "user"}}, []),
+        (kept, {"roles": {"note": ""}}, ["data.roles: no message to be left out is by 'note'"]),
+    ):
+        for _ in range(2):
+            caplog.clear()
+            load_dataset(paths, letters, settings=settings(**changes))
+            messages = [line.getMessage().partition(": ")[2] for line in caplog.records]
+            assert [line for line in messages if line.startswith("data.")] == told
+
+
 def test_a_text_without_a_place_for_what_rows_say(write, settings, letters, caplog):
     rows = [{"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": "b", "system": "s"}]
     rows += [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "reasoning": "t"}]}]

@@ -162,9 +162,26 @@ def test_answers_cannot_be_measured_where_nothing_is_asked(tmp_path, caplog):
 @pytest.mark.parametrize("held_out", [{}, {"eval_fraction": 0.5}])
 def test_how_to_evaluate_where_nothing_is_held_out(tmp_path, caplog, held_out):
     rows = write(tmp_path / "rows.jsonl", [{"prompt": f"a{n}", "completion": "b"} for n in range(4)])
-    prepare(tmp_path, {"train": rows, **held_out}, eval={"batch_size": 2, "before": False})
+    prepare(tmp_path, {"train": rows, **held_out})
+    assert "nothing to evaluate on" not in caplog.text  # of what is filled in
+    prepare(tmp_path, {"train": rows, **held_out}, eval={"batch_size": 4, "before": False})
     told = "eval.batch_size, eval.before: there is nothing to evaluate on; set data.eval" in caplog.text
     assert told == (not held_out)
+
+
+def test_a_seed_that_chooses_nothing_is_told(tmp_path, caplog):
+    rows = write(tmp_path / "rows.jsonl", [{"prompt": f"a{n}", "completion": "b"} for n in range(4)])
+    for data, told in (
+        ({}, False),
+        ({"seed": 3}, True),
+        ({"seed": 3, "shuffle": True}, False),
+        ({"seed": 3, "eval_fraction": 0.5}, False),
+        ({"seed": 3, "mix": [2]}, True),
+        ({"seed": 3, "mix": [1.5]}, False),
+    ):
+        caplog.clear()
+        prepare(tmp_path, {"train": rows, **data})
+        assert ("data.seed: has no effect without data.shuffle" in caplog.text) == told, data
 
 
 def test_an_optimizer_that_has_nobody_to_share_with(caplog):

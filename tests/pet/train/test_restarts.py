@@ -28,6 +28,7 @@ from pet.quantize import quantize_checkpoint
 from pet.recipe.loading import load
 from pet.train.callbacks.records import read_metrics
 from pet.train.restarts import prune
+from pet.train.schedules import Schedule
 from pet.train.trainer import Trainer
 
 KINDS = {"float32": None, "nf4": Quantization("nf4", block=32), "int8": Quantization("int8")}
@@ -349,6 +350,16 @@ def test_a_run_without_a_restart_says_so(fixtures, tmp_path, caplog):
     assert "never begins anew" not in caplog.text
     trainer(made(fixtures), tmp_path, steps=4, restart_every=4)
     assert "train.restart_every: the run ends after 4 steps, and the adapter never begins anew" in caplog.text
+
+
+def test_a_descent_of_one_step_says_that_it_is_none(fixtures, tmp_path, caplog):
+    rates = [Schedule("constant", 1.0, 8, restart_every=4, restart_warmup=0, restart_decay=n) for n in (0, 1, 2)]
+    flat, one, two = ([rate(step) for step in range(8)] for rate in rates)
+    assert flat == one != two
+    trainer(made(fixtures), tmp_path, steps=5, restart_every=4, restart_warmup=0, restart_decay=2)
+    assert "restart_decay" not in caplog.text
+    trainer(made(fixtures), tmp_path, steps=5, restart_every=4, restart_warmup=0, restart_decay=1)
+    assert "train.restart_decay: 1 has no effect" in caplog.text
 
 
 def test_adapters_beside_it_are_refused(fixtures, tmp_path):
