@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mindspore import Parameter, nn
@@ -232,8 +233,9 @@ def adapter_status(model: nn.Cell) -> dict[str, dict[str, Any]]:
 
 def disable_adapters(model: nn.Cell) -> AbstractContextManager[None]:
     """A context in which the model is its bare base, whatever is called within; blocks nest. What is active and what is
-    merged stays so and takes part again afterwards; adapters chosen within count from then on."""
-    return registry(model).disabled()
+    merged stays so and takes part again afterwards; adapters chosen within count from then on. The same context may be
+    entered again, within itself too."""
+    return Again(registry(model).disabled)
 
 
 @contextmanager
@@ -260,7 +262,22 @@ def adapter_names(model: nn.Cell, names: list[str]) -> AbstractContextManager[No
 
     A batch with another number of rows is an InputError. What is trained stays as it is.
     """
-    return registry(model).rows(names)
+    return Again(functools.partial(registry(model).rows, names))
+
+
+class Again(AbstractContextManager, ContextDecorator):
+    """A context that may be entered more than once, each time a new one of those that `make` gives."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[None]]):
+        self.make, self.entered = make, []
+
+    def __enter__(self) -> None:
+        context = self.make()
+        context.__enter__()
+        self.entered.append(context)
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self.entered.pop().__exit__(*error)
 
 
 def trainable_parameters(model: nn.Cell) -> list[Parameter]:

@@ -37,6 +37,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--dtype", help="of base and activations; default: config.json's, or float32")
     precisions = "fp32", "bf16", "auto"
     parser.add_argument("--precision", choices=precisions, default="fp32", help="of products, on a CPU (default fp32)")
+    sums = "float32", "float16", "bfloat16"
+    parser.add_argument("--reduce-dtype", choices=sums, default="float32", help="of messages that are added up")
     parser.add_argument("--bandwidth", default="56GB", metavar="SIZE", help="per second in a machine (default 56GB)")
     parser.add_argument("--network", default="25GB", metavar="SIZE", help="per second between machines (default 25GB)")
     parser.add_argument("--latency", type=float, default=20.0, metavar="US", help="of a message, in us (default 20)")
@@ -111,5 +113,6 @@ def look(options, cluster):
         None if options.dtype or quantization is None else stored,
         quantization,
         choose_precision(options.precision).name,
+        reduce_dtype=options.reduce_dtype,
     )
     return plan(work, cluster)

@@ -38,6 +38,7 @@ class Work:
         stored: type that the base's frozen matrices are held in, where it is another one.
         quantization: what is packed in 8 or 4 bits (`model_zoo.quantization`).
         r_drop: whether every row runs twice for R-Drop, whose loss needs all logits where there are no kernels.
+        reduce_dtype: type that sums are sent in (``parallel.reduce_dtype``).
         restarts: whether the adapter begins anew within the run (ReLoRA), which keeps the base's own matrices as well.
         precision: of the products (`pet.train.precision.choose_precision`), on a CPU.
     """
@@ -55,6 +56,7 @@ class Work:
     precision: str = "fp32"
     r_drop: bool = False
     restarts: bool = False
+    reduce_dtype: str = "float32"
 
     @property
     def width(self) -> int:
@@ -96,6 +98,7 @@ class Candidate:
         traffic: {(collective, group): [calls, bytes]} of one device in one step.
         compute, communication: seconds of one step in matrix products and in messages.
         seconds: of a step.
+        reduce_dtype: type that sums are sent in.
         bubble: share of it in which a stage waits for others.
     """
 
@@ -114,6 +117,7 @@ class Candidate:
     communication: float
     seconds: float
     bubble: float
+    reduce_dtype: str
 
     @property
     def total(self) -> float:
@@ -125,6 +129,11 @@ class Candidate:
         """Bytes that one device hands to collectives in a step."""
         return sum(nbytes for _, nbytes in self.traffic.values())
 
+    @property
+    def rounds(self) -> bool:
+        """Whether something is sent to be added up, in 16 bits."""
+        return self.reduce_dtype != "float32" and any(operation == "all_reduce" for operation, _ in self.traffic)
+
     def settings(self) -> dict[str, Any]:
         """The recipe's settings for this layout."""
         rows = self.micro_batch * self.data
@@ -135,6 +144,7 @@ class Candidate:
             "parallel.pipeline": self.pipeline,
             "parallel.micro_batches": self.pieces if piped else 1,
             "parallel.shard_optimizer": self.zero,
+            **({"parallel.reduce_dtype": self.reduce_dtype} if self.rounds else {}),
             **({"parallel.shard_base": True} if self.shard_base else {}),
             **({"train.recompute": self.recompute if self.recompute > 1 else True} if self.recompute else {}),
             "train.batch_size": rows * self.pieces if piped else rows,
@@ -268,8 +278,9 @@ def candidate(
 ) -> Candidate:
     """One layout in numbers."""
     pieces = work.batch // data // micro
-    frozen = STORAGE[work.stored or work.dtype].itemsize
-    steps = Steps(data, tensor, pipeline, pieces, micro * work.length, work.width, zero, work.recompute, frozen=frozen)
+    frozen, sums = (STORAGE[name].itemsize for name in (work.stored or work.dtype, work.reduce_dtype))
+    tokens = micro * work.length
+    steps = Steps(data, tensor, pipeline, pieces, tokens, work.width, zero, work.recompute, frozen, sums)
     stages = [Stage(work, cluster, divided, steps, number) for number in range(pipeline)]
     slowest = max(stage.piece_seconds for stage in stages)
     seconds = (pieces + pipeline - 1) * slowest + max(stage.end_seconds for stage in stages)
@@ -291,6 +302,7 @@ def candidate(
         max(stage.talk * pieces + stage.end_seconds for stage in stages),
         seconds,
         bubble(pipeline, pieces),
+        work.reduce_dtype,
     )
 
 

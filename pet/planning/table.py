@@ -27,10 +27,11 @@ MARKS = {
 def as_dict(plan: Plan) -> dict[str, Any]:
     """Everything, for a program to read."""
     work = plan.work
+    said = ("batch", "length", "dtype", "optimizer", "recompute", "precision", "reduce_dtype")
     return {
         "model_type": work.meta_model.values.get("model_type"),
         "method": "none" if work.adapter is None else work.adapter.method,
-        **{name: getattr(work, name) for name in ("batch", "length", "dtype", "optimizer", "recompute", "precision")},
+        **{name: getattr(work, name) for name in said},
         "quantization": dataclasses.asdict(work.quantization) if work.quantization else None,
         "cluster": dataclasses.asdict(plan.cluster),
         "feasible": [one.to_dict() for one in plan.feasible],

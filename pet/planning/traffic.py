@@ -15,9 +15,6 @@ from pet.parallel.split import PARTIAL
 Traffic = dict[tuple[str, str], list[int]]
 """{(operation, group): [calls, bytes handed in]} of one process."""
 
-SUM = 4
-"""Bytes of a number that is sent to be added up, by the default of ``parallel.reduce_dtype``."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
@@ -31,6 +28,7 @@ class Steps:
         zero: whether the optimizer's state is divided over the replicas.
         recompute: of so many layers the first is computed again in the backward pass; 0 for none.
         frozen: bytes of a number of a frozen matrix.
+        sum: bytes of a number that is sent to be added up, by ``parallel.reduce_dtype``.
     """
 
     data: int
@@ -42,6 +40,7 @@ class Steps:
     zero: bool = False
     recompute: int = 0
     frozen: int = 4
+    sum: int = 4
 
     def again(self, layers: range) -> range:
         """Those of a stage's layers that are computed again, as `pet.train.precision.set_recompute` chooses them."""
@@ -90,19 +89,19 @@ def graph_sums(meta_model: MetaModel, layout: Layout, steps: Steps, stage: int, 
     """(calls, bytes) of the sums within the graphs of one step."""
     if steps.tensor == 1:
         return 0, 0
-    block = steps.tokens * meta_model.config.dims.hidden * SUM
+    block = steps.tokens * meta_model.config.dims.hidden * steps.sum
     forward = 2 * len(layout.layers[stage])
     twice = steps.again(layout.layers[stage])
-    small_calls, small_bytes = dora_sums(meta_model, layout, stage, adapter)
-    small_again, bytes_again = dora_sums(meta_model, layout, stage, adapter, twice)
+    small_calls, small_numbers = dora_sums(meta_model, layout, stage, adapter)
+    small_again, numbers_again = dora_sums(meta_model, layout, stage, adapter, twice)
     runs = 1  # of the forward, beside the backward
     if steps.pipeline > 1 and stage < steps.pipeline - 1:
         runs += 1  # once to send on, once more with the backward
     back, experts = gradient_sums(meta_model, layout, stage, twice), meta_model.config.feed_forwards
     calls = runs * forward + 2 * len(twice) + back
     # the gradients of experts' shares go with those of what the experts read
-    of_shares = (back + 1) // 2 * steps.tokens * experts * SUM if experts > 1 else 0
-    small_calls, small_bytes = runs * small_calls + small_again, runs * small_bytes + bytes_again
+    of_shares = (back + 1) // 2 * steps.tokens * experts * steps.sum if experts > 1 else 0
+    small_calls, small_bytes = runs * small_calls + small_again, steps.sum * (runs * small_numbers + numbers_again)
     return steps.pieces * (calls + small_calls), steps.pieces * (calls * block + small_bytes + of_shares)
 
 
@@ -129,18 +128,18 @@ def gathers_of_piece(meta_model: MetaModel, layout: Layout, stage: int, again: r
 def dora_sums(
     meta_model: MetaModel, layout: Layout, stage: int, adapter, layers: range | None = None
 ) -> tuple[int, int]:
-    """DoRA's two small sums at every row-parallel cell of these layers (all): W·Aᵀ ``(out, r)`` and A·Aᵀ ``(r, r)``; of
-    twice the rank where the first factors are kept beside the trained ones."""
+    """(calls, numbers) of DoRA's two small sums at every row-parallel cell of these layers (all): W·Aᵀ ``(out, r)`` and
+    A·Aᵀ ``(r, r)``; of twice the rank where the first factors are kept beside the trained ones."""
     if not getattr(adapter, "use_dora", False):
         return 0, 0
-    calls = nbytes = 0
+    calls = numbers = 0
     for share in layout.of_stage(stage):
         path, found, _ = share.name.partition(".lora_magnitude_vector")
         here = layers is None or place_of(meta_model, share.name) in layers
         if found and here and side_of(meta_model, path) == "row":
             rank = adapter.rank_at(path) * (2 if adapter.init in START else 1)
-            calls, nbytes = calls + 2, nbytes + 4 * rank * (share.shape[0] + rank)
-    return calls, nbytes
+            calls, numbers = calls + 2, numbers + rank * (share.shape[0] + rank)
+    return calls, numbers
 
 
 @functools.lru_cache(STAGES)
@@ -163,12 +162,12 @@ def step_traffic(meta_model: MetaModel, layout: Layout, steps: Steps, stage: int
     add("all_gather", "base", *gathers(meta_model, layout, steps, stage))
     partial = trained_size(layout, stage, PARTIAL)
     if steps.tensor > 1 and partial:
-        add("all_reduce", "tensor", 1, SUM * partial)
+        add("all_reduce", "tensor", 1, steps.sum * partial)
     tied = trained_size(layout, stage, TIED)
     if steps.pipeline > 1 and tied:
-        add("all_reduce", "tied", 1, SUM * tied)
+        add("all_reduce", "tied", 1, steps.sum * tied)
     if steps.data > 1:
-        add("all_reduce", "data", 1, SUM * trained_size(layout, stage))
+        add("all_reduce", "data", 1, steps.sum * trained_size(layout, stage))
         if steps.zero:
             loads = [load for load in owner_loads(layout, stage, steps.data) if load]
             add("broadcast", "data", len(loads), 4 * sum(loads))

@@ -129,6 +129,27 @@ def test_nothing_inside_a_disabled_block_switches_adapters_on(model, tmp_path, m
     assert model.adapter_state == state
 
 
+def of_the_base(model):
+    return pet.adapter_names(model, ["__base__"] * len(IDS))
+
+
+@pytest.mark.parametrize("make", [pet.disable_adapters, of_the_base])
+def test_a_context_is_entered_again_also_within_itself(model, make):
+    base = logits(model)
+    add(model, "a", lora())
+    pet.set_adapter(model, "a")
+    changed, context = logits(model), make(model)
+    assert np.abs(changed - base).max() > 0.01
+    for _ in range(2):
+        with context:
+            with context:
+                np.testing.assert_array_equal(logits(model), base)
+            np.testing.assert_array_equal(logits(model), base)
+        np.testing.assert_array_equal(logits(model), changed)
+    np.testing.assert_array_equal(context(logits)(model), base)  # as a decorator, too
+    np.testing.assert_array_equal(logits(model), changed)
+
+
 def test_measuring_inside_a_disabled_block_measures_the_base(model):
     from pet.train.trainer import Trainer
 

@@ -248,6 +248,29 @@ def test_facts_of_a_stage_are_worked_out_once_for_all_sizes_of_a_micro_batch(mon
     assert max(Counter(map(id, seen)).values()) == 3
 
 
+def test_sums_in_16_bits_are_half_as_large_and_said_in_the_settings(capsys):
+    """All that is added up, and nothing else; the test of layouts holds the numbers to what processes send."""
+    adapter = LoRAConfig(rank=8, use_dora=True, targets=["o_proj", "down_proj"])
+    whole, halves = (
+        plan(work_for("llama_7b", 64, adapter=adapter, micro_batch=1, reduce_dtype=kind), Cluster(8, 64e9)).feasible
+        for kind in ("float32", "float16")
+    )
+    halves = {(one.data, one.tensor, one.pipeline, one.zero): one for one in halves}
+    assert len(whole) == len(halves) > 10
+    for one in whole:
+        other = halves[one.data, one.tensor, one.pipeline, one.zero]
+        for (operation, group), (calls, nbytes) in one.traffic.items():
+            assert other.traffic[operation, group] == [calls, nbytes // (1 + (operation == "all_reduce"))]
+        summed = one.data * one.tensor > 1  # stages alone add nothing up
+        said = {"parallel.reduce_dtype": "float16"} if summed else {}
+        assert other.settings() == {**one.settings(), **said}
+        assert (other.seconds < one.seconds) == summed
+    alone = plan(work_for("llama_7b", 4, reduce_dtype="float16"), Cluster(1, 64e9)).feasible[0]
+    assert "parallel.reduce_dtype" not in alone.settings()
+    assert main(["plan", "llama_7b", "--devices", "8", "--memory", "64GB", "--reduce-dtype", "bfloat16"]) == 0
+    assert "parallel.reduce_dtype=bfloat16" in capsys.readouterr().out.replace("\n    ", " ")
+
+
 def test_what_helps_against_what():
     cluster = Cluster(8, 64e9)
     found = {(one.tensor, one.pipeline, one.zero): one for one in plan(work_for("llama_7b", 64), cluster).feasible}
