@@ -23,7 +23,7 @@ from adapters.cells import Site, layer_index, plain_cells, weight_attribute, wei
 from adapters.method import AdapterModule
 from model_zoo.checkpoint.dtypes import as_storage, convert
 from model_zoo.checkpoint.parameters import read_parameter
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, warn_once
 from model_zoo.layers import AttentionCore
 from model_zoo.quantization.cells import QuantizedLinear
 
@@ -45,6 +45,8 @@ def live_sites(model: nn.Cell) -> list[Site]:
     family = getattr(model, "family", None)
     layers = getattr(family, "layers", None)
     found = []
+    if family is None:
+        tell_unseen(model)
     misfits = {id(child): Form("none", misfit=why) for child, why in uncalled(model)}
     for path, cell in plain_cells(model):
         misfits.update((id(child), Form("none", misfit=why)) for child, why in uncalled(cell))
@@ -54,6 +56,21 @@ def live_sites(model: nn.Cell) -> list[Site]:
     if hasattr(model, "hidden_states"):
         found.append(Site("", model, "model", 0, 0))
     return found
+
+
+def tell_unseen(model: nn.Cell) -> None:
+    """Warns of cells in plain lists, tuples and dictionaries: MindSpore has neither them nor their parameters."""
+    every = list(model.cells_and_names())
+    seen = {id(cell) for _, cell in every}
+    for path, cell in every:
+        for name, held in vars(cell).items():
+            within = held.values() if isinstance(held, dict) else held if isinstance(held, (list, tuple)) else ()
+            if any(isinstance(one, nn.Cell) and id(one) not in seen for one in within):
+                kind, where = type(held).__name__, f"{path}.{name}".lstrip(".")
+                warn_once(
+                    f"{where}: MindSpore does not see cells in a {kind}: they are neither adapted nor saved; "
+                    "use nn.CellList or nn.CellDict"
+                )
 
 
 # Wrapping ------------------------------------------------------------------------------------------------------------

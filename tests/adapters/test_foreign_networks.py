@@ -539,6 +539,24 @@ def test_a_table_that_is_a_head_too(make, targets):
     np.testing.assert_array_equal(network(x).asnumpy(), changed)
 
 
+@pytest.mark.parametrize("kind", [list, tuple, lambda cells: dict(enumerate(cells)), nn.CellList])
+def test_cells_that_mindspore_does_not_see_are_named(kind, caplog):
+    class Inner(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.blocks, self.sizes = kind([nn.Dense(3, 3), nn.Dense(3, 3)]), [3, 3]
+
+    network = nn.SequentialCell(nn.Dense(3, 3), Inner())
+    network[1].again = [network[0]]  # which is seen where it stands
+    pet.apply_lora(network, targets="all-linear", rank=1)
+    pet.add_adapter(network, pet.LoRAConfig(rank=2, targets="all-linear"), "b")
+    told = [line.getMessage() for line in caplog.records if "does not see" in line.getMessage()]
+    whole = kind is nn.CellList
+    assert len(pet.trainable_parameters(network)) == (6 if whole else 2)
+    assert [line.partition(":")[0] for line in told] == ([] if whole else ["1.blocks"])
+    assert whole or "use nn.CellList" in told[0]
+
+
 def test_adapters_on_parts_of_a_network():
     class Two(nn.Cell):
         def __init__(self):
