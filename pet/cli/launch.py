@@ -26,4 +26,5 @@ def main(arguments: Sequence[str]) -> int:
         EXAMPLES,
     )
     add_arguments(parser)
+    parser.answer_shell()
     return run(parser.parse_args(list(arguments)))

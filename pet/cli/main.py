@@ -86,6 +86,10 @@ def _shortened(text: str) -> str:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; errors pass through."""
+    if "_ARGCOMPLETE" in os.environ:
+        from pet.cli.completion import complete
+
+        complete()
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         if len(arguments) > 1 and arguments[0] == "help":
             return run([arguments[1], "--help"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -90,11 +91,19 @@ class Parser(argparse.ArgumentParser):
             )
         raise InputError(f"{message}; see {self.prog} --help")
 
+    def answer_shell(self) -> None:
+        """Where a shell asks what may stand on the line, answers it and ends the process."""
+        if "_ARGCOMPLETE" in os.environ:
+            from pet.cli.completion import offer
+
+            offer(self)
+
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse ``arguments``, options and positionals in any order; an unknown option is an error.
 
         What follows a lone ``--`` is taken as it is, also where it begins with a dash.
         """
+        self.answer_shell()
         end = arguments.index("--") if "--" in arguments else len(arguments)
         given: list[str] = []
         for word in arguments[:end]:

@@ -122,7 +122,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "words",
         nargs="*",
-        metavar="NAME",
+        metavar="RECIPE",
         help="a bundled name or a file; then DEST, or overrides; for convert "
         "a job file of MindFormers, LLaMA-Factory or axolotl",
     )

@@ -510,3 +510,31 @@ def test_a_directory_whose_name_begins_with_a_dash(fixtures, tmp_path, monkeypat
     assert main(["info", "--json", "--", "-gpt2"]) == 0
     assert json.loads(capsys.readouterr().out)["kind"] == "model"
     assert main(["info", "-gpt2"]) == 2
+
+
+ASKED = {
+    "pet fin": ["finetune "],
+    "pet finetune": ["finetune "],
+    "pet finetune llama_l": ["llama_lora "],
+    "pet finetune llama_lora train.schedule_s": ["train.schedule_steps="],
+    "pet recipes show llama_l": ["llama_lora "],
+    "pet plan llama_7": ["llama_7b "],
+    "pet plan llama_7b --reduce-dtype bf": ["bfloat16 "],
+    "pet finetune job_of_my": [],
+    "pet launch --debu": ["--debug "],
+}
+"""What stands on the line -> what argcomplete's function in the shell gets; it offers files where that is nothing."""
+
+
+@pytest.mark.parametrize("line", ASKED)
+def test_the_tab_key(line, tmp_path):
+    pytest.importorskip("argcomplete", reason="argcomplete is not installed")
+    asked = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9", "_ARGCOMPLETE": "1"}
+    asked |= {
+        "_ARGCOMPLETE_SHELL": "bash",
+        "_ARGCOMPLETE_IFS": "\n",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "to"),
+    }
+    done = pet(env={**os.environ, **asked}, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "to").read_text().splitlines() == ASKED[line]
