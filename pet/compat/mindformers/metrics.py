@@ -55,7 +55,9 @@ class PerplexityMetric(Metric):
         self.sums["batches"] += 1
 
     def eval(self) -> dict[str, float]:
-        """The numbers."""
+        """The numbers; none of nothing."""
+        if not self.sums["batches"]:
+            return {}
         loss = self.sums["loss"] / self.sums["batches"]
         return {"loss": loss, "PPL": math.exp(loss)}
 
