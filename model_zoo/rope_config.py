@@ -164,7 +164,11 @@ def with_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
         InputError: a change in the older form, which cannot say the rest of what is there.
     """
     older = ("rope_scaling", "rope_local_base_freq", *BESIDE)
-    left_out = ""
+    left_out, text = "", values.get("text_config")
+    if isinstance(text, Mapping) and {*changes}.intersection(stated := ("rope_parameters", *older)):
+        # a multimodal file says within what is said beside it now, and what is beside it counts
+        own = {key: text[key] for key in stated if key in text}
+        values = {**own, **values, "text_config": {key: one for key, one in text.items() if key not in own}}
     if changes.get("rope_parameters"):
         left_out = "rope_scaling"
     elif values.get("rope_parameters") and (asked := [key for key in older if key in changes]):

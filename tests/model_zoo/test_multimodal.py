@@ -12,10 +12,11 @@ import pet
 from adapters.peft_config import WEIGHTS
 from model_zoo.auto import AutoConfig, AutoModel
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
-from model_zoo.counting import parameter_shapes
+from model_zoo.counting import config_of, parameter_shapes
 from model_zoo.errors import InputError
 from model_zoo.families import PRESETS
 from model_zoo.quantization import Quantization
+from model_zoo.rope_config import rope_settings, with_changes
 from pet.quantize import quantize_checkpoint
 
 torch = peft = transformers = None
@@ -96,6 +97,37 @@ def case(request, tmp_path_factory):
     write_file(directory / "model.safetensors", arrays, {"format": "pt"})
     (directory / "config.json").write_text(json.dumps(VALUES))
     return directory, model
+
+
+PARAMETERS = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope_theta": 5e5},
+        {"rope_scaling": None},
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        {"rope_local_base_freq": 123.0, "max_position_embeddings": 99},
+        {"rope_parameters": {**PARAMETERS, "full_attention": {"rope_type": "default", "rope_theta": 7e5}}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("form", [{"rope_scaling": TEXT["rope_scaling"]}, {"rope_parameters": PARAMETERS}], ids=list)
+def test_other_rotations_count_as_for_the_text_model_alone(form, change):
+    """In either form of a file; transformers 5 writes ``rope_parameters``, beside which the older keys are not read."""
+    text = {**{key: one for key, one in TEXT.items() if key != "rope_scaling"}, **form}
+    wholes = [text, {**VALUES, "text_config": text}]
+    alone, within = ([rope_settings(config_of(one), local) for local in (False, True)] for one in wholes)
+    assert alone == within
+    found, expected = (
+        [rope_settings(config_of(with_changes(one, change)), local) for local in (False, True)] for one in wholes
+    )
+    assert found == expected != alone
+    assert wholes[1]["text_config"] is text and text.keys() >= form.keys()
 
 
 def test_the_text_model_opens_and_says_what_is_left_out(case, caplog, tmp_path):

@@ -472,6 +472,36 @@ def test_what_stands_around_a_text_is_the_class_s_matter_or_tokenizer_json_s(mak
         assert theirs("")["input_ids"] == expected[0] + expected[1]
 
 
+@pytest.mark.parametrize(
+    ("kind", "around", "bos", "said"),
+    [
+        ("LlamaTokenizer", ("",), "<s>", {"add_bos_token": False}),
+        ("LlamaTokenizer", ("",), None, {"add_bos_token": False}),
+        ("LlamaTokenizer", ("<s>",), "<s>", {}),
+        ("LlamaTokenizer", ("<s>", "</s>"), "<s>", {"add_eos_token": True}),
+        ("TokenizersBackend", ("",), "<s>", {}),
+    ],
+)
+def test_what_transformers_4_would_add_by_itself_is_written(make, fixtures, tmp_path, kind, around, bos, said):
+    """transformers 5 does not say add_bos_token: its classes go by tokenizer.json, and those of 4 add BOS."""
+    opens, closes = around[0], around[1:]
+    pieces = [{"SpecialToken": {"id": one, "type_id": 0}} for one in (opens,) if one]
+    pieces += [{"Sequence": {"id": "A", "type_id": 0}}] + [
+        {"SpecialToken": {"id": one, "type_id": 0}} for one in closes
+    ]
+    ids = {"<s>": 1, "</s>": 2}
+    special = {name: {"id": name, "ids": [ids[name]], "tokens": [name]} for name in around if name}
+    processor = {"type": "TemplateProcessing", "single": pieces, "pair": pieces, "special_tokens": special}
+    description = {**sentencepiece_like_json(fixtures), "post_processor": processor if special else None}
+    settings = {"tokenizer_class": kind, "bos_token": bos, "eos_token": "</s>"}
+    tokenizer = AutoTokenizer.from_pretrained(make(tokenizer=description, tokenizer_config=settings))
+    assert tokenizer.around == ([1] if opens else [], [2] if closes else [])
+    tokenizer.save_pretrained(tmp_path / "written")
+    written = json.loads((tmp_path / "written" / "tokenizer_config.json").read_text())
+    assert {name: one for name, one in written.items() if name.startswith("add_")} == said
+    assert AutoTokenizer.from_pretrained(tmp_path / "written").around == tokenizer.around
+
+
 @pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "gpt2"])
 def test_without_a_class_the_model_says_which_tokenizer_it_is(make, model_type):
     """Of these both transformers 4 and 5 go by tokenizer.json alone."""
