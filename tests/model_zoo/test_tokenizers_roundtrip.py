@@ -184,11 +184,14 @@ def test_chatglm_gives_back_the_normalised_text(tokenizers):
 
     @settings(max_examples=300)
     @given(TEXTS)
+    @example("<|blank_2|>")
     def check(text):
         normal = tokenizer.decode(tokenizer.encode(text))
         assert tokenizer.decode(tokenizer.encode(normal)) == normal, "normalising twice is normalising once"
         plain = text.replace("\n", "<n>").replace("\t", "<|tab|>")
         reference = tokenizer.processor.normalize(plain).removeprefix("\u2581").replace("\u2581", " ")
+        for spaces in range(2, 81):  # tokens of that name are spaces, as in the model's own code
+            reference = reference.replace(f"<|blank_{spaces}|>", " " * spaces)
         assert normal == reference.replace("<n>", "\n").replace("<|tab|>", "\t")
 
     check()
