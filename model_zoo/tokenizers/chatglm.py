@@ -56,7 +56,9 @@ class ChatGLMTokenizer(SentencePieceTokenizer):
         behind = [*_CONTROLS, *_BLANKS_OF_TEXT]
         if not lacking("<pad>", "<n>") and lacking(*behind) == behind:
             processor = parse_sentencepiece(data + _added(), vocab_file)
-        if missing := lacking("[MASK]", "[gMASK]", "<sop>", "<eop>", "<pad>", "<n>", "<|tab|>", "<|blank_2|>"):
+        own = control_pieces(processor)
+        missing = [name for name in ("[MASK]", "[gMASK]", "<sop>", "<eop>", "<pad>") if name not in own]
+        if missing := missing + lacking("<n>", "<|tab|>", "<|blank_2|>"):
             raise InputError(
                 f"{vocab_file}: found a sentencepiece model without {', '.join(missing)}, expected ChatGLM-6B's"
             )

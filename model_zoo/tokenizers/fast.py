@@ -18,6 +18,10 @@ from model_zoo.tokenizers.special import added_tokens, named_token, special_ids
 
 PREPENDED = {"type": "Prepend", "prepend": SPACE}  # to every text, also to one that begins with a space
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+TRIAL = "a \U0010fffd"
+"""Has a character that no vocabulary has."""
+COMPONENTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}
+"""Where in a tokenizer.json there are steps -> where these stand in a Sequence of them."""
 # Where neither tokenizer_config.json nor config.json is there to name them.
 _USUAL_BOS = ("<|begin_of_text|>", "<s>")
 _USUAL_EOS = ("<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "</s>")
@@ -175,16 +179,26 @@ def parse_description(data: bytes, source) -> dict:
         if isinstance(model, dict) and model and model.get("vocab") is None:
             found += " without a vocabulary"
         raise InputError(f"{source}: found {found} in the JSON, expected a tokenizer.json with a BPE model")
-    _build(description, source)
+    _build(description, source, TRIAL)
+    for part, key in COMPONENTS.items():
+        if any("type" not in step for step in steps(description.get(part), key)):
+            raise InputError(f"{source}: {part} has a step without a type")
     return description
 
 
-def _build(description: dict, source):
+def _build(description: dict, source, trial: str | None = None):
+    """The library's tokenizer; a text is encoded on trial, since some of what is wrong is found by nothing else."""
     from tokenizers import Tokenizer as Engine
 
     try:
-        return Engine.from_str(json.dumps(description, ensure_ascii=False))
-    except Exception as error:  # the library raises bare Exception for everything
+        engine = Engine.from_str(json.dumps(description, ensure_ascii=False))
+        if trial is not None:
+            engine.encode(trial, trial)
+            engine.encode(trial)
+        return engine
+    except BaseException as error:  # the library raises bare Exception for everything, and what is none where it panics
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise InputError(f"{source}: not a tokenizer.json that the tokenizers library can use ({error})") from None
 
 

@@ -252,9 +252,11 @@ def parse_sentencepiece(data: bytes, source):
     from sentencepiece import SentencePieceProcessor
 
     try:
-        return SentencePieceProcessor(model_proto=data)
-    except RuntimeError as error:
+        processor = SentencePieceProcessor(model_proto=data)
+        processor.id_to_piece([*range(processor.get_piece_size())])  # which are not looked at before they are asked for
+    except (RuntimeError, UnicodeDecodeError) as error:
         raise InputError(f"{source}: the sentencepiece model is damaged ({error})") from None
+    return processor
 
 
 def protobuf_fields(data: bytes) -> list[tuple[int, int | bytes]]:

@@ -82,7 +82,7 @@ def named_tokens(settings: Mapping) -> set[str]:
 def added_tokens(
     own: Iterable[Mapping], settings: Mapping, source: Any, pieces: Callable[[str], int | None] = lambda name: None
 ) -> list[dict]:
-    """All added tokens, each as tokenizer.json has it.
+    """All added tokens that have a text, each as tokenizer.json has it.
 
     Args:
         own: those of the vocabulary's own file.
@@ -112,7 +112,7 @@ def added_tokens(
                 "the two files are of different models"
             )
         found[name] = {**known, **said, "special": known["special"] or bool(entry.get("special"))}
-    return [{**one, "special": bool(one["special"]) or name in named} for name, one in found.items()]
+    return [{**one, "special": bool(one["special"]) or name in named} for name, one in found.items() if name]
 
 
 def special_ids(tokens: Iterable[Mapping], special: bool = True) -> dict[str, int]:

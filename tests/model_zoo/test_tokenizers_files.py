@@ -808,6 +808,24 @@ def test_a_model_cut_between_two_pieces(make):
     )
 
 
+@pytest.mark.parametrize("place", [b"he", b"<0x41>", b"<s>"])
+def test_pieces_of_a_sentencepiece_model_are_utf_8(make, place):
+    """The library finds it where a piece is asked for, and some of it in its own message alone."""
+    directory = make(LLAMA)
+    path = directory / "tokenizer.model"
+    path.write_bytes(path.read_bytes().replace(place, b"\xff" + place[1:], 1))
+    assert "tokenizer.model: the sentencepiece model is damaged ('utf-8' codec" in complaint(directory)
+
+
+def test_chatglms_control_tokens_are_of_that_kind(make):
+    directory = make(ICE)
+    path = directory / "ice_text.model"
+    data = path.read_bytes()
+    kind = data.index(b"\x18", data.index(b"<pad>")) + 1
+    path.write_bytes(data[:kind] + b"\x01" + data[kind + 1 :])
+    assert "found a sentencepiece model without <pad>, expected ChatGLM-6B's" in complaint(directory)
+
+
 @pytest.mark.parametrize("token", ["bos", "eos"])
 def test_a_sentencepiece_model_without_the_tokens_around_a_text(tmp_path, token):
     SentencePieceTrainer.train(
@@ -822,6 +840,41 @@ def test_a_sentencepiece_model_without_the_tokens_around_a_text(tmp_path, token)
 def test_control_tokens_are_ids_with_a_content(make, entry):
     directory = make(LLAMA, tokenizer_config={"added_tokens_decoder": entry})
     assert "an id with an object that has a content was expected" in complaint(directory)
+
+
+CUT = {"type": "FixedLength", "length": 0}
+PREPEND = {"type": "Prepend", "prepend": "a"}
+PIECES = [{"SpecialToken": {"id": "<x>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+TEMPLATE = {"type": "TemplateProcessing", "single": PIECES, "pair": [], "special_tokens": {}}
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "words"),
+    [
+        ("pre_tokenizer", CUT, "can use (chunk size must be non-zero"),
+        ("post_processor", TEMPLATE, "can use (no entry found for key"),
+        ("post_processor", {**TEMPLATE, "single": [], "pair": PIECES}, "can use (no entry found for key"),
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}, "can use (Precompiled"),
+        ("normalizer", {"normalizers": [PREPEND]}, "normalizer has a step without a type"),
+        ("normalizer", {"type": "Sequence", "normalizers": [{"prepend": "a"}]}, "normalizer has a step without a type"),
+    ],
+    ids=str,
+)
+def test_what_the_library_finds_while_it_encodes(make, fixtures, part, value, words):
+    """It panics then, and an error of that kind is none of Python's Exceptions."""
+    description = {**sentencepiece_like_json(fixtures), part: value}
+    assert words in complaint(make(tokenizer=description))
+
+
+def test_an_added_token_without_a_text_is_none(make):
+    entry = {"600": {"content": "", "special": True}}
+    tokenizer = AutoTokenizer.from_pretrained(make(LLAMA, tokenizer_config={"added_tokens_decoder": entry}))
+    assert "" not in tokenizer.special_tokens and tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+
+
+def test_names_of_chat_templates_are_texts(make):
+    directory = make(LLAMA, tokenizer_config={"chat_template": [{"name": {}, "template": "x"}]})
+    assert "its chat templates have no default one" in complaint(directory)
 
 
 @pytest.mark.parametrize("left", [0.2, 0.6, 0.97])
