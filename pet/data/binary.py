@@ -37,6 +37,7 @@ def read_arrow(path: Path, problems: Problems, place: Place) -> Iterator[Record]
             if twice := [name for name, count in Counter(batch.schema.names).items() if count > 1]:
                 problems.add(path, None, f"each column must have a name of its own, found {', '.join(twice)} twice")
                 return
+            batch.validate(full=True)  # pyarrow follows wrong offsets out of its memory, which ends the process
             decode = decoder_of(batch.schema)
             for at in range(max(0, place[0] - number), batch.num_rows, ROWS_AT_ONCE):
                 for row, columns in enumerate(batch.slice(at, ROWS_AT_ONCE).to_pylist(), start=number + at + 1):

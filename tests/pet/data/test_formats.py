@@ -8,6 +8,8 @@ import os
 import random
 import re
 import string
+import struct
+import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
@@ -974,6 +976,20 @@ def arrow_file(path, table, rows=5):
     new = pyarrow.ipc.new_stream if "stream" in path.name else pyarrow.ipc.new_file
     with new(str(path), table.schema) as writer:
         writer.write_table(table, max_chunksize=rows)
+
+
+@pytest.mark.parametrize("name", ["rows.arrow", "stream.arrow"])
+def test_offsets_that_lead_out_of_an_arrow_file_are_one_problem(tmp_path, name):
+    """pyarrow follows them, and the process ends."""
+    pyarrow = pytest.importorskip("pyarrow")
+    path = tmp_path / name
+    arrow_file(path, pyarrow.table({"text": ["a" * 77] * 4}))
+    data, ends = path.read_bytes(), struct.pack("<5i", 0, 77, 154, 231, 308)
+    assert data.count(ends) == 1
+    path.write_bytes(data.replace(ends, struct.pack("<5i", 0, 77, -(1 << 30), 1 << 30, 308)))
+    program = "import sys; from pet.data import read_rows; [*read_rows(sys.argv[1])]"
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True)
+    assert done.returncode == 1 and f"{name}: not a readable arrow file: " in done.stderr, done
 
 
 def test_a_data_set_saved_by_hugging_faces_datasets_is_its_arrow_files(tmp_path):
