@@ -187,7 +187,7 @@ def _integers(
         if method == "gptq" and parts[3] in infos:
             own = inputs * 32 // max(1, *infos[parts[3]].shape)
             bits = own if str(own) in OWN_WIDTH.findall(str(settings.get("dynamic"))) else bits
-    if bits not in BITS[method] or form not in known:
+    if type(bits) is not int or bits not in BITS[method] or form not in known:
         supported = f"{', '.join(map(str, BITS[method]))} bits, {', '.join(known)}"
         raise InputError(f"{codes}: {method} of {shown(bits)} bits ({form}); supported: {supported}")
     inputs = inputs * 32 // bits if method == "gptq" else inputs

@@ -442,6 +442,7 @@ def test_other_widths_and_groups_that_do_not_fit_are_refused(fixtures, tmp_path)
     values = json.loads((directory / "config.json").read_text())
     for setting, words in [
         ({"bits": 3}, r"up_proj\.qzeros is int32 \(4, 24\); int32 \(4, 18\) was expected"),
+        ({"bits": 4.0}, r"gptq of 4\.0 bits \(gptq\); supported: 2, 3, 4, 8 bits"),
         ({"bits": 5}, r"gptq of 5 bits \(gptq\); supported: 2, 3, 4, 8 bits, gptq, gptq_v2"),
         ({"quant_method": None}, "gptq: model[^\n]*qweight: config.json has no quantization_config[^\n]*$"),
         ({"quant_method": "auto-round"}, "gptq: config.json: quant_method 'auto-round' is not supported[^\n]*$"),

@@ -111,6 +111,8 @@ def test_factors_that_are_no_numbers_are_refused(fixtures, tmp_path):
         ),
         ("blocks", {FIRST + "_scale": np.ones(1, np.float32)}, "or there are two"),
         ("blocks", {FIRST + "_scale_inv": np.ones((3, 5), np.float32)}, r"\(3, 5\): no factors of .*up_proj"),
+        ("blocks", {FIRST + "_scale_inv": np.ones((1, 2), np.float32)}, r"\(1, 2\): no factors of .*up_proj"),
+        ("blocks told", {FIRST + "_scale": np.ones((7, 2), np.float32)}, r"\(7, 2\): no factors of .*up_proj"),
         ("int8", {FIRST + "_scale": np.ones((1, 1, 1), np.float32)}, r"\(1, 1, 1\): no factors of .*up_proj"),
         ("int8", {FIRST + "_zero_point": np.ones((112, 1), np.float32)}, "weight_zero_point: not supported"),
     ],
@@ -120,6 +122,15 @@ def test_parts_that_do_not_fit_are_one_line(fixtures, tmp_path, form, others, wo
     with pytest.raises(InputError, match=words) as error:
         Checkpoint(tmp_path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (112, 1)], ids=str)
+def test_beside_blocks_there_may_be_matrices_of_one_factor_and_of_one_per_output(fixtures, tmp_path, shape):
+    factors = np.asarray(DRAW.random(shape) / 64, np.float32)
+    scaled(fixtures, tmp_path, FORMS["blocks told"], **{FIRST + "_scale": factors})
+    with Checkpoint(tmp_path) as checkpoint:
+        codes = FLOAT8["float8_e5m2"][checkpoint.stored(FIRST)]
+        np.testing.assert_array_equal(checkpoint.read(FIRST), codes * factors)
 
 
 def test_what_modelopt_packs_is_refused(fixtures, tmp_path):
