@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from model_zoo.errors import InputError, nearest, shown, similar
 from pet.recipe.keys import known_keys, sections_in
-from pet.recipe.overrides import plain
+from pet.recipe.overrides import plain, value_at
 from pet.recipe.schema import Recipe
 from pet.recipe.source import KeyPath, Source, dotted
 from pet.recipe.trl_names import hint
@@ -51,7 +51,7 @@ _LIMITS = {
     "less_than": ("lt", "less than"),
     "less_than_equal": ("le", "at most"),
 }
-UNPRINTED = re.compile(r"\n(?!  [-…] )|[\x00-\x09\x0b-\x1f\x7f]")
+UNPRINTED = re.compile(r"\n(?!  [-…] )|[\x00-\x09\x0b-\x1f\x7f\ud800-\udfff]")
 """What a name in a problem may have and a line may not; a list of problems (`InputError.collect`) stays one."""
 
 
@@ -177,6 +177,8 @@ def _found(error: ValidationError, tree: Any, at: KeyPath = ()) -> Iterator[tupl
     messages: dict[KeyPath, list[str]] = {}
     for one in error.errors(include_url=False):
         path = (*at, *_clean_path(one["loc"], one["type"]))
+        if one["type"] == "string_unicode" and isinstance(value_at(tree, path), dict):  # of a key in this section
+            path = (*path, one["input"])
         messages.setdefault(path, []).append(_message(one, path, tree))
     for path, of_key in messages.items():
         expected, got = zip(*(message.rpartition("; got ")[::2] for message in of_key), strict=True)

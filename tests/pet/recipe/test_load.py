@@ -863,3 +863,12 @@ def test_names_of_cells_are_checked_on_the_model_that_the_recipe_makes(write):
     assert load(write(), ["adapter={method: prefix}"])
     two = problems(write(), ["adapter.targets=[q_prj, mlp, k_prj]"])
     assert [line.rpartition("adapter.targets: ")[2].split()[0] for line in two] == ["'q_prj'", "'k_prj'"]
+
+
+@pytest.mark.parametrize("section", ["", "adapter", "train"])
+def test_a_key_with_half_a_character_is_named(write, section):
+    added = f'{section}:\n  "a\\ud800": 1\n' if section else '"a\\ud800": 1\n'
+    text = GOOD.replace(f"{section}:\n", added) if section else GOOD + added
+    (line,) = problems(write(text))
+    at = f"{section}." if section else ""
+    assert f"job.yaml:{text[: text.index('ud800')].count(chr(10)) + 1}: {at}a\\ud800: expected a text" in line
