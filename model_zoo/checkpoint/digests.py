@@ -49,12 +49,9 @@ def step_of(path: Path) -> int:
 def read_state(path: Path) -> dict[str, Any]:
     """What state.json says."""
     try:
-        content = read_json(path / STATE)
-        digest = content.pop("digest")
+        content = read_sealed(path / STATE)
     except (InputError, KeyError) as error:
         raise _unreadable(error)(f"{STATE} cannot be read ({error})") from error
-    if digest != digest_of(content):
-        raise Damaged(f"{STATE} has changed since it was written")
     if content["format"] > FORMAT:
         raise InputError(f"{path}: written by a newer version (format {content['format']}, this one knows {FORMAT})")
     return content
@@ -126,4 +123,22 @@ def digest_file(path: Path) -> str:
 
 
 def digest_of(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode("utf-8")).hexdigest()
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def sealed(content: dict[str, Any]) -> dict[str, Any]:
+    """The same with its digest, to be written as JSON."""
+    return {"digest": digest_of(content), **content}
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """What a file of JSON holds that was written with its digest.
+
+    Raises:
+        InputError: it cannot be read. KeyError: it has no digest. Damaged: it has changed.
+    """
+    content = read_json(path)
+    if content.pop("digest") != digest_of(content):
+        raise Damaged(f"{path.name} has changed since it was written")
+    return content

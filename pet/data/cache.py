@@ -2,8 +2,8 @@
 
 A cache is a directory named by a digest of all that its content depends on. It holds ``tokens.bin`` (int32),
 ``trained.bin`` (int32), ``lengths.bin`` (int32), ``origin.bin`` (int64 triples), ``said.bin`` (int32, what the data
-says of each sample) and ``meta.json`` with their sizes and check sums, and with what is said. It appears whole or not
-at all; one that does not match its sums is made again.
+says of each sample) and ``meta.json`` with their sizes and check sums, with what is said, and with its own digest. It
+appears whole or not at all; one that does not match its sums is made again.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ import numpy as np
 
 from model_zoo import progress
 from model_zoo.atomic import cache_directory, locked, make_private, until_exit
+from model_zoo.checkpoint.digests import Damaged, read_sealed, sealed
 from model_zoo.errors import InputError
 from model_zoo.unwritable import WRITING, CannotWrite
-from pet.files import UNFINISHED, atomic_directory, write_json
+from pet.files import UNFINISHED, atomic_directory, finite, write_json
 
 from .compressed import inner_suffix
 from .dataset import Counts, TokenDataset, starts_of
@@ -146,7 +147,7 @@ def read_cache(directory: Path, files: list[Path]) -> TokenDataset | None:
     if not directory.is_dir():
         return None
     try:
-        meta = json.loads((directory / "meta.json").read_text(encoding="utf-8"))
+        meta = read_sealed(directory / "meta.json")
         for name in PARTS:
             path = directory / f"{name}.bin"
             if [path.stat().st_size, _check_sum(path)] != meta["parts"][name]:
@@ -156,7 +157,7 @@ def read_cache(directory: Path, files: list[Path]) -> TokenDataset | None:
             for name, kind in PARTS.items()
         }
         counts = Counts(**meta["counts"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, Damaged) as error:
         log.warning("%s: damaged cache of tokenised data (%s); rebuilding it", directory, error)
         return None
     lengths = arrays["lengths"].astype(np.int64)
@@ -189,7 +190,7 @@ def write_cache(directory: Path, chunks: Iterable[tuple[list[Row], Encoded]], fi
             path = temporary / f"{name}.bin"
             parts[name] = [path.stat().st_size, _check_sum(path)]
         meta = {"parts": parts, "counts": vars(counts), "said": [json.loads(text) for text in said]}
-        write_json(temporary / "meta.json", meta)
+        write_json(temporary / "meta.json", sealed(finite(meta)))
 
 
 def writable_directory(wanted: str | os.PathLike | None) -> Path:

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from model_zoo.checkpoint.digests import Damaged, read_sealed, sealed
 from model_zoo.errors import InputError
 from model_zoo.unwritable import CannotWrite
 from pet.files import write_json
@@ -98,10 +99,12 @@ class StreamDataset:
                 )
 
     def _read_notes(self) -> dict[str, Any]:
+        if not self._notes_path.exists():
+            return {}
         try:
-            notes = json.loads(self._notes_path.read_text(encoding="utf-8"))
-            return notes if {"windows", "steps"} <= notes.keys() else {}
-        except (OSError, ValueError, AttributeError):
+            return read_sealed(self._notes_path)
+        except (InputError, KeyError, Damaged) as error:
+            log.warning("%s: damaged index of data that streams (%s); making it again", self._notes_path, error)
             return {}
 
     def _read(self, file: int, place: Place, problems: Problems) -> Iterator[Any]:
@@ -188,10 +191,10 @@ class StreamDataset:
 
     def _keep_notes(self) -> None:
         try:
-            write_json(self._notes_path, self._notes, indent=None)
+            write_json(self._notes_path, sealed(self._notes), indent=None)
         except CannotWrite as error:  # the cache became full
             self._notes_path = fallback(self._notes_path.parent, reason(error)) / self._notes_path.name
-            write_json(self._notes_path, self._notes, indent=None)
+            write_json(self._notes_path, sealed(self._notes), indent=None)
 
 
 class StreamLoader(Loader):

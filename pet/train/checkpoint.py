@@ -38,9 +38,9 @@ from model_zoo.checkpoint.digests import (
     check_file,
     check_name,
     digest_file,
-    digest_of,
     files_of,
     read_state,
+    sealed,
     step_of,
 )
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
@@ -174,7 +174,7 @@ def save(
             content["beside"] = {name: note["digest"] for name, note in digests.items()}
             content["cuts"] = {name: note["cuts"] for name, note in files.items() if note.get("cuts")}
             content = finite(content)  # as it will be read
-            write_json(stage / STATE, {"digest": digest_of(content), **content})
+            write_json(stage / STATE, sealed(content))
     return path
 
 

@@ -710,7 +710,7 @@ def test_an_objective_is_known_by_its_module(tmp_path, monkeypatch):
     assert len(found) == 2
 
 
-@pytest.mark.parametrize("damage", ["flip", "shorten", "remove", "meta", "field"])
+@pytest.mark.parametrize("damage", ["flip", "shorten", "remove", "meta", "field", "deep", "count", "said"])
 def test_a_damaged_cache_is_made_again_with_one_warning(write, letters, settings, tokenised, tmp_path, caplog, damage):
     path = write("rows.jsonl", CHAT * 3)
     first = spelled(load_dataset(path, letters, settings=settings()))
@@ -726,6 +726,12 @@ def test_a_damaged_cache_is_made_again_with_one_warning(write, letters, settings
         tokens.unlink()
     elif damage == "meta":
         meta.write_text(meta.read_text()[:20])
+    elif damage == "deep":
+        meta.write_text("[" * 100_000)
+    elif damage in ("count", "said"):
+        content = json.loads(meta.read_text())
+        content["counts"]["samples"] = ""
+        meta.write_text(json.dumps({**content, "said": []} if damage == "said" else content))
     else:
         meta.write_text(json.dumps({"parts": {}}))
     with caplog.at_level(logging.WARNING):
@@ -812,9 +818,9 @@ def test_a_full_cache_directory_is_as_one_that_cannot_be_written(
 ):
     place, temporary = tmp_path / "cache", tempfile.TemporaryFile
 
-    def opened(path, mode="r", **options):
+    def opened(path, mode="r", *buffering, **options):
         full = Path(path).is_relative_to(place) and mode == "wb"
-        return Full() if full else open(path, mode, **options)
+        return Full() if full else open(path, mode, *buffering, **options)
 
     if meanwhile:
         for module in (cache_module, atomic):

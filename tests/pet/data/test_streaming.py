@@ -216,6 +216,19 @@ def test_a_changed_file_is_indexed_again(stream, write):
     assert stream().rows == 12
 
 
+@pytest.mark.parametrize("damage", ["number", "kind", "cut", "deep"])
+def test_a_damaged_index_is_made_again_with_one_warning(stream, tmp_path, caplog, damage):
+    first = samples(loader(stream()).batches())
+    (notes,) = (tmp_path / "cache").glob("stream-*.json")
+    content = json.loads(notes.read_text())
+    content["windows"][1][0][2] = 3 if damage == "number" else "3"
+    text = {"cut": notes.read_text()[:-9], "deep": "[" * 100_000}.get(damage, json.dumps(content))
+    notes.write_text(text)
+    assert samples(loader(stream()).batches()) == first
+    assert caplog.text.count("damaged index") == 1 and str(notes) in caplog.text
+    assert samples(loader(stream()).batches()) == first and caplog.text.count("damaged index") == 1
+
+
 def test_settings_that_do_not_go_with_streaming(stream):
     with pytest.raises(InputError, match="streaming cannot choose the lengths"):
         stream(packing="buckets")

@@ -81,7 +81,7 @@ def test_a_checkpoint_of_the_first_format_is_still_read(tmp_path):
     content = json.loads((path / files.STATE).read_text())
     del content["digest"], content["weights"]
     content["format"] = 1
-    (path / files.STATE).write_text(json.dumps({"digest": files.digest_of(content), **content}))
+    (path / files.STATE).write_text(json.dumps(files.sealed(content)))
     assert files.load(path).weights.keys() == WEIGHTS.keys()
 
 
@@ -172,7 +172,7 @@ def test_what_lies_beside_the_weights_is_covered_by_the_digests(tmp_path):
     assert files.load(path).weights.keys() == WEIGHTS.keys()
     content = json.loads((path / files.STATE).read_text())
     del content["digest"], content["beside"]  # as earlier versions wrote it
-    (path / files.STATE).write_text(json.dumps({"digest": files.digest_of(content), **content}))
+    (path / files.STATE).write_text(json.dumps(files.sealed(content)))
     check_beside(path / "adapter")
     assert files.load(path).weights.keys() == WEIGHTS.keys()
     check_beside(tmp_path)  # no checkpoint's
@@ -253,7 +253,7 @@ def test_a_newer_format_is_refused_and_not_called_damaged(tmp_path):
     content = json.loads((path / files.STATE).read_text())
     content["format"] = files.FORMAT + 1
     content.pop("digest")
-    content = {"digest": files.digest_of(content), **content}
+    content = files.sealed(content)
     (path / files.STATE).write_text(json.dumps(content))
     with pytest.raises(InputError, match="newer version"):
         files.load(path)
