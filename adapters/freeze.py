@@ -135,9 +135,10 @@ def freeze_section(config: str | os.PathLike | dict[str, Any]) -> dict[str, Any]
     where = "freeze_from_config"
     if not isinstance(config, dict):
         where = str(config)
+        content = read_bytes(where, "a YAML file")
         try:
-            config = yaml.safe_load(read_bytes(where, "a YAML file").decode("utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            config = yaml.safe_load(content.decode("utf-8"))
+        except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # of dates, escapes and brackets
             raise InputError(f"{where}: is no YAML: {' '.join(str(error).split())}") from None
     section = config.get("freeze") if isinstance(config, dict) else None
     if not isinstance(section, dict):

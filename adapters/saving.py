@@ -56,7 +56,7 @@ from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.errors import InputError, located
 from model_zoo.labels import Labels
-from model_zoo.quantization import Storage
+from model_zoo.quantization import Quantization
 from model_zoo.quantization.cells import quantized_cells
 from model_zoo.quantization.files import projections
 
@@ -152,8 +152,7 @@ def shown_form(text: str | None) -> str:
     """What `form_of` gives, for people."""
     if not text:
         return "16 or 32 bits"
-    values = json.loads(text)
-    return str(Storage(values["type"], values["block"], values["double"]))
+    return str(Quantization.read(text).storage)
 
 
 def known_fingerprint(model: nn.Cell) -> str:
@@ -351,7 +350,8 @@ def check_base(model, state, metadata, directory, strict, skipped) -> None:
         return
     with state.disabled():
         found = known_fingerprint(model)
-    made_on, here = (shown_form(one) for one in (metadata.get(QUANTIZATION), form_of(model)))
+    with located(directory):
+        made_on, here = (shown_form(one) for one in (metadata.get(QUANTIZATION), form_of(model)))
     if same_base(found, expected) and made_on != here:
         log.info("%s: made on weights in %s; this model's are in %s", directory, made_on, here)
     if not same_base(found, expected):

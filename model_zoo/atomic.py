@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from model_zoo import progress
 from model_zoo.errors import InputError, shown
@@ -239,16 +239,22 @@ def read_bytes(path: str | Path, expected: str = "a file") -> bytes:
     return data
 
 
+def json_value(text: str) -> Any:
+    """What a JSON text says. Raises ValueError, also where it is nested more deeply than Python's own reader goes."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def parse_json(data: bytes, path: str | Path, expected: str = "a JSON object") -> dict:
     """The object in a JSON text; InputError names the file and the place of a mistake."""
     try:
-        value = json.loads(data.decode("utf-8"))
+        value = json_value(data.decode("utf-8"))
         if b"\\ud" in data.lower():  # half of a surrogate pair, which can neither be written nor printed
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except json.JSONDecodeError as error:
         raise InputError(f"{path}, line {error.lineno}, column {error.colno}: not valid JSON ({error.msg})") from None
-    except RecursionError:
-        raise InputError(f"{path}: not valid JSON (nested too deeply)") from None
     except ValueError as error:
         raise InputError(f"{path}: not valid JSON ({error})") from None
     if not isinstance(value, dict):

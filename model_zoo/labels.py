@@ -7,12 +7,12 @@ number per label at the last token of a text. A reward model's gives one number.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from model_zoo.atomic import json_value
 from model_zoo.errors import InputError, nearest, shown
 
 SCORE = "score"
@@ -86,8 +86,18 @@ class Labels:
     @classmethod
     def read(cls, text: str | None, rows: int) -> Labels:
         """Those that the file of an adapter says, `written` as JSON; of a head with so many rows that says nothing
-        plain ones."""
-        return (cls.said(json.loads(text)) if text else None) or cls.plain(rows)
+        plain ones.
+
+        Raises:
+            InputError: it is none, or not as long.
+        """
+        try:
+            found = (cls.said(json_value(text)) if text else None) or cls.plain(rows)
+        except (ValueError, AttributeError) as error:
+            raise InputError(f"labels {shown(text)} are not understood: {error}") from None
+        if len(found.names) != rows:
+            raise InputError(f"labels {shown(text)} are {len(found.names)}; the head has {rows} rows")
+        return found
 
     @property
     def are_named(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from model_zoo.arguments import check_argument
+from model_zoo.atomic import json_value
 from model_zoo.configs import Config
 from model_zoo.errors import InputError, shown
 from model_zoo.quantization import codec
@@ -155,7 +156,7 @@ def four_bits(path: str, kind: str, infos: Mapping[str, Any], read: Read) -> Pac
     """A matrix of bitsandbytes in 4 bits, by its quant_state."""
     name = f"{path}.{STATE}{kind}"
     try:
-        state = json.loads(read(name).tobytes().decode())
+        state = json_value(read(name).tobytes().decode())
         shape, block = tuple(state["shape"]), state["blocksize"]
         if state["quant_type"] != kind or kind not in ("nf4", "fp4"):
             raise ValueError(f"quant_type is {shown(state['quant_type'])}")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
 from model_zoo.arguments import misfit
+from model_zoo.atomic import json_value
 from model_zoo.configs import Config
 from model_zoo.errors import InputError, nearest, shown
 from model_zoo.labels import SCORE
@@ -71,7 +71,7 @@ class Quantization:
             InputError: it is none.
         """
         try:
-            values = json.loads(text)
+            values = json_value(text)
             return cls(values["type"], values["block"], values["double"], tuple(values["skip"]), True)
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"base_quantization {shown(text)} is not understood: {error}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from adapters.peft_config import WEIGHTS, weights_file
-from model_zoo.atomic import read_json
+from model_zoo.atomic import json_value, read_json
 from model_zoo.checkpoint.directory import foreign, holds_weights
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, located
 from model_zoo.quantization import Quantization
 from pet import names
 from pet.cli.parser import Parser
@@ -142,7 +141,9 @@ def adapter_facts(directory: Path) -> Facts:
             if "init" in file.metadata:
                 facts["init"] = file.metadata["init"]
             if "base_quantization" in file.metadata:
-                facts["base_quantization"] = json.loads(file.metadata["base_quantization"])
+                with located(weights):
+                    Quantization.read(file.metadata["base_quantization"])
+                facts["base_quantization"] = json_value(file.metadata["base_quantization"])
     else:
         facts["weights"] = f"{WEIGHTS} is missing"
     return facts

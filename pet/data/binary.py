@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -10,6 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from model_zoo.atomic import json_value
 from model_zoo.errors import first_line
 from pet.installation import needed
 
@@ -61,7 +61,7 @@ def reader_of(field: Any) -> Read | None:
 
     kind = field.type
     if getattr(kind, "extension_name", (field.metadata or {}).get(EXTENSION, b"").decode()) == JSON:
-        return lambda value: value if value is None else json.loads(value)
+        return lambda value: value if value is None else json_value(value)
     if hasattr(kind, "value_field"):  # a list's
         read = reader_of(kind.value_field)
         return None if read is None else lambda value: value if value is None else [read(one) for one in value]

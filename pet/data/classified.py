@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
+from model_zoo.atomic import json_value
 
 from .columns import TEXTS, Columns
 from .token_rows import without_own
@@ -50,7 +51,7 @@ def label_of(row: Columns, required: bool) -> Any:
         value = np.ravel(value)[0].item()
     if isinstance(value, str) and value.strip()[:1] == "[":
         with contextlib.suppress(ValueError):  # a name may begin so
-            value = json.loads(value)
+            value = json_value(value)
     every = value if isinstance(value, list) else [value]
     if value is not None and not all(isinstance(each, (str, int, float)) and each == each for each in every):
         name = row.name("label")

@@ -9,11 +9,11 @@ as chat templates expect them. `FLAGS` of 0 or false say that an answer is read 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
+from model_zoo.atomic import json_value
 from model_zoo.errors import nearest
 from model_zoo.tokenizers.conversations import Joined
 
@@ -133,7 +133,7 @@ def given(value: Any) -> Any:
     if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
         return value
     try:
-        found = json.loads(value)
+        found = json_value(value)
     except ValueError:
         return value
     turns = found if isinstance(found, list) and found else [found]
@@ -281,7 +281,7 @@ def thinking_of(value: Any) -> bool | None:
 def parsed(text: str, what: str) -> Any:
     """The value of a JSON text."""
     try:
-        return json.loads(text)
+        return json_value(text)
     except ValueError as error:
         raise Wrong(f"{what}: expected JSON: {error}") from None
 
@@ -292,7 +292,7 @@ def listed(value: Any, name: str) -> list[Any]:
         if not value.strip():
             return []
         try:
-            value = json.loads(value)
+            value = json_value(value)
         except ValueError as error:
             raise Wrong(f"column {name!r}: expected a list in JSON: {error}") from None
     columns = list(value.values()) if isinstance(value, dict) else []

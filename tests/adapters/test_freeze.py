@@ -89,6 +89,8 @@ def test_freeze_from_config(tmp_path, text, expected):
         ("freeze:\n  inclde: ['*']\n", "freeze.inclde is not known.*include"),
         ("include: ['*']\n", "section 'freeze'"),
         ("freeze: [", "no YAML"),
+        ("freeze: 2024-99-99", "freeze.yaml: is no YAML: month"),
+        ("freeze: " + "[" * 100_000, "freeze.yaml: is no YAML"),
         (None, "not found, a YAML file was expected"),
     ],
 )

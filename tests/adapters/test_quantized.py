@@ -21,10 +21,11 @@ from adapters.prompt import PromptConfig, PTuningConfig
 from adapters.ptuning import PTuningV2Config
 from adapters.registry import registry
 from adapters.sites import weight_array
-from model_zoo.checkpoint.safetensors_io import SafetensorsFile
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile, read_file, write_file
 from model_zoo.errors import InputError
 from model_zoo.quantization import Quantization
 from model_zoo.quantization.cells import quantized_cells
+from pet.cli.main import main
 from pet.planning.room import types_of
 from pet.train.trainer import Trainer
 
@@ -166,6 +167,19 @@ def test_an_adapter_says_what_it_was_made_on(fixtures, tmp_path, caplog):
     with caplog.at_level("INFO", "pet"):  # it fits: the fingerprint is that of the same base
         pet.load_adapter(wide, tmp_path / "adapter")
     assert "made on weights in nf4, blocks of 64, double; this model's are in 16 or 32 bits" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["{", "null", '{"type": "nf4"}', "[" * 100_000], ids=lambda text: text[:9])
+def test_what_an_adapters_file_says_of_its_base_in_vain_is_named(fixtures, tmp_path, capsys, text):
+    model = loaded(fixtures, "llama_gqa")
+    pet.apply_lora(model, rank=4)
+    pet.save_adapter(model, tmp_path / "adapter")
+    path = tmp_path / "adapter/adapter_model.safetensors"
+    write_file(path, read_file(path), {**SafetensorsFile(path).metadata, "base_quantization": text})
+    with pytest.raises(InputError, match=r"adapter: base_quantization .* is not understood"):
+        pet.load_adapter(loaded(fixtures, "llama_gqa"), tmp_path / "adapter")
+    assert main(["info", str(tmp_path / "adapter")]) == 2
+    assert f"{path}: base_quantization " in capsys.readouterr().err
 
 
 def test_packed_weights_are_not_trained(fixtures):

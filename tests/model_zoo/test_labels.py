@@ -38,7 +38,9 @@ def test_labels_of_a_classifier(name):
     assert found == Labels(names, problem) and found.kind == kind
     assert Labels.of({"architectures": ["LlamaForCausalLM"], **values}) is None
     assert Labels.of({"architectures": 2.5, **values}) is None
-    assert Labels.read(json.dumps(found.written()), 9) == found and Labels.read(None, 2) == Labels.plain(2)
+    assert Labels.read(json.dumps(found.written()), len(found.names)) == found and Labels.read(None, 2) == Labels.plain(
+        2
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,12 @@ def test_labels_of_a_classifier(name):
 def test_labels_that_make_no_sense_are_refused(values):
     with pytest.raises(InputError, match=r"config\.json: "):
         Labels.said(values)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "3", "[" * 100_000, '{"id2label": {"0": "a"}}', '{"num_labels": 0}'])
+def test_labels_in_an_adapters_file_are_as_many_as_its_heads_rows(text):
+    with pytest.raises(InputError, match=r"^labels .* are "):
+        Labels.read(text, 2)
 
 
 DATA = {  # what rows say, config.json, and what becomes of it

@@ -183,7 +183,9 @@ def test_factors_of_factors_in_other_blocks_are_refused(fixtures, tmp_path):
         Checkpoint(changed(fixtures, tmp_path, "nf4_double", **{STATE: state(nested_blocksize=128)}))
 
 
-@pytest.mark.parametrize("text", ["x", "[1]", "{}", '{"type": "nf5", "block": 64, "double": false, "skip": []}'])
+@pytest.mark.parametrize(
+    "text", ["x", "[1]", "{}", "[" * 100_000, '{"type": "nf5", "block": 64, "double": false, "skip": []}']
+)
 def test_what_an_adapter_says_of_its_base_is_understood_or_refused(text):
     asked = Quantization("nf4", 64, True, ("lm_head",))
     values = {"type": asked.type, "block": asked.block, "double": asked.double, "skip": asked.skip}

@@ -37,6 +37,9 @@ def assistant(content):
     return {"role": "assistant", "content": content}
 
 
+DEEP_CALL = {"type": "function", "function": {"name": "f", "arguments": "[" * 100000}}
+
+
 def system(content):
     return {"role": "system", "content": content}
 
@@ -588,6 +591,11 @@ BROKEN = {
         "column 'attention_mask' leaves no token",
     ),
     "deep": ('{"text": ' + "[" * 100000 + "\n", ":1: broken JSON: nested too deeply"),
+    "deep in a text": (json.dumps({"messages": "[" * 100000}), "a list in JSON: nested too deeply"),
+    "deep arguments": (
+        json.dumps({"messages": [user("a"), {**assistant("b"), "tool_calls": [DEEP_CALL]}]}),
+        "message 2: tool_calls: arguments: expected JSON: nested too deeply",
+    ),
 }
 
 
