@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import io
 import json
 import os
 import shutil
@@ -237,6 +238,15 @@ def read_bytes(path: str | Path, expected: str = "a file") -> bytes:
     if data.startswith(LFS_POINTER):
         raise InputError(f"{path}: {NOT_FETCHED}")
     return data
+
+
+def read_text(path: str | Path, expected: str = "a text file") -> str:
+    """The content of a text file without a byte-order mark, its lines' ends as Python has them. Raises InputError as
+    `read_bytes`, and where it is not UTF-8."""
+    try:
+        return io.TextIOWrapper(io.BytesIO(read_bytes(path, expected)), "utf-8-sig").read()
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not UTF-8 text, {expected} was expected") from None
 
 
 def json_value(text: str) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from model_zoo.atomic import sync, written_through
+from model_zoo.atomic import read_text, sync, written_through
 from model_zoo.errors import InputError
 from model_zoo.unwritable import explained
 from pet.cli.chat_session import GENERATION, ChatSession, add_chat_session, make_chat_session, not_text, read
@@ -45,9 +45,9 @@ def _given(options: Any) -> Iterator[tuple[str, str | None]]:
             yield name, None
             continue
         try:
-            read = Path(name).read_text("utf-8-sig") if lines else sys.stdin.read()
+            read = read_text(name, "--file with a question a line") if lines else sys.stdin.read()
         except UnicodeDecodeError as error:
-            raise (InputError(f"--file {name}: not UTF-8 text") if lines else not_text(error)) from None
+            raise not_text(error) from None
         place = name if lines else "stdin"
         yield from ((line, f"{place}:{number}") for number, line in enumerate(read.split("\n"), 1) if line.strip())
 

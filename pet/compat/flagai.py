@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from model_zoo.atomic import read_text
 from model_zoo.errors import InputError, nearest
 from model_zoo.settings import require
 from pet.compat.command_line import start_again
@@ -215,7 +216,7 @@ class Trainer:
     def _hosts(self) -> list[str]:
         """The lines of the hostfile, ``address slots=N``."""
         path = Path(self.settings.get("hostfile") or "")
-        lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []  # U+2028 ends no line of a file
+        lines = read_text(path, "a hostfile").split("\n") if path.is_file() else []  # U+2028 ends no line of a file
         return [text for line in lines if (text := line.partition("#")[0].strip())]
 
     def _must_start(self) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapters.saving import load_adapter
+from model_zoo.atomic import read_text
 from model_zoo.errors import InputError, similar
 from pet.auto import AutoModel, AutoTokenizer
 from pet.compat import objects
@@ -231,7 +232,7 @@ class Trainer(Watched, Request):
         if input_data is None:
             raise InputError("Trainer.predict: input_data is missing; run_mindformer.py takes it by --predict_data")
         if is_path(input_data) and not isinstance(input_data, (list, tuple)) and os.path.isfile(input_data):
-            lines = Path(input_data).read_text("utf-8-sig").split("\n")
+            lines = read_text(input_data, "a file of questions").split("\n")
             input_data = [line for line in lines if line.strip()]
         model, tokenizer = self.model_and_tokenizer(predict_checkpoint)
         together = {"batch_size": generation.pop("batch_size")} if "batch_size" in generation else {}

@@ -125,6 +125,9 @@ def test_processes_that_cannot_be_started_are_refused(monkeypatch, tmp_path):
     with pytest.raises(InputError, match="1 machines x 3 are 3 processes, but the job has 4"):
         Trainer(env_type="pytorchDDP", hostfile=str(tmp_path / "hosts"))
     Trainer(env_type="pytorchDDP", num_gpus=None)  # as many as there are
+    (tmp_path / "hosts").write_bytes(b"\xff\xfe1")
+    with pytest.raises(InputError, match="hosts: not UTF-8 text, a hostfile was expected"):
+        Trainer(env_type="pytorchDDP", hostfile=str(tmp_path / "hosts"))
 
 
 class Documented(Trainer):

@@ -73,6 +73,12 @@ def test_results_of_a_batch_stand_together():
             pipe(texts, batch_size=wrong)
 
 
+def test_a_file_of_questions_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "asked.txt").write_bytes(b"\xff\xfe1")
+    with pytest.raises(InputError, match=r"asked\.txt: not UTF-8 text, a file of questions was expected"):
+        Trainer(model="llama_tiny").predict(input_data=str(tmp_path / "asked.txt"))
+
+
 def test_control_tokens_around_a_text_can_be_left_out():
     model, tokenizer = AutoModel.from_pretrained("glm4_tiny"), AutoTokenizer.from_pretrained("glm4_tiny")
     pipe = pipeline(model=model, tokenizer=tokenizer)
