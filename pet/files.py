@@ -70,14 +70,12 @@ def finite(value: Any) -> Any:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """JSON that every program reads, see `finite`; keys keep their order, and characters stay what they are, but for
-    halves of surrogate pairs, which no file can hold."""
+    """JSON that every program reads, see `finite`; keys keep their order, and characters stay what they are."""
     write = functools.partial(json.dumps, indent=indent, ensure_ascii=False, allow_nan=False)
     try:
-        text = write(value)
+        return write(value)
     except ValueError:
-        text = write(finite(value))
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+        return write(finite(value))
 
 
 def write_json(path: str | os.PathLike, value: Any, indent: int | None = 2) -> None:

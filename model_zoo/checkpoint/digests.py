@@ -123,8 +123,7 @@ def digest_file(path: Path) -> str:
 
 
 def digest_of(content: dict[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode("utf-8")).hexdigest()
 
 
 def sealed(content: dict[str, Any]) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def _scaled(name: str, parts: list[str], infos: Mapping[str, Any], settings: Map
 def _blocks(shape: tuple[int, int], grid: tuple[int, int], settings: Mapping[str, Any]) -> Iterator[int]:
     """How many rows and how many columns share a factor; 0 where the numbers say none."""
     told = TOLD.search(str(settings))
-    blocks = [max(1, int(block)) for block in told.groups()] if told else shape
+    blocks = [max(1, int(block)) for block in (told.groups() if told else shape)]
     in_blocks = tuple(-(-size // block) for size, block in zip(shape, blocks, strict=True))
     others = told and grid not in ((1, 1), (shape[0], 1))  # than those of a matrix, or of outputs, beside such blocks
     for size, count, block in zip(shape, grid, blocks, strict=True):

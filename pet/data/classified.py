@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from model_zoo.atomic import json_value
+from model_zoo.tokenizers.pieces import check_text
 
 from .columns import TEXTS, Columns
 from .token_rows import without_own
@@ -56,6 +57,8 @@ def label_of(row: Columns, required: bool) -> Any:
     if value is not None and not all(isinstance(each, (str, int, float)) and each == each for each in every):
         name = row.name("label")
         raise ValueError(f"{name}: expected a name, a number, or a list of these, found {value!r}")
+    for each in (each for each in every if isinstance(each, str)):
+        check_text(each)
     return value
 
 

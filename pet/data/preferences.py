@@ -45,7 +45,7 @@ def ranked(columns: Mapping[str, Any]) -> list[Messages]:
         return [chosen, rejected]
     try:
         value = float(margin)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not math.isfinite(value) or isinstance(margin, bool):
         raise ValueError(f"margin: a number was expected, found {margin!r}")
@@ -72,7 +72,10 @@ def _question(row: Columns) -> Messages:
         if value := given(row.value(role)):
             break
     if isinstance(value, (list, Mapping)):
-        return list(_listed(value, role))
+        found = list(_listed(value, role))
+        if not all(isinstance(message, Mapping) for message in found):
+            raise ValueError(f"{row.name(role)}: expected messages")
+        return found
     if not (text := value if isinstance(value, str) else row.text(role)):
         return []
     if len(turns := _turns(text)) > 1:

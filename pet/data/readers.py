@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from model_zoo.atomic import LFS_POINTER, NOT_FETCHED
 from model_zoo.errors import first_line
@@ -41,6 +42,7 @@ LINE = re.compile(rb"[^\r\n]*(?:\r*\n|\r)|[^\r\n]+")
 BLANK_LINE = re.compile(rb"(?:\n|\r(?!\r*\n))[ \t]*(?:\r*\n|\r)")
 BEHIND = {("[", "["): "value or ]", ("value or ]", "]"): "", (",", ","): "value", (",", "]"): ""}
 """What is expected in a list of JSON, and the character that comes -> what is expected next; empty: nothing."""
+HALF = re.compile("[\\ud800-\\udfff]")
 # A text longer than this many characters is handed on in pieces, so that a book without a blank line fits in memory.
 LONGEST_TEXT = 1 << 20
 
@@ -139,10 +141,18 @@ def _read_jsonl(path: Path, problems: Problems, place: Place) -> Iterator[Record
                 return
             problems.add(path, line, f"broken JSON: {_json_error(error)}; expected one JSON object per line")
             continue
-        if isinstance(value, dict):
+        if (wrong := _no_row(value)) is None:
             yield Record(line, value, (offset, line))
         else:
-            problems.add(path, line, f"expected a JSON object, found {type_name(value)}")
+            problems.add(path, line, wrong)
+
+
+def _no_row(value: Any) -> str | None:
+    """Why the value of a JSON text is no row; None where it is one."""
+    if not isinstance(value, dict):
+        return f"expected a JSON object, found {type_name(value)}"
+    half = next((name for name in value if not name.isascii() and HALF.search(name)), None)
+    return None if half is None else f"column {half!r}: half of a surrogate pair: no valid Unicode"
 
 
 def _json_error(error: Exception) -> str:
@@ -213,10 +223,10 @@ def _read_json(path: Path, problems: Problems, place: Place) -> Iterator[Record]
                 expected = ","
                 number += 1
                 offset, counted = offset + len(buffer[counted:at].encode()), at
-                if isinstance(value, dict):
+                if (wrong := _no_row(value)) is None:
                     yield Record(begins, value, (offset, line, begins, number), number if begins == before else 0)
                 else:
-                    problems.add(path, begins, f"expected a JSON object, found {type_name(value)}")
+                    problems.add(path, begins, wrong)
         except UnicodeDecodeError:
             problems.add(path, line, "not UTF-8 at or after this line; save the file as UTF-8")
 

@@ -50,12 +50,6 @@ def test_json_is_what_every_program_reads(tmp_path):
     assert json.loads(files.json_text(value)) == read and "\n" not in files.json_text(value)
 
 
-def test_half_a_character_is_written_as_json_has_it(tmp_path):
-    """As in the name of a column that is not read."""
-    files.write_json(tmp_path / "a.json", value := {"\ud800": ["灯\udfff", "\\"]})
-    assert json.loads((tmp_path / "a.json").read_text("utf-8")) == value
-
-
 def test_permissions_are_the_usual_ones(tmp_path):
     before = os.umask(0o027)
     try:

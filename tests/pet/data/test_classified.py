@@ -31,6 +31,12 @@ def test_columns(columns, texts):
     assert found["label"] == 1
 
 
+@pytest.mark.parametrize("label", ["\ud800", ["a", "b\udfff"]], ids=["one", "several"])
+def test_a_label_with_half_a_character_is_refused(label):
+    with pytest.raises(ValueError, match="half of a surrogate pair"):
+        classified({"text": "a", "label": label})
+
+
 @pytest.mark.parametrize(
     ("given", "label"), [(np.array(2), 2), (np.array([2]), 2), (np.array([0, 1, 1]), [0, 1, 1]), ([2], [2])]
 )

@@ -572,6 +572,10 @@ BROKEN = {
     ),
     "object as messages": ('{"messages": {"a": 1}}', "column 'messages': expected a list, found an object"),
     "uneven columns": ('{"messages": {"role": ["user"], "content": []}}', "expected a list, found an object"),
+    "half a surrogate in a name": (
+        '{"text": "a", "\\ud800": 1}',
+        "rows.jsonl:1: column '\\ud800': half of a surrogate pair",
+    ),
     "half a surrogate": ('{"text": "\\ud800"}', "half of a surrogate pair at character 0"),
     "token": ('{"input_ids": [1, "2"]}', "column 'input_ids': expected a list of whole numbers"),
     "documents in one row": (

@@ -174,7 +174,7 @@ def test_a_margin_is_a_reward_models(objective, tmp_path):
         assert found == ([said] if objective == "dpo" else []) and len(dataset) == 4
         own = [0.5, 0.5, None, None] if objective == "reward" else [None] * 4
         assert [dataset.label(number) for number in range(4)] == own
-    for wrong in ("much", [1], float("nan"), True):
+    for wrong in ("much", [1], float("nan"), True, 10**400):
         with pytest.raises(ValueError, match="margin: a number was expected"):
             ranked({**rows[0], "margin": wrong})
     assert ranked({**rows[0], "margin": "0.25"})[0][-1]["margin"] == 0.25, "in CSV it is a text"
@@ -188,6 +188,8 @@ def test_a_margin_is_a_reward_models(objective, tmp_path):
         ({"chosen": [GOOD], "rejected": [BAD]}, "no question"),
         ({"prompt": "Q", "chosen": 3, "rejected": "B"}, "chosen: expected a text or messages"),
         ({"prompt": "Q", "chosen": [], "rejected": "B"}, "chosen: expected messages"),
+        ({"prompt": [3], "chosen": "A", "rejected": "B"}, "prompt: expected messages"),
+        ({"messages": [USER, 3], "chosen": "A", "rejected": "B"}, "messages: expected messages"),
         ({"chosen": [USER, GOOD], "rejected": [BAD, GOOD]}, "differ before"),
     ],
 )
