@@ -383,12 +383,16 @@ def test_another_base_beneath_it_is_packed_without_its_first_factors(fixtures, t
     if trained:
         for module in modules(model).values():
             module.lora_A.weight.set_data(module.lora_A.weight + 0.01)
+    change = {path: module.factors() for path, module in modules(model).items()}
     load_into(model, tmp_path)
     for path, module in modules(model).items() if dora else ():
         norms = np.linalg.norm(quantized_cells(model)[f"{path}.weight"].dequantized().astype(np.float64), axis=1)
         np.testing.assert_allclose(module.magnitude.norm.asnumpy(), norms, rtol=1e-6)
         np.testing.assert_array_equal(module.lora_magnitude_vector.asnumpy(), module.magnitude.norm.asnumpy())
     if trained:  # the first factors of the other base stay beside what was learnt over them
+        for path, module in modules(model).items():
+            for now, then in zip(module.factors(), change[path], strict=True):
+                np.testing.assert_array_equal(now, then)
         return
     fresh = started(pet.AutoModel.from_pretrained(str(tmp_path), quantization=NF4), use_dora=dora)
     assert same_codes(model, codes(fresh))
