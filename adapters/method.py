@@ -182,18 +182,9 @@ class MethodConfig(Settings):
 
     def to_peft(self, model, adapter) -> dict[str, Any]:
         """The fields of PEFT's adapter_config.json that describe this configuration."""
-        return {key: getattr(self, name) for name, key in self._named_in_files().items()}
-
-    @classmethod
-    def from_peft(cls, values: dict[str, Any]) -> MethodConfig:
-        """The configuration that an adapter_config.json describes."""
-        return cls(**{name: values[key] for name, key in cls._named_in_files().items() if key in values})
-
-    @classmethod
-    def _named_in_files(cls) -> dict[str, str]:
-        if not cls.peft_names():
-            raise InputError(f"method {cls.method!r} has no form in PEFT's files")
-        return cls.peft_names()
+        if not (names := self.peft_names()):
+            raise InputError(f"method {self.method!r} has no form in PEFT's files")
+        return {key: getattr(self, name) for name, key in names.items()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -333,7 +333,7 @@ def from_file(cls: type[Method], values: dict[str, Any]) -> Method:
     """The settings that an adapter_config.json describes."""
     if cls.peft_type in FORMS:
         return cls(**FORMS[cls.peft_type][1](values))
-    return cls(**{name: values[key] for name, key in cls.peft_names().items() if key in values})
+    return cls.from_peft(values)
 
 
 # Their values --------------------------------------------------------------------------------------------------------

@@ -125,6 +125,11 @@ class Settings:
         return {name: key or name for name, key in fields if key or cls.own_format}
 
     @classmethod
+    def from_peft(cls, values: dict[str, Any]):
+        """The settings that an adapter_config.json describes."""
+        return cls(**{name: values[key] for name, key in cls.peft_names().items() if key in values})
+
+    @classmethod
     @functools.cache  # reading the types takes longer than all else that a recipe's adapter is checked for
     def hints(cls) -> dict[str, Any]:
         """{setting: type}."""

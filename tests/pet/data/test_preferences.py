@@ -128,9 +128,9 @@ def test_system_and_earlier_turns_stay():
     talk = "\n\nHuman: H\n\nAssistant: I\n\nHuman: Q\n\nAssistant:"
     first, second = pairs({"chosen": f"{talk} A", "rejected": f"{talk} B"})
     assert [one["content"] for one in first] == ["H", "I", "Q", "A"] and second[:-1] == first[:-1]
-    for asked in (talk, "\n\nHuman: Q\n\nAssistant:"):  # the dialogue until the answer as the question
-        question = [USER] if asked != talk else [*before, USER]
-        assert pairs({"prompt": asked, "chosen": "A", "rejected": "B"}) == [[*question, GOOD], [*question, BAD]]
+    for prompt in (talk, "\n\nHuman: Q\n\nAssistant:"):  # the dialogue until the answer as the question
+        question = [USER] if prompt != talk else [*before, USER]
+        assert pairs({"prompt": prompt, "chosen": "A", "rejected": "B"}) == [[*question, GOOD], [*question, BAD]]
     spoken = "The Human: a being. So says an Assistant: always"
     first, second = pairs({"chosen": f"{talk} {spoken}", "rejected": f"{talk} B"})
     assert first[-1]["content"] == spoken and second[:-1] == first[:-1], "a turn begins a line"
