@@ -236,6 +236,23 @@ def test_labels_stand_on_answers(write, letters, settings):
     assert learnt == {"answers": ("<a|bc>d|e>", "bc>e>"), "last": ("<a|bc>d|e>", "e>"), "all": ("<a|bc>d|e>",) * 2}
 
 
+@pytest.mark.parametrize(
+    ("limits", "text"),
+    [
+        ({"max_prompt": 3}, "<abc|efgh>ij|kl>"),
+        ({"max_answer": 3}, "<abcd|efg>ij|kl>"),
+        ({"max_prompt": 2, "max_answer": 1}, "<ab|e>ij|k>"),
+    ],
+    ids=str,
+)
+def test_questions_and_answers_have_limits_of_their_own(write, letters, settings, limits, text):
+    turns = [("user", "abcd"), ("assistant", "efgh"), ("user", "ij"), ("assistant", "kl")]
+    path = write("chat.jsonl", [{"messages": [{"role": role, "content": said} for role, said in turns]}])
+    letters.special_tokens = {"<s>": 1, "</s>": 2, "<a>": 3}  # which stay, and are not counted
+    dataset = load_dataset(path, letters, settings=settings(**limits))
+    assert spelled(dataset)[0][0] == text and dataset.counts.limited == 1
+
+
 def test_raw_text_is_learnt_as_a_whole_and_divided(write, letters, settings):
     path = write("text.jsonl", [{"text": "abcdefg"}])
     assert spelled(load_dataset(path, letters, settings=settings())) == [("<abcdefg>", "abcdefg>")]
