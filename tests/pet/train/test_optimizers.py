@@ -254,6 +254,8 @@ def test_groups_decay_and_lora_plus():
     found = {name: (s.learning_rate_ratio, s.weight_decay) for s in segments for name in s.names}
     assert found["head.weight"] == (pytest.approx(1e-2), 0.5), "the first group that matches counts"
     assert found["l.q.lora_A.weight"] == (2.0, 0.01) and found["l.norm.bias"] == (2.0, 0.0)
+    segments = make_segments(trained, weight_decay=0.01, decay_vectors=True)
+    assert {s.weight_decay for s in segments} == {0.01} and sum(len(s.names) for s in segments) == len(names)
     with pytest.raises(InputError, match=r"'head\.\*' has no effect: what it matches is in groups before it"):
         make_segments(trained, learning_rate=1e-3, groups=[other, group])
     with pytest.raises(InputError, match="lora_plus_ratio: has no effect"):

@@ -109,6 +109,13 @@ def test_a_warm_up_like_that_of_mindformers(warmup, steps):
         assert ours(step) == pytest.approx(float(theirs(ms.Tensor(step, ms.int32)).asnumpy()), rel=1e-6)
 
 
+@pytest.mark.parametrize(("decay", "like", "steps"), [(0.12, "mindformers", 3), (0.12, None, 2), (4, "mindformers", 4)])
+def test_a_decay_like_that_of_mindformers(decay, like, steps):
+    """There a share says when it begins, ``int(0.88 * 20)``; a number of steps is what it is."""
+    train = Train(steps=20, learning_rate=0.5, schedule="wsd", decay=decay, warmup_like=like)
+    assert Schedule.from_settings(train, 20).decay == steps
+
+
 @pytest.mark.parametrize(
     ("given", "total", "steps"),
     [({"warmup": 0.03}, 1000, 30), ({"warmup": 0.03}, 66, 2), ({"warmup": 1}, 66, 2), ({"warmup": 0.03}, 20, 0)]

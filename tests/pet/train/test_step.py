@@ -12,6 +12,7 @@ from pet.train.objectives.custom import CustomForward
 from pet.train.optimizers import SGD, AdamW
 from pet.train.segments import make_segments
 from pet.train.step import TrainStep, mix
+from pet.train.stop import HARD
 
 
 def softmax(logits):
@@ -120,6 +121,9 @@ def test_loss_above_the_limit_is_not_learnt(toy, batch, weights):
     result = make(model)([batch(4)], 0, 0.1, limit=0.5)
     assert result.finite and not result.applied and result.loss > 0.5
     assert all(np.array_equal(weights(model)[name], value) for name, value in before.items())
+    for one, applied in ((0.5 * HARD, True), (1.5 * HARD, False)):  # what a single token may add to the sum
+        step = make(toy())
+        assert step([batch(4)], 0, 0.1, limit=result.loss - one / result.count).applied is applied
 
 
 def test_dynamic_scale_falls_on_overflow_and_grows_after_a_quiet_window():
@@ -136,7 +140,10 @@ def test_dynamic_scale_falls_on_overflow_and_grows_after_a_quiet_window():
     again.load(scale.state())
     assert again.state() == scale.state()
     assert not LossScale(scale=1.0, enabled=True).overflow()
-    assert not LossScale().overflow()
+    constant = LossScale()
+    for _ in range(constant.window):
+        constant.good()
+    assert not constant.overflow() and constant == LossScale()
 
 
 def test_r_drop_adds_the_divergence_of_twin_rows(toy, batch):
