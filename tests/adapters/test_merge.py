@@ -216,6 +216,22 @@ def test_a_tied_head_unties_once_and_says_so(fixtures, tmp_path, settings, chang
     assert weights(model) == bare and model.lm_head.weight is tied
 
 
+@pytest.mark.parametrize("changed", ["wte", "lm_head"])
+def test_a_tied_head_in_bfloat16_unties_with_the_same_bits(fixtures, changed):
+    model = pet.AutoModel.from_pretrained(fixtures / "gpt2", dtype="bfloat16")
+    cells = {"wte": model.transformer.wte, "lm_head": model.lm_head}
+    base = cells["wte"].weight.astype(ms.float32).asnumpy().astype(np.float64)
+    pet.apply_lora(model, rank=2, targets=[changed])
+    randomise(model)
+    (module,) = registry(model).get("default").modules.values()
+    expected = {**dict.fromkeys(cells, base), changed: base + module.delta(base)}
+    pet.merge(model)
+    for name, cell in cells.items():
+        assert cell.weight.dtype == ms.bfloat16
+        found = cell.weight.astype(ms.float32).asnumpy()
+        np.testing.assert_array_equal(found, from_bfloat16(to_bfloat16(expected[name])))
+
+
 class Shared(nn.Cell):
     """Two cells of a user's own with one weight."""
 
