@@ -236,7 +236,7 @@ def prompts(settings: Reading) -> Iterator[tuple[str, str, str]]:
     written = settings.template is not None and not is_jinja(settings.template)
     for name in ("template", "template_without_input"):
         text = getattr(settings, name)
-        if text is not None and "{prompt}" not in text and (written or name != "template"):
+        if written and text is not None and "{prompt}" not in text:
             yield name, name, "the text must hold {prompt}, where the question goes"
     if settings.template_without_input is not None and not written:
         yield "template_without_input", "template", "belongs to a template that is a text with {prompt}"

@@ -41,7 +41,7 @@ def length(recipe: Recipe) -> Iterator[Finding]:
     whole = train.schedule_steps or train.steps
     if whole is not None:
         for name, value in phases:
-            if value >= 1 and value > whole:
+            if value > whole:
                 yield name, key, f"{value} steps are more than the run has ({key}: {whole})"
                 return
         if steps + shares * whole > whole:

@@ -385,6 +385,8 @@ def test_all_problems_in_one_report(write):
     [
         (["train.steps=5", "train.epochs=2"], "train.steps", "steps or epochs, not both"),
         (["train.schedule=wsd", "train.warmup=15", "train.decay=10"], "train.warmup", "longer than the run"),
+        (["train.schedule=wsd", "train.warmup=21"], "train.warmup", "21 steps are more than the run has"),
+        (["train.schedule=wsd", "train.warmup=11", "train.decay=0.5"], "train.warmup", "longer than the run"),
         (["train.batch_size=6", "parallel.data=4"], "train.batch_size", "divided over 4 copies"),
         (
             ["parallel.pipeline=2", "parallel.micro_batches=3"],
@@ -731,6 +733,9 @@ def test_settings_that_are_no_mistake(write):
     nothing = ["temperature=1.0", "top_p=1", "top_k=0", "num_beams=1", "length_penalty=1.0", "early_stopping=false"]
     assert load(write(), [f"generation.{one}" for one in nothing]).generation.temperature == 1.0
     assert load(write(), ["generation.top_k=1"]).generation.top_k == 1  # as greedy decoding
+    phases = ["train.schedule=wsd", "train.warmup=10", "train.warmup_power=2", "train.decay=0.5"]
+    assert load(write(), phases).train.decay == 0.5  # no longer than the run together
+    assert load(write(), ["train.warmup=21"]).train.warmup == 21  # shortened to the run
     robust = ["train.objective=robust", "train.label_smoothing=0.49"]
     assert load(write(), robust).train.label_smoothing == 0.49
     judged = ["train.objective=classification", "data.eval_fraction=0.1", "eval.metrics=[loss, accuracy, f1]"]
