@@ -343,8 +343,6 @@ def _write_array(file: BinaryIO, name: str, value: np.ndarray, dtype: str, shape
     if bits.shape != tuple(shape) or (word != dtype and not {word, dtype} <= set(STORAGE)):
         raise ValueError(f"{name}: got {word} {bits.shape}, announced was {dtype} {tuple(shape)}")
     rows = bits.reshape(1) if bits.ndim == 0 else bits
-    if not rows.size:
-        return
     step = max(1, CHUNK // max(1, rows[:1].nbytes))
     for start in range(0, len(rows), step):
         progress.tick()

@@ -45,6 +45,7 @@ def test_writer_equals_package_for_mixed_types(tmp_path):
         "flag": np.array([True, False]),
         "scalar": np.array(3.5, np.float32),
         "empty": np.zeros((0, 4), np.float32),
+        "rows of nothing": np.zeros((3, 0), np.float32),
         "double": generator.standard_normal((2, 2)),
     }
     write_file(tmp_path / "x.safetensors", tensors, {"format": "pt"})
