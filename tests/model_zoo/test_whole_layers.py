@@ -210,6 +210,14 @@ def test_gradients_of_dora_are_those_of_the_plain_path(family, init, fixtures, g
     assert groups == [[model.config.dims.layers]]
 
 
+def test_a_trained_bias_beneath_dora_has_its_gradient(fixtures):
+    """Which no rule of the engine gives: MindSpore's graph does."""
+    model = AutoModel.from_pretrained(fixtures / "gpt2")
+    apply(model, LoRAConfig(rank=3, targets="all-linear", use_dora=True, bias="lora_only"))
+    disturb(model)
+    same(model.set_train(True), batch_of(model), graph=True)
+
+
 @pytest.mark.parametrize(
     ("form", "settings"),
     [
