@@ -301,6 +301,18 @@ def test_merging_beside_another_method_is_right_or_refused(first, second):
         np.testing.assert_array_equal(own(x).asnumpy(), before)
 
 
+def test_what_is_not_selected_is_merged_in_front(model):
+    add(model, "a", lora(), 1)
+    add(model, "s", ia3(feedforward=[]), 2)
+    pet.set_adapter(model, ["a", "s"])
+    scaled = logits(model)
+    for names in (["a", "s"], ["s", "a"]):
+        pet.set_adapter(model, "s")
+        pet.merge(model, names)
+        np.testing.assert_allclose(logits(model), scaled, rtol=0, atol=1e-4)
+        pet.unmerge(model)
+
+
 def test_the_order_of_activation_counts_where_a_method_scales(model):
     add(model, "l", lora(), 1)
     add(model, "s", ia3(feedforward=[]), 2)
