@@ -281,7 +281,10 @@ def test_a_rank_of_single_cells_is_one_of_the_adapters(model):
     parts, whole = [deltas(model, name) for name in ("a", "b")], deltas(model, "new")
     first = min(whole)
     np.testing.assert_allclose(whole[first], parts[0][first] + parts[1][first], rtol=0, atol=1e-5)
-    assert report.worst[0] != first and report.error > 0.01
+    name, error = report.worst
+    wanted = sum(registry(model).get(one).modules[name].delta(None) for one in "ab")
+    assert name != first and report.error > 0.01
+    assert error == pytest.approx(np.linalg.norm(whole[name] - wanted) / np.linalg.norm(wanted), rel=1e-5)
 
 
 def ranks_of(model, name):
@@ -381,8 +384,9 @@ def test_embeddings_and_convolutions_combine(model):
         add(cell, name, seed, targets=["0"])
     kernel = np.zeros((5, 3, 3, 3))
     expected = sum(registry(cell).get(name).modules["0"].delta(kernel) for name in "ab")
-    pet.combine_adapters(cell, ["a", "b"], new_name="sum")
-    np.testing.assert_allclose(registry(cell).get("sum").modules["0"].delta(kernel), expected, atol=1e-6)
+    for method, rank in (("cat", None), ("svd", 4)):
+        pet.combine_adapters(cell, ["a", "b"], new_name=method, method=method, rank=rank)
+        np.testing.assert_allclose(registry(cell).get(method).modules["0"].delta(kernel), expected, atol=1e-6)
 
 
 def test_what_is_more_than_a_change_of_low_rank_is_not_combined(model):
