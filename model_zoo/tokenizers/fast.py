@@ -31,7 +31,7 @@ CLASSES = {"gpt2": "GPT2Tokenizer", "qwen": "Qwen2Tokenizer", "glm": "PreTrained
 FLAGGED = "Llama", "CodeLlama", "Gemma", "Cohere"
 """How the classes of transformers 4 begin that heed add_bos_token and add_eos_token. The others, and all of
 transformers 5, go by tokenizer.json."""
-FLAGS = {"add_bos_token": True, "add_eos_token": False}
+AROUND = {"add_bos_token": True, "add_eos_token": False}
 """What they take where nothing is said, whatever tokenizer.json has."""
 
 
@@ -109,7 +109,7 @@ class FastTokenizer(Tokenizer):
             return {"tokenizer_class": self.class_name}
         if not str(self._settings.get("tokenizer_class")).startswith(FLAGGED):
             return {}
-        return {name: said for name, usual in FLAGS.items() if (said := getattr(self, name, usual)) != usual}
+        return {name: said for name, usual in AROUND.items() if (said := getattr(self, name, usual)) != usual}
 
     def description(self) -> dict:
         """What a tokenizer.json says of it."""

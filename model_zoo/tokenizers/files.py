@@ -32,6 +32,7 @@ SETTINGS = {
 """What is read of config.json and of tokenizer_config.json."""
 TEMPLATES = "additional_chat_templates"
 """The directory of further templates beside chat_template.jinja, one file for each name."""
+NO_UTF_8 = "a piece is not UTF-8"
 
 
 class TokenizerFiles:
@@ -254,9 +255,13 @@ def parse_sentencepiece(data: bytes, source):
     try:
         processor = SentencePieceProcessor(model_proto=data)
         processor.id_to_piece([*range(processor.get_piece_size())])  # which are not looked at before they are asked for
-    except (RuntimeError, UnicodeDecodeError) as error:
-        raise InputError(f"{source}: the sentencepiece model is damaged ({error})") from None
-    return processor
+    except UnicodeDecodeError:
+        found = NO_UTF_8
+    except RuntimeError as error:  # which Python 3.11.2 leaves without words where they hold such a piece
+        found = str(error) or NO_UTF_8
+    else:
+        return processor
+    raise InputError(f"{source}: the sentencepiece model is damaged ({found})")
 
 
 def protobuf_fields(data: bytes) -> list[tuple[int, int | bytes]]:
