@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 from model_zoo.checkpoint.dtypes import float_name
 from model_zoo.errors import InputError, nearest
@@ -10,6 +11,7 @@ from pet.cli.info import quantization_of, settings_of, work_options
 from pet.cli.parser import Parser
 from pet.files import json_text
 from pet.names import model_config
+from pet.recipe.training import Parallel
 
 EXAMPLES = [
     ("pet plan llama_65b --devices 64 --memory 64GB", "the five fastest layouts that fit; no weights are needed"),
@@ -37,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--dtype", help="of base and activations; default: config.json's, or float32")
     precisions = "fp32", "bf16", "auto"
     parser.add_argument("--precision", choices=precisions, default="fp32", help="of products, on a CPU (default fp32)")
-    sums = "float32", "float16", "bfloat16"
+    sums = get_args(Parallel.model_fields["reduce_dtype"].annotation)
     parser.add_argument("--reduce-dtype", choices=sums, default="float32", help="of messages that are added up")
     parser.add_argument("--bandwidth", default="56GB", metavar="SIZE", help="per second in a machine (default 56GB)")
     parser.add_argument("--network", default="25GB", metavar="SIZE", help="per second between machines (default 25GB)")
