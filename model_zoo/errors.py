@@ -120,7 +120,8 @@ def similar(name: object, candidates: Iterable[object]) -> str:
     """``" (did you mean 'q_proj'?)"`` for a misspelt name or another library's word for one, otherwise nothing.
 
     A misspelling has at most a third of its letters wrong, missing or added: ``LOAR`` is one of ``LORA``, ``ADALORA``
-    is another name. Upper and lower case count as the same.
+    is another name. A name that nothing is close to may be a word of a longer one: ``dora`` is one of ``use_dora``.
+    Upper and lower case count as the same.
     """
     names, text = sorted({str(candidate) for candidate in candidates}), str(name).lower()
     if text in NEEDLESS and text not in names:
@@ -136,7 +137,8 @@ def similar(name: object, candidates: Iterable[object]) -> str:
         wrong = longer - sum(block.size for block in matcher.get_matching_blocks())
         if wrong <= max(1, longer // 3) and wrong < longer:
             ranked.append((-matcher.ratio(), candidate))
-    close = [repr(candidate) for _, candidate in sorted(ranked)[:3]]
+    longer_names = [candidate for candidate in names if text in candidate.lower().split("_")]
+    close = [repr(candidate) for candidate in ([found for _, found in sorted(ranked)] or longer_names)[:3]]
     return f" (did you mean {' or '.join(close)}?)" if close else ""
 
 

@@ -17,6 +17,7 @@ from model_zoo.errors import nearest, similar
         ("r", ["rank", "rows"], "rank"),
         ("lora_alpha", ["alpha", "lora_beta"], "alpha"),
         ("target_modules", ["targets", "modules_to_save"], "targets"),
+        ("dora", ["rank", "use_dora"], "use_dora"),
     ],
 )
 def test_misspellings_and_words_of_other_libraries(name, candidates, meant):
