@@ -127,6 +127,20 @@ def test_chinese_pages_have_the_commands_of_the_english_ones(chinese):
     assert theirs == ours[: len(theirs)]  # a last section may be in English alone
 
 
+@pytest.mark.parametrize("chinese", CHINESE)
+def test_chinese_pages_say_what_the_english_ones_do(chinese):
+    """As far as names within sentences, headings, rows of tables and items of lists tell it."""
+
+    def told(page: str) -> tuple[set[str], list[int]]:
+        text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text("utf-8"), flags=re.M | re.S)
+        names = {re.sub(r"\s+", " ", name) for name in re.findall(r"`([^`]+)`", text)}
+        return names, [len(re.findall(start, text, flags=re.M)) for start in (r"^#+ ", r"^ *\|", r"^ *- ")]
+
+    (theirs, shape), (ours, other) = told(chinese), told(chinese.replace(".zh-CN", ""))
+    assert ours - theirs == set()
+    assert shape == other
+
+
 def test_chinese_readme_has_the_measured_numbers_of_the_english_one():
     english, chinese = ((ROOT / name).read_text("utf-8") for name in ("README.md", "README.zh-CN.md"))
     ranges = re.findall(r"[\d.]+ to [\d.]+", english.partition("## Speed")[2])
