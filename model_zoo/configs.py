@@ -42,7 +42,7 @@ OTHER_FIELDS = {
 }
 """Fields that are read out of `Config.extra`."""
 
-MOST_LAYERS = 1 << 14
+MOST = {"layers": 1 << 14, "head_dim": 1 << 13}  # more is a damaged file, and takes memory before it is read
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -334,8 +334,9 @@ class Config:
         config = cls(**known, extra={key: value for key, value in values.items() if key not in known})
         config.check_common()
         config.check()
-        if config.dims.layers > MOST_LAYERS:
-            raise InputError(f"config.json: {config.dims.layers} layers; at most {MOST_LAYERS} are a model's")
+        for name, most in MOST.items():
+            if (number := getattr(config.dims, name)) > most:
+                raise InputError(f"config.json: {name} of {number}; a model has at most {most}")
         return config
 
     @classmethod
