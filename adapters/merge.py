@@ -210,10 +210,11 @@ def merged_into(
     refuse_over_changed_base(state, every)
     with state.disabled():
         merged = planned(state, every, requantize, first or (state.merged.first if state.merged else None))
-        if safe:
-            bad = [target.path for target in merged.targets if not target.finite]
-            if bad:
-                raise InputError(f"merge: {', '.join(bad[:3])} would hold NaN or Inf; nothing was merged")
+        bad = ", ".join([target.path for target in merged.targets if not target.finite][:3])
+        if bad and safe:
+            raise InputError(f"merge: {bad} would hold NaN or Inf; nothing was merged")
+        if bad:
+            warnings.warn(f"merge: {bad} holds NaN or Inf now; safe=True refuses such a merge", stacklevel=2)
         if state.merged is not None:
             merged.frozen = state.merged.frozen
         state.merged = merged
