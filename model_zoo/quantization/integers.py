@@ -39,6 +39,7 @@ PARTS = {
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where each of eight neighbouring outputs lies in AWQ's integers, from the lowest bits on."""
 WIDTH = re.compile(r"'num_bits': (\d+)")
+SYMMETRIC = re.compile(r"'weights': \{[^{}]*'symmetric': (True|False)")
 OWN_WIDTH = re.compile(r"'bits': (\d+)")
 """Of some modules, in GPT-QModel's ``dynamic``."""
 AT_ONCE = 1 << 22
@@ -199,7 +200,7 @@ def _integers(
     }[method]
     of_type(infos, codes, "int32", shapes[0])
     has_zeros = method != "compressed-tensors" or zeros in infos
-    if has_zeros:
+    if has_zeros or {*SYMMETRIC.findall(str(settings))} == {"False"}:
         of_type(infos, zeros, "int32", shapes[1])
     of_type(infos, scales, factors.dtype if factors.dtype in STORAGE else "float16", shapes[2])
     size = _size(parts, inputs, count, infos, stored, settings)

@@ -392,7 +392,7 @@ def test_compressed_tensors_open_exactly(fixtures, tmp_path, bits, zeros, mixed)
         matrices[name] = (codes - less) * scales.astype(np.float32)[:, groups]
     values = read_config(fixtures / "bitsandbytes/base")
     section = values["quantization_config"] = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
-    section["config_groups"] = {"group_0": {"weights": {"num_bits": bits}}}
+    section["config_groups"] = {"group_0": {"weights": {"num_bits": bits, "symmetric": not zeros}}}
     write_file(tmp_path / "model.safetensors", arrays)
     (tmp_path / "config.json").write_text(json.dumps(values))
     with Checkpoint(tmp_path) as checkpoint:
@@ -404,6 +404,11 @@ def test_compressed_tensors_open_exactly(fixtures, tmp_path, bits, zeros, mixed)
     for name, matrix in matrices.items():
         found = cells[name].dequantized() if name in cells else parameters.parameters_dict()[name].asnumpy()
         assert np.array_equal(found, matrix)
+    if not zeros:
+        section["config_groups"]["group_0"]["weights"]["symmetric"] = False
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        with pytest.raises(InputError, match=r"weight_zero_point is missing"):
+            Checkpoint(tmp_path)
     section["config_groups"]["group_0"]["weights"]["num_bits"] = 7
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(InputError, match=rf"weight_packed .*: {bits} bits for \d+ inputs; config.json says 7"):
