@@ -139,13 +139,15 @@ def mix_dataset(dataset: TokenDataset, paths: Paths, weights: Sequence[float], s
         weights: one for each path.
 
     Raises:
-        InputError: the data streams, or there are more or fewer weights than paths.
+        InputError: the data streams, there are more or fewer weights than paths, or one is no number of times.
     """
     if isinstance(dataset, StreamDataset):
         raise InputError("data.mix: streaming data cannot be mixed; leave out data.streaming")
     paths = entries_of(paths)
     if len(weights) != len(paths):
         raise InputError(f"data.mix: {len(weights)} weights for {len(paths)} paths; one each was expected")
+    if odd := [weight for weight in weights if not 0 <= weight < math.inf]:
+        raise InputError(f"data.mix: a weight of {odd[0]}; a number of at least 0 was expected")
     files = np.asarray(dataset.origin)[:, 0]
     chosen = []
     for number, (path, weight) in enumerate(zip(paths, weights, strict=True)):

@@ -1271,6 +1271,9 @@ def test_sets_are_mixed_by_their_weights(write, letters, settings):
     assert (mix_dataset(dataset, paths, [2, 0.25, 1.5], seed=4).starts != mixed.starts).any()
     with pytest.raises(InputError, match="2 weights for 3 paths"):
         mix_dataset(dataset, paths, [1, 1])
+    for odd in (-1, float("nan"), float("inf")):
+        with pytest.raises(InputError, match=f"a weight of {odd}; a number of at least 0 was expected"):
+            mix_dataset(dataset, paths, [1, odd, 1])
 
 
 def test_repeated_samples_are_left_out_and_counted(write, letters, settings, caplog):
