@@ -10,6 +10,7 @@ from model_zoo.configs import OTHER_FIELDS, Config, Dims, Shapes
 from model_zoo.errors import InputError
 from model_zoo.families import config_class
 from model_zoo.labels import LABEL_FIELDS
+from model_zoo.rope_config import changes_of_text
 
 
 def config_of(values: Mapping[str, Any]) -> Config:
@@ -29,6 +30,7 @@ def config_of(values: Mapping[str, Any]) -> Config:
 
 def unread_fields(values: Mapping[str, Any], changed: Mapping[str, Any]) -> tuple[list[str], set[str]]:
     """Of the fields that are to replace or join a config.json's those that nothing reads; and what is read."""
+    changed = changes_of_text(values, changed)
     kind = config_class({**values, **changed})
     known = {
         *(field.name for field in dataclasses.fields(kind) if field.name != "extra"),

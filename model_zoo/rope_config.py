@@ -156,6 +156,15 @@ def with_older_form(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**values, **{key: value for key, value in older.items() if value is not None}}
 
 
+def changes_of_text(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Changes of a config.json without a ``text_config`` among them: those within a multimodal file's, beside which
+    all that is said of the text model counts, instead of a section that would take the place of the file's."""
+    inner = changes.get("text_config")
+    if not (isinstance(inner, Mapping) and isinstance(values.get("text_config"), Mapping)):
+        return changes
+    return {**inner, **{key: one for key, one in changes.items() if key != "text_config"}}
+
+
 def with_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """A config.json's dictionary with other fields in it. What these say of the rotations takes the place of what the
     file says of the same, in whichever form.
@@ -164,6 +173,7 @@ def with_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
         InputError: a change in the older form, which cannot say the rest of what is there.
     """
     older = ("rope_scaling", "rope_local_base_freq", *BESIDE)
+    changes = changes_of_text(values, changes)
     left_out, text = "", values.get("text_config")
     if isinstance(text, Mapping) and {*changes}.intersection(stated := ("rope_parameters", *older)):
         # a multimodal file says within what is said beside it now, and what is beside it counts

@@ -12,7 +12,7 @@ import pet
 from adapters.peft_config import WEIGHTS
 from model_zoo.auto import AutoConfig, AutoModel
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
-from model_zoo.counting import config_of, parameter_shapes
+from model_zoo.counting import config_of, parameter_shapes, unread_fields
 from model_zoo.errors import InputError
 from model_zoo.families import PRESETS
 from model_zoo.quantization import Quantization
@@ -127,7 +127,16 @@ def test_other_rotations_count_as_for_the_text_model_alone(form, change):
         [rope_settings(config_of(with_changes(one, change)), local) for local in (False, True)] for one in wholes
     )
     assert found == expected != alone
+    within = config_of(with_changes(wholes[1], {"text_config": change}))
+    assert [rope_settings(within, local) for local in (False, True)] == expected
     assert wholes[1]["text_config"] is text and text.keys() >= form.keys()
+
+
+def test_a_change_within_the_text_model_s_section_leaves_the_rest_of_it():
+    change = {"text_config": {"max_position_embeddings": 99}}
+    assert config_of(with_changes(VALUES, change)).dims == config_of(VALUES).dims._replace(context=99)
+    assert unread_fields(VALUES, change)[0] == []
+    assert unread_fields(VALUES, {"text_config": {"hidden_sizes": 3}})[0] == ["hidden_sizes"]
 
 
 def test_the_text_model_opens_and_says_what_is_left_out(case, caplog, tmp_path):
