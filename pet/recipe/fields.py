@@ -103,10 +103,18 @@ def run_name(text: str) -> str:
 def _no_place(name: str) -> str:
     if not name.strip("."):
         raise ValueError("a name was expected; this is a place")
+    if (size := len(name.encode())) > MOST_BYTES:
+        raise ValueError(f"{size} bytes of UTF-8; a directory's name has room for {MOST_BYTES}")
     return name
 
 
-RunName = Annotated[str, Field(pattern=rf"^([{PLAIN}]|[^\x00-\x7f]){{1,128}}$"), AfterValidator(_no_place)]
+MOST_BYTES = 200
+"""Of a run's name: systems allow 255 for a directory, and what is being written beside it has a longer name."""
+RunName = Annotated[
+    str,
+    Field(min_length=1, max_length=128, pattern=rf"^([{PLAIN}]|[^\x00-\x7f])+$"),
+    AfterValidator(_no_place),
+]
 RecipePath = Annotated[str, PathKind("recipe"), Field(min_length=1)]
 HerePath = Annotated[str, PathKind("here"), Field(min_length=1)]
 WITH_PROMPT = _matching(r"\{prompt\}")

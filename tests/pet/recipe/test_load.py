@@ -105,6 +105,19 @@ def test_every_default_is_filled_in(write, tmp_path, fixtures):
     assert recipe.eval.best_mode == "min"
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a" * 129, "expected a text that is not so long"),
+        ("情" * 100, "300 bytes of UTF-8; a directory's name has room for 200"),
+        ("a b", "has characters that cannot be used here"),
+    ],
+)
+def test_a_name_that_no_directory_can_have_is_refused(write, name, message):
+    (problem,) = problems(write(), [f"name={json.dumps(name)}"])
+    assert message in problem
+
+
 def test_a_run_is_named_in_any_script(write):
     """Files of Chinese names had one run's directory, and --force for the second deleted the first one's run."""
     for name in ("情感", "问答", "café 2"):
