@@ -71,7 +71,7 @@ SEVERAL = ("list", "Iterable", "Sequence")
 
 
 def checked(function: Function) -> Function:
-    """The function, which raises InputError for arguments that are not what its signature says."""
+    """The function, which raises InputError for arguments that its signature does not allow, and has others `plain`."""
     signature = inspect.signature(function)
     single = [one for one in signature.parameters.values() if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
     kinds = {one.name: (one.annotation, one.default) for one in single if isinstance(one.annotation, str)}
@@ -79,17 +79,20 @@ def checked(function: Function) -> Function:
     @functools.wraps(function)
     def checking(*arguments: Any, **settings: Any) -> Any:
         try:
-            given = signature.bind(*arguments, **settings).arguments
+            bound = signature.bind(*arguments, **settings)
         except TypeError:  # which Python itself says better, but for other libraries' names
             refuse_others(function.__qualname__, signature.parameters, settings)
-            given = {}
+            return function(*arguments, **settings)
+        given = bound.arguments
+        for name in kinds.keys() & given.keys():
+            given[name] = plain(kinds[name][0], given[name])
         known = ((name, *kinds[name], value) for name, value in given.items() if name in kinds)
         InputError.raise_any(
             fault
             for name, annotation, default, value in known
             if value is not default and (fault := misfit(name, annotation, value))
         )
-        return function(*arguments, **settings)
+        return function(*bound.args, **bound.kwargs)
 
     return checking  # type: ignore[return-value]
 
@@ -104,6 +107,15 @@ def asked_as_elsewhere(function: Function) -> Function:
         return function(*arguments, **settings)
 
     return asking  # type: ignore[return-value]
+
+
+def plain(annotation: str, value: Any) -> Any:
+    """An argument as a function can use it: of an enumeration's member its text, which it equals although it is written
+    as ``Kind.LORA``; and of an iterator the list, since looking at its values uses them up."""
+    if isinstance(value, str) and type(value) is not str:
+        return str.__str__(value)
+    several = hasattr(value, "__next__") and any(whole in SEVERAL for whole, _ in alternatives(annotation))
+    return list(value) if several else value
 
 
 def check_argument(name: str, annotation: str, value: Any) -> None:

@@ -31,6 +31,14 @@ def decay(value: Any) -> str | None:
     return None
 
 
+def words(value: Any) -> str | None:
+    """What keeps this from being None, or lists of token ids, of which none is empty."""
+    listed = isinstance(value, (list, tuple)) and all(isinstance(one, (list, tuple)) and one for one in value)
+    if value is None or (listed and all(type(token) is int for one in value for token in one)):
+        return None
+    return f"{shown(value)}; lists of token ids, none of them empty, were expected"
+
+
 def stopping(value: Any) -> str | None:
     """What keeps this from being None, a truth value or never."""
     if value is None or isinstance(value, bool) or value == "never":
@@ -55,7 +63,7 @@ class Choosing:
         None, "Above 1 penalises tokens that already occurred (Keskar et al. 2019).", gt=0, off=1
     )
     no_repeat_ngram_size: int | None = setting(None, "No sequence of so many tokens occurs twice.", ge=0, off=0)
-    bad_words_ids: list[list[int]] | None = setting(None, "Sequences of token ids that are never written.")
+    bad_words_ids: list[list[int]] | None = setting(None, "Sequences of token ids that are never written.", check=words)
     min_length: int | None = setting(None, "No end token before prompt and answer have so many tokens.", ge=0, off=0)
     min_new_tokens: int | None = setting(None, "No end token before the answer has so many tokens.", ge=0, off=0)
     forced_eos_token_id: list[int] | int | None = setting(None, "The last token where max_new_tokens is reached.")
@@ -144,7 +152,10 @@ def settings_beside(directory: Path) -> dict[str, Any]:
 
 def is_asked(name: str, value: Any) -> bool:
     """Whether a setting says something else than nothing."""
-    return value is not None and value != [] and value != FIELDS[name].metadata.get("off")
+    nothing = value is None or (
+        isinstance(value, list) and not value
+    )  # == [] would be no truth value of NumPy's numbers
+    return not nothing and value != FIELDS[name].metadata.get("off")
 
 
 def is_missed(name: str, value: Any) -> bool:

@@ -13,7 +13,8 @@ import numpy as np
 from adapters.stored import check_loadable
 from model_zoo.arguments import check_argument, checked, is_several
 from model_zoo.errors import InputError
-from model_zoo.generation_settings import DRAWN, LIMITS, completes_stop, says_limit
+from model_zoo.generation.choose import listed
+from model_zoo.generation_settings import DRAWN, FIELDS, LIMITS, Choosing, completes_stop, says_limit
 from model_zoo.settings import require
 from model_zoo.turns import telling
 from pet.names import own_tokenizer
@@ -114,9 +115,16 @@ class TextGeneration:
 
 
 def readable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that each batch can read: what gives its values but once is a list. A streamer gives the answer's."""
+    """Settings that each batch can read: what gives its values but once is a list. A streamer gives the answer's.
+
+    Raises:
+        InputError: one that says how tokens are chosen is out of its bounds.
+    """
     once = (name for name, value in settings.items() if hasattr(value, "__next__") and name != "streamer")
-    return {**settings, **{name: list(settings[name]) for name in once}}
+    settings = {**settings, **{name: list(settings[name]) for name in once}}
+    chosen = {name: listed(value) for name, value in settings.items() if name in FIELDS}
+    InputError.raise_any(f"pipeline: {problem}" for problem in Choosing(**chosen).problems())
+    return settings
 
 
 def opened(model, tokenizer=None, adapter=None) -> tuple[Any, Any]:
@@ -127,6 +135,7 @@ def opened(model, tokenizer=None, adapter=None) -> tuple[Any, Any]:
     """
     from pet.auto import AutoModel, AutoTokenizer
 
+    check_argument("pipeline: model", "str | os.PathLike | Model", model)
     check_argument("pipeline: adapter", "str | os.PathLike | None", adapter)
     if adapter is not None:
         check_loadable(adapter)
@@ -192,7 +201,8 @@ def until(
 
 def stops_of(asked: str | Sequence[str] | None, own: Mapping[str, Any]) -> list[str]:
     """The texts that end an answer: those that are asked for, or where this is None generation_config.json's."""
-    return np.ravel(own.get("stop_strings") or [] if asked is None else asked).tolist()
+    stops = own.get("stop_strings") or [] if asked is None else asked
+    return [stops] if isinstance(stops, str) else list(stops)
 
 
 def before(text: str, stops: Iterable[str], prompt: str = "") -> str:

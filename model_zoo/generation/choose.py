@@ -10,10 +10,10 @@ from model_zoo.generation.processors import PROCESSORS, Step, softmax
 from model_zoo.generation_settings import DRAWN, TOKENS, Choosing, is_asked
 
 
-def _listed(value):
+def listed(value):
     """A setting in which all that is several is a list, and NumPy's numbers are Python's."""
     value = value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
-    return [_listed(one) for one in value] if is_several(value) else value
+    return [listed(one) for one in value] if is_several(value) else value
 
 
 class Choice:
@@ -28,7 +28,7 @@ class Choice:
     """
 
     def __init__(self, vocabulary: int, **settings):
-        self.settings = Choosing(**{name: _listed(value) for name, value in settings.items()})
+        self.settings = Choosing(**{name: listed(value) for name, value in settings.items()})
         InputError.raise_any(self.settings.problems())
         for name in TOKENS:
             value = self.settings[name] or 0

@@ -160,20 +160,24 @@ class Tokenizer(InPieces, Filled, Settable, ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.source}, vocab_size={self.vocab_size}, prompt_style={self.prompt_style!r})"
 
+    @checked
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of one text, with the control tokens that this family puts around it unless told not to."""
         ids = self._encode_checked(text)
         return [*self._before, *ids, *self._after] if add_special_tokens else ids
 
+    @checked
     def decode(self, ids, skip_special_tokens: bool = True) -> str:
         """The text of a list, array or Tensor of ids; bytes that are no UTF-8 come out as U+FFFD."""
         decoder = self.stream_decoder(skip_special_tokens)
         return "".join([decoder.put(number) for number in whole_ids(ids)]) + decoder.end()
 
+    @checked
     def stream_decoder(self, skip_special_tokens: bool = True) -> StreamDecoder:
         """A decoder for ids that arrive one by one; what it gives adds up to ``decode`` of them all."""
         return StreamDecoder(self, skip_special_tokens)
 
+    @checked
     def token_to_id(self, token: str) -> int:
         """The id of a control token, or of another added one, by its text.
 
@@ -231,6 +235,7 @@ class Tokenizer(InPieces, Filled, Settable, ABC):
                 raise InputError(f"{self.source}: {style} has no place for {name}; templates have")
         return found
 
+    @checked
     def example(
         self, messages, train_on: str = "answers", tools: list | None = None, enable_thinking: bool | None = None
     ) -> tuple[list[int], list[bool]]:

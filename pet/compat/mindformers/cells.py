@@ -235,6 +235,7 @@ class LogitsCell(FamilyCell):
 
 
 def give_logits(model: CausalLM) -> CausalLM:
-    """Makes a model of `give_cell`'s one that scripts call as any other of this library."""
-    model.__class__ = _class_of(type(model).__bases__[1], LogitsCell)
+    """Makes a model of `give_cell`'s one that scripts call as any other of this library; others are that."""
+    if isinstance(model, FamilyCell):
+        model.__class__ = _class_of(type(model).__bases__[1], LogitsCell)
     return model

@@ -11,6 +11,7 @@ from typing import Any
 from model_zoo.configs import Config
 from model_zoo.errors import InputError, warn_once
 from model_zoo.families import chatglm, chatglm2, gpt2, llama
+from model_zoo.settings import require
 from pet.compat.mindformers.generation_defaults import NAMES as GENERATION
 from pet.compat.mindformers.model_file import model_section, saved_model
 from pet.compat.mindformers.presets import CLASSES, TYPES, Listed, Making, split_name
@@ -136,7 +137,13 @@ class TransformerOpParallelConfig(SimpleNamespace):
 
 def feed_forward_width(of: Mapping[str, Any]) -> int:
     """How wide MindFormers makes LLaMA's feed-forward: two thirds of 4 × hidden, times ``ffn_dim_multiplier``, rounded
-    up to ``multiple_of``."""
+    up to ``multiple_of``.
+
+    Raises:
+        InputError: one of these is no number above 0.
+    """
+    for name, kind in {"hidden_size": int, "multiple_of": int, "ffn_dim_multiplier": float | None}.items():
+        require("LlamaConfig", name, of[name], kind, gt=0)
     width = int(2 * 4 * of["hidden_size"] / 3)
     if of["ffn_dim_multiplier"] is not None:
         width = int((of["ffn_dim_multiplier"] + 0.01) * width)
