@@ -128,7 +128,7 @@ class Trainer(Measuring, Saving):
         self.compiled = compiled and getattr(model, "compiles", True)  # the update is compiled all the same
         self.objective.extend(model, self.feed, self.settings.seed)
         self.precision = prepare_model(model, self.settings, self.distributed)
-        self.trained = to_train(model)
+        self.trained, self.adapter_state = to_train(model), None
         restarts.check(self)
         self.optimizer = self.distributed.make_optimizer(
             lambda parts: make_optimizer(self.settings, parts, compiled),
@@ -298,6 +298,9 @@ class Trainer(Measuring, Saving):
     def one_step(self, batches: list[dict[str, Any]]) -> dict[str, Any]:
         """One optimizer step; its line for metrics.jsonl."""
         position = self.position
+        if (state := getattr(self.model, "adapter_state", None)) != self.adapter_state:  # callbacks may switch adapters
+            check_unchanged(self.model, self.trained)
+            self.adapter_state = state
         self.in_step = True
         restarts.begin_anew_if_due(self)
         rate = self.schedule(position.step)
