@@ -24,7 +24,7 @@ from adapters.sites import activate, attach, check_vacant, detach
 from model_zoo.arguments import check_argument
 from model_zoo.errors import InputError, nearest
 from model_zoo.labels import Labels
-from model_zoo.turns import between_turns
+from model_zoo.turns import between_turns, undivided
 
 BASE = "__base__"
 """Stands for no adapter where rows of a batch are given one each."""
@@ -126,23 +126,25 @@ class Registry:
         adapter = Adapter(name, config, {site.path: site for site in chosen}, modules, replaced)
         adapter.companions = tuple(companion.site.path for companion in companions)
         adapter.named = self.base_labels
-        if not self.adapters:
-            self.was_trainable = {parameter: parameter.requires_grad for parameter in self.model.get_parameters()}
-            for parameter in self.was_trainable:
-                parameter.requires_grad = False
-            self.statistics = replacement.with_statistics(self.model)
-        for site in chosen:
-            attach(site.cell, name, modules[site.path])
-            name_module(modules[site.path], site, name)
-        recompute_what_is_there(self.model)
-        self.adapters[name] = adapter
-        adapter.train(False)
         try:
+            with undivided():
+                if not self.adapters:
+                    self.was_trainable = {one: one.requires_grad for one in self.model.get_parameters()}
+                    for parameter in self.was_trainable:
+                        parameter.requires_grad = False
+                    self.statistics = replacement.with_statistics(self.model)
+                for site in chosen:
+                    attach(site.cell, name, modules[site.path])
+                    name_module(modules[site.path], site, name)
+                recompute_what_is_there(self.model)
+                self.adapters[name] = adapter
+                adapter.train(False)
             self.note_base([modules[site.path].attached(site) for site in chosen])
+            self.refresh()
         except BaseException:
-            self.delete(name)
+            if name in self.adapters:
+                self.delete(name)
             raise
-        self.refresh()
         return adapter
 
     def note_base(self, changed: list[bool]) -> None:
@@ -150,6 +152,7 @@ class Registry:
         if any(changed):
             self.settled = new_version()
 
+    @undivided()
     def set(self, names: str | Iterable[str]) -> None:
         """Lets just these adapters take part, and be trained."""
         names = (names,) if isinstance(names, str) else tuple(names)
@@ -168,6 +171,7 @@ class Registry:
             adapter.train(name in names)
 
     @between_turns
+    @undivided()
     def delete(self, name: str) -> None:
         """Takes an adapter off, with what it was earlier; with the last one gone the model is what it was."""
         adapter = self.get(name)
@@ -192,6 +196,7 @@ class Registry:
             self.statistics = []
 
     @between_turns
+    @undivided()
     def take_out(self) -> None:
         """Takes what is merged out of the weights; what was trained until then is trained again."""
         merged, self.merged = self.merged, None
@@ -201,6 +206,7 @@ class Registry:
             parameter.requires_grad = True
 
     @between_turns
+    @undivided()
     def keep_merged(self) -> None:
         """Takes every adapter off and leaves what is merged in the weights for good."""
         merged, self.merged = self.merged, None
@@ -213,6 +219,7 @@ class Registry:
             self.model.become_classifier(labels)
 
     @between_turns
+    @undivided()
     def refresh(self) -> None:
         """Makes the cells follow `running` and `merged`."""
         names, adapters = self.running, self.adapters.values()

@@ -7,10 +7,12 @@ without end.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
 from model_zoo.errors import InputError
@@ -63,6 +65,24 @@ def between_turns(function: Callable[P, R]) -> Callable[P, R]:
             return function(*arguments, **settings)
 
     return waiting
+
+
+@contextlib.contextmanager
+def undivided() -> Iterator[None]:
+    """A short block, or function, that Ctrl-C does not leave half done: KeyboardInterrupt comes behind it.
+    A handler that a program has installed itself stays."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 def telling(function: Function) -> Function:
