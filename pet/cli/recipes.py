@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from model_zoo.atomic import read_text
 from model_zoo.errors import InputError, nearest
 from pet import names
 from pet.cli.parser import Parser
@@ -97,13 +98,13 @@ def _copy(name: str, destination: str | None, force: bool) -> None:
     target = Path(destination or source.name)
     if target.is_dir() or (destination or "").endswith("/"):
         target = target / source.name
+    text = read_text(source, "a recipe file (.yaml)")
     words, data = _moved(source, read(source).value)
     pairs = [(path, target.parent / inside) for path, inside in data]
     pairs = [(path, to) for path, to in pairs if not _same(path, to)]  # another copied recipe's
     taken = [str(path) for path in (target, *(to for _, to in pairs)) if path.exists()]
     if taken and not force:
         raise InputError(f"{', '.join(taken)}: is there already; give another name, or --force to replace it")
-    text = source.read_text("utf-8")
     for old, new in words.items():
         text = re.sub(rf"(?<![\w./-]){re.escape(old)}(?![\w./-])", lambda _, new=new: new, text)
     for path, to in pairs:

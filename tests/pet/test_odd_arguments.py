@@ -7,6 +7,7 @@ import pytest
 
 import pet
 from model_zoo.errors import InputError
+from pet.cli import recipes
 from pet.cli.parser import Parser
 
 IDS = np.array([[5, 6, 7]], np.int32)
@@ -113,3 +114,11 @@ def test_two_dashes_behind_an_equals_sign_are_a_name():
     parser = Parser("pet x", "", ())
     parser.add_shared("--output")
     assert parser.read(["--output=--"]).output == "--"
+
+
+def test_what_is_no_text_file_is_not_copied_as_a_recipe(tmp_path):
+    (tmp_path / "latin.yaml").write_bytes(b"name: \xe9")
+    for source, words in {tmp_path / "latin.yaml": "not UTF-8 text", "/dev/null": ".*is a device"}.items():
+        with pytest.raises(InputError, match=f"^{source}: {words}"):
+            recipes.main(["copy", str(source), str(tmp_path / "copy.yaml")])
+    assert not (tmp_path / "copy.yaml").exists()
