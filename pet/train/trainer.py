@@ -175,6 +175,7 @@ class Trainer(Measuring, Saving):
 
         Raises:
             RunFailed: the loss is not finite or explodes, or every update overflows.
+            InputError: a callback merges, deletes or switches the adapter that is trained.
             Interrupted: a signal came; everything is saved. Ctrl-C is a KeyboardInterrupt, too.
         """
         if resume or self.weights_step is not None:  # it goes on from the last step's weights, not from the best ones
