@@ -172,7 +172,6 @@ class Tokenizer(InPieces, Filled, Settable, ABC):
         decoder = self.stream_decoder(skip_special_tokens)
         return "".join([decoder.put(number) for number in whole_ids(ids)]) + decoder.end()
 
-    @checked
     def stream_decoder(self, skip_special_tokens: bool = True) -> StreamDecoder:
         """A decoder for ids that arrive one by one; what it gives adds up to ``decode`` of them all."""
         return StreamDecoder(self, skip_special_tokens)
