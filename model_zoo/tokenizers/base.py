@@ -160,7 +160,6 @@ class Tokenizer(InPieces, Filled, Settable, ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.source}, vocab_size={self.vocab_size}, prompt_style={self.prompt_style!r})"
 
-    @checked
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of one text, with the control tokens that this family puts around it unless told not to."""
         ids = self._encode_checked(text)
@@ -176,7 +175,6 @@ class Tokenizer(InPieces, Filled, Settable, ABC):
         """A decoder for ids that arrive one by one; what it gives adds up to ``decode`` of them all."""
         return StreamDecoder(self, skip_special_tokens)
 
-    @checked
     def token_to_id(self, token: str) -> int:
         """The id of a control token, or of another added one, by its text.
 
@@ -315,11 +313,9 @@ class Tokenizer(InPieces, Filled, Settable, ABC):
         for one in texts:
             ids = self._encode_checked(one)
             if truncation:
-                room = max_length - len(before) - len(after)
+                room = max_length - (controls := len(before) + len(after))
                 if room < 0:
-                    raise InputError(
-                        f"max_length: {max_length} has no room for the {len(before) + len(after)} controls"
-                    )
+                    raise InputError(f"max_length: {max_length} has no room for the {controls} controls")
                 ids = ids[:room]
             rows.append([*before, *ids, *after])
         masks = [[1] * len(row) for row in rows]

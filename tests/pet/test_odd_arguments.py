@@ -86,16 +86,14 @@ def test_what_a_pipeline_is_made_of_is_looked_at_when_it_is_made(model, tokenize
 def test_a_tokenizers_switches_are_no_texts(tokenizer):
     conversation = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     calls = {
-        "add_special_tokens is 'false'; True or False": lambda: tokenizer.encode("a", add_special_tokens="false"),
         "skip_special_tokens is 'no'; True or False": lambda: tokenizer.decode([5], skip_special_tokens="no"),
         "enable_thinking is 'off'; True or False": lambda: tokenizer.example(conversation, enable_thinking="off"),
         r"train_on is \['last'\]; a text": lambda: tokenizer.example(conversation, train_on=["last"]),
-        r"token is \[\]; a text": lambda: tokenizer.token_to_id([]),
     }
     for words, call in calls.items():
         with pytest.raises(InputError, match=f"^{words} was expected$"):
             call()
-    assert tokenizer.encode("a", add_special_tokens=np.bool_(False)) == tokenizer.encode("a", False)
+    assert tokenizer.decode([5], skip_special_tokens=np.bool_(False)) == tokenizer.decode([5], False)
 
 
 def test_numbers_that_a_feed_forwards_width_is_made_of():
