@@ -152,10 +152,9 @@ def settings_beside(directory: Path) -> dict[str, Any]:
 
 def is_asked(name: str, value: Any) -> bool:
     """Whether a setting says something else than nothing."""
-    nothing = value is None or (
-        isinstance(value, list) and not value
-    )  # == [] would be no truth value of NumPy's numbers
-    return not nothing and value != FIELDS[name].metadata.get("off")
+    if value is None or (isinstance(value, list) and not value):  # a NumPy number beside [] is an array, and no truth
+        return False
+    return value != FIELDS[name].metadata.get("off")
 
 
 def is_missed(name: str, value: Any) -> bool:

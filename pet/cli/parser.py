@@ -111,9 +111,8 @@ class Parser(argparse.ArgumentParser):
             if option and option.nargs is None and word.startswith("-") and not OPTION.fullmatch(word):
                 given[-1] += f"={word}"  # -0.5,1: for argparse an option, unless it is a number or has a blank
             else:
-                given.append(
-                    f"{word[:-2]}{LITERAL}--" if word.endswith("=--") else word
-                )  # argparse drops a value of --
+                # a value of -- argparse would drop
+                given.append(f"{word[:-2]}{LITERAL}--" if word.endswith("=--") else word)
         # argparse itself takes them for options again, once it mixes them with those before
         literal = [LITERAL + word if word.startswith("-") else word for word in arguments[end + 1 :]]
         for word in given:  # before argparse misses what a misspelt option was to give
