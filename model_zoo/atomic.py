@@ -41,8 +41,7 @@ def replacing(path: str | Path, suffix: str = "", size: int | None = None) -> It
     """The name of an empty file beside `path`, with a suffix, that takes its place as in `atomic_write`. A device or a
     pipe stays what it is, and gets what was written."""
     path = Path(path)
-    if os.path.isdir(path):
-        raise InputError(f"{path}: is a directory, a file was expected")
+    _refuse_directory(path)
     through = written_through(path)
     with explained(path, size):
         stem = path.name.removesuffix(suffix)
@@ -177,6 +176,11 @@ def check_name(name: str | Path) -> None:
             raise InputError(f"{shown(str(name))}: no file can have this name ({error.strerror})") from None
 
 
+def _refuse_directory(path: str | Path) -> None:
+    if os.path.isdir(path):
+        raise InputError(f"{path}: is a directory, a file was expected")
+
+
 def special_kind(path: str | Path) -> str | None:
     """What is there, if it is no regular file, no directory and not absent: ``"a pipe"``, say."""
     try:
@@ -299,9 +303,10 @@ def sync(path: Path) -> None:
 @contextmanager
 def locked(path: Path) -> Iterator[bool]:
     """One process at a time; the others wait. Where the file system has no locks all go on, and are told False."""
+    _refuse_directory(path)
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        stream = open(path, "w")  # noqa: SIM115 - closed below
+        stream = open(path, "ab+", buffering=0)  # noqa: SIM115 - closed below; to write alone would wait at a pipe
     with stream:
         try:
             with progress.pausing():

@@ -42,7 +42,7 @@ def bf16_speedup() -> float:
     with suppress(OSError, ValueError):
         return float(kept.read_text())
     with ExitStack() as stack:
-        with suppress(OSError):  # a directory that only others may write to
+        with suppress(OSError, ValueError):  # a directory that only others may write to, or one for a lock
             stack.enter_context(locked(kept.with_name("lock")))
         with suppress(OSError, ValueError):  # another process has measured meanwhile
             return float(kept.read_text())

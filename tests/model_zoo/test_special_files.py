@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from model_zoo.atomic import open_file, read_json
+from model_zoo.atomic import locked, open_file, read_json
 from model_zoo.errors import InputError
 from pet.cli.main import main
 from pet.names import bundled_directory
@@ -91,3 +91,21 @@ def test_commands_refuse_a_pipe(home, name, tmp_path, monkeypatch, capsys):
     assert main(COMMANDS[name]) == 2
     errors = capsys.readouterr().err
     assert "is a pipe" in errors or f"no {Path(name).name}" in errors or f"({Path(name).name})" in errors
+
+
+@pytest.mark.parametrize(("kind", "said"), [(Path.mkdir, ": is a directory, a file was expected"), (pipe, "")])
+def test_what_stands_in_place_of_a_caches_lock(home, kind, said, tmp_path, monkeypatch, capsys):
+    """A directory is refused by name; at a pipe nobody waits for a reader."""
+    shutil.copytree(home, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    command = ["data", "job.yaml", "data.cache_dir=cache"]
+    assert main(command) == 0
+    (lock,) = Path("cache").glob("*.lock")
+    lock.unlink()
+    kind(lock)
+    capsys.readouterr()
+    assert main(command) == (2 if said else 0)
+    assert (f"{lock}{said}" in capsys.readouterr().err) == bool(said)
+    if not said:
+        with locked(lock) as alone:
+            assert alone
