@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ContextDecorator, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +22,7 @@ from adapters.ptuning import PTuningV2Config
 from adapters.registry import check_model, registry
 from adapters.restart import base_loading as base_beneath
 from model_zoo.arguments import checked
+from model_zoo.checkpoint.parameters import whole_base
 from model_zoo.errors import InputError
 from model_zoo.layers import weights_of
 
@@ -194,8 +196,24 @@ def text_settings(init_text: str | None, tokenizer) -> dict[str, Any]:
 
 @checked
 def add_adapter(model: nn.Cell, config: MethodConfig, name: str) -> None:
-    """Adds an adapter without making it active."""
+    """Adds an adapter without making it active.
+
+    A model in which a cell was exchanged before can be trained, but `adapters.saving.save_adapter` refuses it, since
+    its base is none that could be found again: a warning says so.
+    """
     registry(model).add(config, name)
+    try:
+        check_base(model)
+    except InputError as error:
+        warnings.warn(f"{error}; save_adapter will refuse adapter {name!r}", stacklevel=4)
+
+
+def check_base(model: nn.Cell) -> None:
+    """Raises InputError where an adapter could not be saved: a family's model lacks weights of its configuration. One
+    process of many has a part of them."""
+    if hasattr(model, "family") and not hasattr(model, "base_fingerprint"):
+        with registry(model).disabled():
+            whole_base(model)
 
 
 @checked

@@ -25,10 +25,10 @@ import numpy as np
 
 from model_zoo import progress
 from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert, float_name
-from model_zoo.checkpoint.parameters import read_parameter
-from model_zoo.checkpoint.reading import Checkpoint, assignment, base_parameters
+from model_zoo.checkpoint.parameters import base_parameters, read_parameter, whole_base
+from model_zoo.checkpoint.reading import Checkpoint, assignment
 from model_zoo.counting import parameter_shapes, sizes
-from model_zoo.errors import InputError, first_of
+from model_zoo.errors import InputError
 from model_zoo.quantization import codec
 
 if TYPE_CHECKING:
@@ -60,10 +60,7 @@ def fingerprint(config: Mapping[str, Any], source: Checkpoint | nn.Cell, roundin
             _file(source, stored),
             roundings,
         )
-    parameters = base_parameters(source)
-    absent = [name for name in shapes if name not in parameters]
-    if absent:
-        raise InputError(f"the model lacks {first_of(absent)}: an adapter or another cell stands there")
+    parameters = whole_base(source)
     packed = {name: parameters[name].packed_in for name in shapes if hasattr(parameters[name], "packed_in")}
     words = {name: float_name(parameters[name].dtype) for name in shapes if name not in packed}
 

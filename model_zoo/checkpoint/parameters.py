@@ -5,9 +5,17 @@ MindSpore is imported when one is at hand: checkpoints are merged and counted wi
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from model_zoo.checkpoint.dtypes import as_storage, convert, float_name, from_bfloat16
+from model_zoo.errors import InputError, first_of
+
+if TYPE_CHECKING:
+    from mindspore import Parameter, nn
+
+    from model_zoo.configs import Config
 
 
 def read_parameter(parameter) -> np.ndarray:
@@ -56,3 +64,28 @@ def write_parameter(parameter, values: np.ndarray) -> None:
     else:
         tensor = Tensor(from_bfloat16(bits)).astype(ms.bfloat16) if target == "bfloat16" else Tensor(bits)
         ops.assign(parameter, tensor)
+
+
+def base_parameters(model: nn.Cell, config: Config | None = None) -> dict[str, Parameter]:
+    """{published name: Parameter} of a model, without what adapters and new tokens added to it.
+
+    Args:
+        config: of what it is to be; default its own.
+    """
+    names = (config or model.config).shapes()
+    found = ((published_name(path, one), one) for path, one in model.parameters_and_names())
+    return {name: parameter for name, parameter in found if name in names}
+
+
+def published_name(path: str, parameter: Parameter) -> str:
+    """A parameter's name in files: its own, but for what MindSpore puts in front of it where the model is a part of a
+    user's cell. Its place is not always its name: a stage's first layer is a later one of the model."""
+    return path if parameter.name.endswith(f".{path}") else parameter.name
+
+
+def whole_base(model: nn.Cell) -> dict[str, Parameter]:
+    """`base_parameters`, all that the configuration asks for. Raises InputError where one is lacking."""
+    found = base_parameters(model)
+    if absent := [name for name in model.config.shapes() if name not in found]:
+        raise InputError(f"the model lacks {first_of(absent)}: an adapter or another cell stands there")
+    return found

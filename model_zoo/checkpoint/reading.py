@@ -25,7 +25,7 @@ from model_zoo.checkpoint.digests import check_beside
 from model_zoo.checkpoint.directory import find_weights
 from model_zoo.checkpoint.dtypes import STORAGE, float_name, typed
 from model_zoo.checkpoint.made import MadeTensor, finite
-from model_zoo.checkpoint.parameters import retype, write_parameter
+from model_zoo.checkpoint.parameters import base_parameters, retype, write_parameter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, Slices, TensorInfo, nbytes
 from model_zoo.checkpoint.wrappers import PUBLISHED, unstacked, unwrapped
 from model_zoo.counting import config_of
@@ -39,8 +39,6 @@ from model_zoo.quantization.scaled import find_scaled
 
 if TYPE_CHECKING:
     from mindspore import nn
-
-    from model_zoo.configs import Config
 
 
 def read_config(directory: str | Path) -> dict:
@@ -346,16 +344,6 @@ def note_source(model: nn.Cell, directory: Path) -> None:
     """Keeps on a model where its tokenizer and licence are, for those who save it again, and how it generates."""
     model.generation_config = settings_beside(directory)
     model.loaded_from = str(directory)
-
-
-def base_parameters(model: nn.Cell, config: Config | None = None) -> dict[str, object]:
-    """{published name: Parameter} of a model, without what adapters and new tokens added to it.
-
-    Args:
-        config: of what it is to be; default its own.
-    """
-    names = (config or model.config).shapes()
-    return {parameter.name: parameter for parameter in model.get_parameters() if parameter.name in names}
 
 
 def check_tied(checkpoint: Checkpoint, sources: Mapping[str, str], copies: Mapping[str, str]) -> None:

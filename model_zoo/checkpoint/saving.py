@@ -16,8 +16,7 @@ from model_zoo.arguments import checked
 from model_zoo.atomic import read_json, staged, write_json
 from model_zoo.checkpoint.directory import INDEX, SINGLE
 from model_zoo.checkpoint.dtypes import float_name
-from model_zoo.checkpoint.parameters import read_parameter
-from model_zoo.checkpoint.reading import base_parameters
+from model_zoo.checkpoint.parameters import base_parameters, published_name, read_parameter
 from model_zoo.checkpoint.safetensors_io import nbytes, write_stream
 from model_zoo.errors import InputError, shown
 from model_zoo.labels import SCORE
@@ -90,7 +89,8 @@ def save_pretrained(
             "mindspore.save_checkpoint writes its weights"
         )
     config = model.config
-    if model.scoring and model.score.weight.name == f"{SCORE}.weight":  # the base's, into which one may be merged
+    head = f"{SCORE}.weight"
+    if model.scoring and published_name(head, model.score.weight) == head:  # the base's, into which one may be merged
         config = config.as_classifier(model.labels)
     own = config.alone
     names = dict(zip(config.shapes(), own.shapes(), strict=True))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from mindspore.dataset import MindDataset
 
-from adapters.apply import delete_adapter, list_adapters, trainable_parameters
+from adapters.apply import check_base, delete_adapter, list_adapters, trainable_parameters
 from adapters.saving import load_adapter, save_adapter
 from model_zoo.checkpoint.reading import load_into
 from model_zoo.checkpoint.safetensors_io import write_file
@@ -206,6 +206,8 @@ def assemble(recipe, objects: Objects, distributed, adapter: Path | None = None)
     # an adapter, or a choice of parameters, that the script has made itself is left as it is
     elif not own or (recipe.adapter.method != "none" and not list_adapters(model)):
         attach_adapter(model, recipe, tokenizer)
+    if own and list_adapters(model) and not distributed.divides_model:  # else it would end when it is saved
+        check_base(model)
     check_alike(recipe, distributed, adapter=adapter, model=model)
     return distributed.prepare(model), tokenizer
 

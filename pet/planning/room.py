@@ -47,7 +47,7 @@ def types_of(model) -> dict[str, str]:
     """The types of a model's activations and matrices: that of its norms, and that of its embedding, which may be an
     adapter's (modules_to_save)."""
     from model_zoo.checkpoint.dtypes import float_name
-    from model_zoo.checkpoint.reading import base_parameters
+    from model_zoo.checkpoint.parameters import base_parameters
 
     own = [one for one in base_parameters(model).values() if not hasattr(one, "packed_in")]
     types = {len(one.shape) == 2: float_name(one.dtype) for one in reversed(own)}
