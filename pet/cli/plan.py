@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--batch", type=int, metavar="N", help="rows per step over all devices (default 4 each)")
     parser.add_argument("--micro-batch", type=int, metavar="N", help="rows per forward pass; default: the fastest")
     parser.add_argument("--dtype", help="of base and activations; default: config.json's, or float32")
-    precisions = "fp32", "bf16", "auto"
+    precisions = "fp32", "bf16", "auto"  # of layers in fp16 no program is made whose memory could be read
     parser.add_argument("--precision", choices=precisions, default="fp32", help="of products, on a CPU (default fp32)")
     sums = get_args(Parallel.model_fields["reduce_dtype"].annotation)
     parser.add_argument("--reduce-dtype", choices=sums, default="float32", help="of messages that are added up")
