@@ -1,6 +1,8 @@
 """How tokens are chosen: every processor against transformers', their settings from all doors, and what is said."""
 
+import inspect
 import logging
+import typing
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +15,7 @@ from model_zoo.generation.choose import Choice
 from model_zoo.generation.defaults import own_padding, say_unheeded, say_unused
 from model_zoo.generation.generate import generate
 from model_zoo.generation.processors import PROCESSORS, Step, softmax
-from model_zoo.generation_settings import DRAWN, FIELDS, settled
+from model_zoo.generation_settings import DRAWN, FIELDS, HINTS, settled
 
 VOCABULARY = 128
 
@@ -140,8 +142,10 @@ def test_values_of_a_base_s_file_count_as_for_transformers(peer, name, value):
 
 
 def test_every_setting_is_in_the_signature_and_in_the_comparison():
-    names = set(generate.__wrapped__.__annotations__)
-    assert names >= FIELDS.keys() >= PROCESSORS.keys()
+    kinds, parameters = typing.get_type_hints(generate.__wrapped__), inspect.signature(generate).parameters
+    said = {name: (kinds.get(name), getattr(parameters.get(name), "default", None)) for name in FIELDS}
+    assert said == {name: (HINTS[name], field.default) for name, field in FIELDS.items()}
+    assert FIELDS.keys() >= PROCESSORS.keys()
     assert {name for settings in CASES for name in settings} == PROCESSORS.keys()
     assert [name for name in FIELDS if name in PROCESSORS] == list(PROCESSORS)
 
