@@ -21,6 +21,7 @@ from adapters.prompt import PromptConfig, PTuningConfig
 from adapters.ptuning import PTuningV2Config
 from adapters.registry import check_model, registry
 from adapters.restart import base_loading as base_beneath
+from adapters.saving import knows
 from model_zoo.arguments import checked
 from model_zoo.checkpoint.parameters import whole_base
 from model_zoo.errors import InputError
@@ -211,7 +212,7 @@ def add_adapter(model: nn.Cell, config: MethodConfig, name: str) -> None:
 def check_base(model: nn.Cell) -> None:
     """Raises InputError where an adapter could not be saved: a family's model lacks weights of its configuration. One
     process of many has a part of them."""
-    if hasattr(model, "family") and not hasattr(model, "base_fingerprint"):
+    if knows(model) and not hasattr(model, "base_fingerprint"):
         with registry(model).disabled():
             whole_base(model)
 

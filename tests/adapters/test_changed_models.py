@@ -46,6 +46,13 @@ def test_a_model_within_another_cell_is_saved_and_loaded_as_it_is_alone(late, tm
     assert found[True] == found[False]
 
 
+def test_a_network_with_a_family_of_its_own_is_no_models():
+    network = nn.SequentialCell(nn.Dense(4, 4))
+    network.family = "mine"
+    pet.apply_lora(network, rank=2, targets=["0"])
+    assert pet.list_adapters(network) == ["default"]
+
+
 def test_a_merged_head_is_saved_within_another_cell(tmp_path):
     model = pet.AutoModel.from_pretrained("llama_tiny")
     model.add_score(Labels.plain(3))
