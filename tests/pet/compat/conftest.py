@@ -1,9 +1,20 @@
-"""Runs in a directory of their own, and perplexity by NumPy."""
+"""Runs in a directory of their own, perplexity by NumPy, job files, tokenizers and prompts."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
+import yaml
+from job_files import JOBS, write
+from mindformers_jobs import JOB
+from recipe_jobs import changed
+
+from model_zoo import tokenizers
+from pet.compat.mindformers import AutoTokenizer
+from pet.data.encode import Encoder
+from pet.data.settings import DataSettings
 
 
 @pytest.fixture(autouse=True)
@@ -37,3 +48,46 @@ def lora_file():
         return arrays
 
     return write
+
+
+@pytest.fixture(params=JOBS)
+def job(request, tmp_path):
+    """Writes a job file of a system, with keys beyond the few that it needs."""
+    return lambda **more: write(
+        tmp_path / "job.yaml", yaml.safe_dump({**JOBS[request.param], "output_dir": str(tmp_path / "out"), **more})
+    )
+
+
+@pytest.fixture
+def published(tmp_path):
+    """Writes the file with values `changed`."""
+
+    def write(**changes):
+        file = tmp_path / "run_llama2_7b.yaml"
+        file.write_text(yaml.safe_dump(changed(JOB, changes)))
+        return file
+
+    return write
+
+
+@pytest.fixture
+def rows(tmp_path):
+    file = tmp_path / "rows.txt"
+    file.write_text("a red shirt\n" * 4)
+    return str(file)
+
+
+@pytest.fixture(params=["llama_tiny", "gpt_tiny", "glm_tiny", "glm4_tiny"])
+def tokenizer(request):
+    return AutoTokenizer.from_pretrained(request.param)
+
+
+@pytest.fixture
+def encoder(fixtures):
+    """Of a tokenizer that has none of the tokens that prompts name, so that they are text."""
+
+    def made(prompt, **how):
+        template = dataclasses.replace(prompt, needs="").jinja(**how)
+        return Encoder(tokenizers.AutoTokenizer.from_pretrained(fixtures / "tok_gpt2"), DataSettings(template=template))
+
+    return made
