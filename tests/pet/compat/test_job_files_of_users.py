@@ -6,7 +6,7 @@ import json
 import logging
 
 import pytest
-import yaml
+from user_job_files import JOBS, job
 
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError
@@ -49,12 +49,6 @@ def talkative(tmp_path):
         return place
 
     return made
-
-
-def job(tmp_path, name="job.yaml", **settings):
-    path = tmp_path / name
-    path.write_text(yaml.safe_dump(settings))
-    return path
 
 
 def turn_by_turn(tokenizer, turns, conversation):
@@ -105,10 +99,6 @@ def test_sharegpts_system_text_speakers_and_whole_conversations(tmp_path):
     assert '"You are a helpful assistant."' in t.get("data.template")
 
 
-JOBS = {
-    "axolotl": {"base_model": "llama_tiny", "adapter": "lora", "datasets": [{"path": "a", "type": "alpaca"}]},
-    "llama_factory": {"model_name_or_path": "llama_tiny", "finetuning_type": "lora", "dataset": "a"},
-}
 SCHEDULES = {"axolotl": "lr_scheduler", "llama_factory": "lr_scheduler_type"}
 
 
@@ -385,44 +375,3 @@ def test_llama_factorys_own_length_scales_positions_too(tmp_path):
         job(tmp_path, **{key: one for key, one in file.items() if key != "cutoff_len"}), [f"data.train={rows}"]
     )
     assert (recipe.data.max_length, recipe.model.config["max_position_embeddings"]) == (2048, 2048)
-
-
-@pytest.mark.parametrize(
-    ("given", "found", "problem"),
-    [
-        ({"checkpoint_dir": "saves/one"}, {"adapter.load": "saves/one"}, ""),
-        ({"checkpoint_dir": "saves/one", "adapter_name_or_path": None}, {"adapter.load": None}, ""),  # by the command
-        ({"checkpoint_dir": "saves/one", "resume_lora_training": True}, {"adapter.load": "saves/one"}, ""),
-        (
-            {"checkpoint_dir": "saves/one", "resume_lora_training": False},
-            {},
-            "create_new_adapter: first pet merge saves/one --base",
-        ),
-        ({"checkpoint_dir": "saves/one", "finetuning_type": "full"}, {}, "name these weights by model_name_or_path"),
-        ({"resume_lora_training": False, "dev_ratio": 0.1, "sft_packing": True}, {"data.eval_fraction": 0.1}, ""),
-        ({"prompt_template": "qwen", "system_prompt": "Be kind.", "neft_alpha": 5}, {"train.neftune_alpha": 5.0}, ""),
-        ({"max_source_length": 512}, {}, "cutoff_len is the length of question and answer"),
-    ],
-)
-def test_llama_factorys_names_of_2023(tmp_path, given, found, problem):
-    t = llama_factory.translate({**JOBS["llama_factory"], **given}, tmp_path / "job.yaml")
-    assert {key: t.get(key) for key in found} == found
-    assert problem in t.problems[0] if problem else not t.problems
-    if "prompt_template" in given:
-        assert "Be kind." in t.get("data.template") and "read as default_system" in t.ignored["system_prompt"]
-
-
-def test_layers_by_llama_factorys_names_of_2023(tmp_path):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps({"instruction": "Q", "output": "A"}) + "\n")
-    old = {"num_layer_trainable": 1, "name_module_trainable": "mlp"}
-    new = {"freeze_trainable_layers": 1, "freeze_trainable_modules": "mlp"}
-    told = [f"data.train={rows}", "data.max_length=64"]
-    file = {**JOBS["llama_factory"], "finetuning_type": "freeze"}
-    trained = [load_any(job(tmp_path, **file, **names), told).adapter.trained for names in (old, new)]
-    assert trained == [["*.3.mlp*"]] * 2
-
-
-def test_an_adapter_by_llama_factorys_name_of_2023_can_be_merged(tmp_path):
-    merge = of_file(str(job(tmp_path, **JOBS["llama_factory"], checkpoint_dir="saves/run", export_dir="merged")))
-    assert (merge["adapters"], merge["output"]) == (["saves/run"], "merged")
