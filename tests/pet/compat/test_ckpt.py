@@ -9,15 +9,15 @@ from types import SimpleNamespace
 import mindspore as ms
 import numpy as np
 import pytest
+from ckpt_tables import bits, dimensions, weights
 
-import pet
 from model_zoo.checkpoint import ckpt_io as ckpt_file
 from model_zoo.checkpoint.ckpt_io import CkptFile, write_ckpt
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, read_file, write_file
 from model_zoo.errors import InputError
 from model_zoo.families import PRESETS
-from pet.compat.ckpt.doors import config_for, find_ckpt, to_directory, to_file
-from pet.compat.ckpt.lora import to_adapter, to_lora_file
+from pet.compat.ckpt.doors import config_for, to_directory, to_file
+from pet.compat.ckpt.lora import to_adapter
 from pet.compat.ckpt.names import Form
 
 # The names that MindFormers' scripts write for a layer, with their shapes in terms of the dimensions.
@@ -109,25 +109,6 @@ FAMILIES = {
         },
     ),
 }
-
-
-def dimensions(directory):
-    from model_zoo.counting import sizes
-
-    n = sizes(json.loads((directory / "config.json").read_text()))
-    q, k = n.heads * n.head_dim, n.kv_heads * n.head_dim
-    table = {"h": n.hidden, "f": n.ffn, "v": n.vocab, "c": n.context, "q": q, "k": k}
-    return n, {**table, "3h": 3 * n.hidden, "2f": 2 * n.ffn, "q+2k": q + 2 * k}
-
-
-def weights(directory):
-    """A directory's tensors, without buffers that are no parameters."""
-    return {name: value for name, value in read_file(directory / "model.safetensors").items() if "inv_freq" not in name}
-
-
-def bits(path):
-    with CkptFile(path) as file:
-        return {name: (info, file.read(name).tobytes()) for name, info in file.tensors.items()}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -290,92 +271,6 @@ def test_mindspores_own_files(fixtures, tmp_path, monkeypatch):
     assert all(np.array_equal(again[name].asnumpy(), value.asnumpy()) for name, value in tensors.items())
 
 
-REMARK = b"\x0a\x0e\x0a\x01a\x12\x09\x12\x03str\x1a\x02hi"
-"""A checkpoint that holds a text alone."""
-HALF = b"\x08\x80\x80\x80\x80\x10"
-"""An extent of 2³²: two make 0 where a product has 64 bits."""
-EMPTY = b"\x0a\x1c\x0a\x01w\x12\x17" + 2 * HALF + b"\x12\x07Float32\x1a\x00"
-
-
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (bytes(1000), "byte 0 begins no field"),
-        (bytes(1), "it ends at byte 1"),
-        (b"\x12\x02ab", "byte 2 belongs to no value"),
-        (b"\x0a\x00", "a value has no name"),
-        (b"\x08\x01", "byte 1 begins no field"),
-        (b"\x0a", "it ends at byte 1"),
-        (b"\x0a\x80", "it ends at byte 2"),
-        (REMARK, "it holds no tensors"),
-        (EMPTY, "takes 73786976294838206464 bytes, 0 are there"),
-    ],
-)
-def test_bytes_that_are_no_checkpoint(tmp_path, content, why):
-    (tmp_path / "a.ckpt").write_bytes(content)
-    with pytest.raises(InputError, match=rf"a\.ckpt: not a whole MindSpore checkpoint \(.*{why}"):
-        CkptFile(tmp_path / "a.ckpt")
-
-
-def test_tensors_that_the_model_does_not_have_are_refused_both_ways(fixtures, tmp_path):
-    source = tmp_path / "source"
-    shutil.copytree(fixtures / "llama_gqa", source)
-    tensors = read_file(source / "model.safetensors")
-    buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8, np.float32)}
-    write_file(source / "model.safetensors", {**tensors, **buffer}, {"format": "pt"})
-    to_file(source, tmp_path / "a.ckpt")
-    odd = {"model.layers.0.self_attn.q_norm.weight": np.ones(16, np.float32)}
-    write_file(source / "model.safetensors", {**tensors, **odd}, {"format": "pt"})
-    with pytest.raises(InputError, match=r"q_norm\.weight .* is no parameter of the model"):
-        to_file(source, tmp_path / "b.ckpt")
-    parts = {"model.layers.0.attention.wq.mindpet_delta_lora_a": (2, 64)}
-    parts |= {"model.layers.0.attention.wq.mindpet_delta_lora_b": (64, 2), "model.layers.0.attention.q_norm": (16,)}
-    described = {name: ("float32", shape) for name, shape in parts.items()}
-    write_ckpt(tmp_path / "lora.ckpt", described, lambda name: np.ones(parts[name], np.float32))
-    with pytest.raises(InputError, match="q_norm is no parameter of this model"):
-        to_adapter(tmp_path / "lora.ckpt", tmp_path / "adapter", 8, source)
-    assert not (tmp_path / "b.ckpt").exists() and not (tmp_path / "adapter").exists()
-
-
-def test_an_array_of_another_size_is_not_written(tmp_path):
-    with pytest.raises(ValueError, match=r"w: 3 elements were given, \(2,\) takes more or fewer"):
-        write_ckpt(tmp_path / "a.ckpt", {"w": ("float32", (2,))}, lambda name: np.zeros(3, np.float32))
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_does_not_fit_is_listed(fixtures, tmp_path):
-    file = tmp_path / "a.ckpt"
-    to_file(fixtures / "llama_gqa", file)
-    with CkptFile(file) as there:
-        tensors, arrays = dict(there.tensors), {name: there.read(name) for name in there.tensors}
-    name = "model.layers.0.attention.wq.weight"
-    tensors = {old.replace("layers.0.attention.wq", "layers.0.attention.qw"): value for old, value in tensors.items()}
-    arrays["model.layers.0.attention.qw.weight"] = arrays[name]
-    del tensors["model.norm_out.weight"]
-    write_ckpt(file, tensors, arrays.__getitem__)
-    with pytest.raises(InputError) as error:
-        to_directory(file, tmp_path / "out", fixtures / "llama_gqa")
-    assert f"{name} is missing" in str(error.value)
-    assert "model.norm_out.weight is missing" in str(error.value)
-    assert f"attention.qw.weight is no parameter of this model (did you mean {name!r}" in str(error.value)
-    assert not (tmp_path / "out").exists()
-    with pytest.raises(InputError, match=r"has shape .*, this model needs"):
-        to_directory(file, tmp_path / "out", fixtures / "llama_mha")
-    file.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(InputError, match="not a whole MindSpore checkpoint"):
-        CkptFile(file)
-    with pytest.raises(InputError, match="MindFormers has no names for model_type 'glm'"):
-        to_file(fixtures / "glm", tmp_path / "b.ckpt")
-    with pytest.raises(InputError, match=r"no names for model_type 'qwen3'$"):
-        to_file(fixtures / "qwen3", tmp_path / "b.ckpt")
-    (tmp_path / "ranks/rank_0").mkdir(parents=True)
-    to_file(fixtures / "gpt2", tmp_path / "ranks/rank_0/gpt2.ckpt")
-    assert find_ckpt(tmp_path / "ranks").name == "gpt2.ckpt"
-    (tmp_path / "ranks/rank_1").mkdir()
-    with pytest.raises(InputError, match="pet transform"):
-        find_ckpt(tmp_path / "ranks")
-
-
 def test_scripts_that_lie_beside_a_file_or_its_yaml_are_no_part_of_the_model(fixtures, tmp_path):
     """Of a model's own directory they are: it has a config.json."""
     place = tmp_path / "place"
@@ -410,116 +305,6 @@ def test_the_configuration_is_found(tmp_path, monkeypatch):
         config_for(file)
     shutil.copy(tmp_path / "hf/config.json", file.parent / "config.json")
     assert config_for(file)["n_head"] == 2
-
-
-# LoRA ----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("prefix", "same"), [("mindpet", False), ("tk", True)])
-def test_lora_on_parts_of_gpt2s_matrix(fixtures, tmp_path, prefix, same, lora_file):
-    n, _ = dimensions(fixtures / "gpt2")
-    h, rank, alpha = n.hidden, 2, 6.0
-    dense = "backbone.blocks.{}.attention.dense{}"
-    parts = (1, 2, 3) if same else (1, 3)  # MindFormers adapts query and value
-    names = [dense.format(layer, part) for layer in range(n.layers) for part in parts]
-    theirs = lora_file(tmp_path / "lora.ckpt", dict.fromkeys(names, (h, h)), rank, prefix, same)
-    to_adapter(tmp_path / "lora.ckpt", tmp_path / "adapter", alpha, fixtures / "gpt2")
-    model = pet.AutoModel.from_pretrained(str(fixtures / "gpt2"))
-    pet.load_adapter(model, tmp_path / "adapter")
-    pet.merge(model)
-    before = weights(fixtures / "gpt2")
-    for layer in range(n.layers):
-        fused = before[f"transformer.h.{layer}.attn.c_attn.weight"].copy()
-        for part in parts:
-            a, b = (theirs[f"{dense.format(layer, part)}.{prefix}_delta_lora_{letter}"] for letter in "ab")
-            fused[:, (part - 1) * h : part * h] += alpha / rank * (b @ a).T
-        after = model.transformer.h[layer].attn.c_attn.weight.asnumpy()
-        assert np.allclose(after, fused, atol=1e-5)
-    report = to_lora_file(tmp_path / "adapter", tmp_path / "back.ckpt", fixtures / "gpt2", Form(old_names=same))
-    assert "lora_rank: 2, lora_alpha: 6" in str(report)
-    assert bits(tmp_path / "back.ckpt") == bits(tmp_path / "lora.ckpt")
-
-
-def test_lora_of_the_other_families(fixtures, tmp_path, lora_file):
-    n, size = dimensions(fixtures / "llama_gqa")
-    names = {}
-    for layer in range(n.layers):
-        names[f"model.layers.{layer}.attention.wq"] = (size["q"], n.hidden)
-        names[f"model.layers.{layer}.attention.wv"] = (size["k"], n.hidden)
-    theirs = lora_file(tmp_path / "llama.ckpt", names, 4)
-    to_adapter(tmp_path / "llama.ckpt", tmp_path / "llama", 8, fixtures / "llama_gqa")
-    ours = read_file(tmp_path / "llama/adapter_model.safetensors")
-    b = ours["base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight"]
-    assert np.array_equal(b, theirs["model.layers.1.attention.wv.mindpet_delta_lora_b"])
-    settings = json.loads((tmp_path / "llama/adapter_config.json").read_text())
-    assert (settings["r"], settings["lora_alpha"], settings["target_modules"]) == (4, 8, ["q_proj", "v_proj"])
-    to_lora_file(tmp_path / "llama", tmp_path / "back.ckpt", fixtures / "llama_gqa")
-    assert bits(tmp_path / "back.ckpt") == bits(tmp_path / "llama.ckpt")
-
-    n, size = dimensions(fixtures / "chatglm2")
-    name = "transformer.encoder.layers.{}.self_attention.query_key_value"
-    shapes = {name.format(layer): (size["q+2k"], n.hidden) for layer in range(n.layers)}
-    lora_file(tmp_path / "glm2.ckpt", shapes, 2)
-    form = Form(use_rearrange_rope=True)
-    to_adapter(tmp_path / "glm2.ckpt", tmp_path / "glm2", 2, fixtures / "chatglm2", form)
-    to_lora_file(tmp_path / "glm2", tmp_path / "glm2_back.ckpt", fixtures / "chatglm2", form)
-    assert bits(tmp_path / "glm2_back.ckpt") == bits(tmp_path / "glm2.ckpt")
-    with pytest.raises(InputError, match=r"self_attention.qkv is no matrix of this model.*query_key_value"):
-        shapes = {"transformer.encoder.layers.0.self_attention.qkv": (4, 4)}
-        lora_file(tmp_path / "odd.ckpt", shapes, 2)
-        to_adapter(tmp_path / "odd.ckpt", tmp_path / "odd", 2, fixtures / "chatglm2")
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rank_pattern": {"v_proj": 2}}, "rank 2 alpha 8, rank 4 alpha 8; MindFormers has one rank and alpha for all"),
-        ({"alpha_pattern": {"v_proj": 3}}, r"v_proj\.weight differ in scale, but are one matrix in MindFormers"),
-        ({"targets": ["q_proj", "embed_tokens"]}, r"embed_tokens\.weight: MindFormers has LoRA on linear layers only"),
-    ],
-)
-def test_lora_that_mindformers_has_not_is_not_written(fixtures, tmp_path, settings, message):
-    base = fixtures / "llama_gqa"
-    model = pet.AutoModel.from_pretrained(base)
-    targets = {"targets": ["q_proj", "k_proj", "v_proj"]}
-    pet.save_adapter(pet.apply_lora(model, rank=4, alpha=8, **{**targets, **settings}), tmp_path / "adapter")
-    with pytest.raises(InputError, match=message):
-        to_lora_file(tmp_path / "adapter", tmp_path / "lora.ckpt", base, Form(qkv_concat="alpha_pattern" in settings))
-    assert not (tmp_path / "lora.ckpt").exists()
-
-
-def test_lora_files_that_no_adapter_comes_of(fixtures, tmp_path, lora_file):
-    base, query = fixtures / "llama_gqa", "model.layers.{}.attention.wq"
-    n, size = dimensions(base)
-    file, fits = tmp_path / "lora.ckpt", (size["q"], n.hidden)
-    two = lora_file(file, {query.format(0): fits}, 2) | lora_file(file, {query.format(1): fits}, 4)
-    narrow = lora_file(file, {query.format(0): (size["q"], n.hidden + 1)}, 2)
-    half = {name: array for name, array in two.items() if name.endswith("0.attention.wq.mindpet_delta_lora_a")}
-    for arrays, message in (
-        (two, r"LoRA matrices of ranks \[2, 4\]; MindFormers has one for all"),
-        (narrow, rf"q_proj is {size['q']}×{n.hidden + 1}, the matrix {size['q']}×{n.hidden}"),
-        (half, "has only one of its two LoRA matrices"),
-        ({"model.norm_out.weight": np.ones(n.hidden, np.float32)}, "holds no LoRA matrices"),
-    ):
-        write_ckpt(file, {name: ("float32", array.shape) for name, array in arrays.items()}, arrays.__getitem__)
-        with pytest.raises(InputError, match=message):
-            to_adapter(file, tmp_path / "adapter", 8, base)
-
-
-def test_of_lora_on_more_layers_the_first_are_read(fixtures, tmp_path, lora_file, caplog):
-    """As of a file of weights; what is of no layer of such a model stays an error."""
-    n, size = dimensions(fixtures / "llama_gqa")
-    shapes = {f"model.layers.{layer}.attention.wq": (size["q"], n.hidden) for layer in range(n.layers + 2)}
-    theirs = lora_file(tmp_path / "more.ckpt", shapes, 4)
-    to_adapter(tmp_path / "more.ckpt", tmp_path / "adapter", 8, fixtures / "llama_gqa")
-    assert f"the first {n.layers} of {n.layers + 2} layers are read" in caplog.text
-    ours = read_file(tmp_path / "adapter/adapter_model.safetensors")
-    assert len(ours) == 2 * n.layers
-    b = ours[f"base_model.model.model.layers.{n.layers - 1}.self_attn.q_proj.lora_B.weight"]
-    assert np.array_equal(b, theirs[f"model.layers.{n.layers - 1}.attention.wq.mindpet_delta_lora_b"])
-    lora_file(tmp_path / "odd.ckpt", {**shapes, f"model.layers.{n.layers}.attention.wx": (4, n.hidden)}, 4)
-    with pytest.raises(InputError, match=r"attention\.wx is no matrix of this model"):
-        to_adapter(tmp_path / "odd.ckpt", tmp_path / "other", 8, fixtures / "llama_gqa")
 
 
 def test_weights_are_converted_as_by_mindformers_script(tmp_path, monkeypatch):
