@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pet.data import DataSettings
+
 CONTROL = {0: "<pad>", 1: "<s>", 2: "</s>", 3: "<a>"}
 
 
@@ -86,3 +88,11 @@ def write(tmp_path):
         return path
 
     return writer
+
+
+@pytest.fixture
+def settings(tmp_path):
+    def make(**changes):
+        return DataSettings(cache_dir=str(tmp_path / "cache"), **changes)
+
+    return make
