@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import yaml
 from first_layers import first_layers
+from labelled_texts import BASES
 from mindspore import Parameter, Tensor, nn, ops
 
 from pet.names import bundled_models
@@ -213,3 +214,32 @@ class Peer:
 @pytest.fixture
 def trl_side(tmp_path):
     return Peer(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    """transformers, PEFT and torch, and a classifier of theirs over a bundled base."""
+    torch = pytest.importorskip("torch")
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+
+    def adapted(base, problem="single_label_classification", **settings):
+        torch.manual_seed(0)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(bundled_models()[base])
+        plain = transformers.AutoModelForSequenceClassification.from_pretrained(
+            bundled_models()[base],
+            num_labels=1 if problem == "regression" else 3,
+            problem_type=problem,
+            dtype=torch.float32,
+        )
+        plain.config.pad_token_id = tokenizer.eos_token_id
+        for name in ("attn_pdrop", "embd_pdrop", "resid_pdrop"):
+            if hasattr(plain.config, name):
+                setattr(plain.config, name, 0.0)
+        for module in plain.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        config = peft.LoraConfig(task_type="SEQ_CLS", r=4, lora_alpha=8, target_modules=BASES[base], **settings)
+        return peft.get_peft_model(plain, config)
+
+    adapted.torch, adapted.peft, adapted.transformers = torch, peft, transformers
+    return adapted
