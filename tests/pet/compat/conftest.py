@@ -91,3 +91,14 @@ def encoder(fixtures):
         return Encoder(tokenizers.AutoTokenizer.from_pretrained(fixtures / "tok_gpt2"), DataSettings(template=template))
 
     return made
+
+
+@pytest.fixture
+def tasks(monkeypatch):
+    """Tasks of one test are not another's."""
+    from pet.compat.mindspore_trainer.tasks import TASKS
+
+    for name in list(TASKS):
+        monkeypatch.delitem(TASKS, name)
+    yield TASKS
+    TASKS.clear()

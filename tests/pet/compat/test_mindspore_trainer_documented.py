@@ -18,7 +18,8 @@ from pet.compat.mindspore_trainer.data import ExampleInstance, ExampleSet, creat
 from model_zoo.errors import InputError
 from pet.compat import mindspore_trainer
 from pet.compat.mindspore_trainer.model import put_trained
-from pet.compat.mindspore_trainer.tasks import TASKS
+
+pytestmark = pytest.mark.usefixtures("tasks")
 
 WORDS = 12
 ROWS = np.random.default_rng(0).integers(0, WORDS, (12, 5)).astype(np.int32)
@@ -146,15 +147,6 @@ class Documented(TransformerTask):
                 file.write("\n".join(labels))
 
         return predict
-
-
-@pytest.fixture(autouse=True)
-def tasks(monkeypatch):
-    """Tasks of one test are not another's."""
-    for name in list(TASKS):
-        monkeypatch.delitem(TASKS, name)
-    yield TASKS
-    TASKS.clear()
 
 
 def lines(directory):

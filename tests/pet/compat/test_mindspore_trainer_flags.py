@@ -17,6 +17,8 @@ from pet.compat import mindspore_trainer
 from pet.compat.mindspore_trainer import make_parser, make_recipe
 from pet.compat.mindspore_trainer.tasks import TASKS, find_task
 
+pytestmark = pytest.mark.usefixtures("tasks")
+
 
 def test_documented_defaults():
     args = make_parser().parse_args(["--do_train", "--output_dir", "o"])
