@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import os
@@ -23,6 +24,10 @@ from model_zoo.errors import InputError
 # shell line would compute with one thread.
 if "OMP_NUM_THREADS" not in os.environ:
     os.unsetenv("OMP_NUM_THREADS")
+
+# It is for processes that go on, and reads names of its module. Python 3.12 may clear these before it frees the last
+# cells, each of which would then print a traceback.
+atexit.register(setattr, nn.Cell, "__del__", lambda cell: None)
 
 _numbers = itertools.count()
 
