@@ -89,7 +89,8 @@ def _batches(path: Path, skipped: int) -> Iterator[tuple[int, Any]]:
     if path.suffix.lower() == ".parquet":
         from pyarrow import parquet
 
-        with parquet.ParquetFile(path, buffer_size=READ_AT_ONCE) as file:
+        # of newer ones pre_buffer is on unless said otherwise, and reads a whole row group at once
+        with parquet.ParquetFile(path, buffer_size=READ_AT_ONCE, pre_buffer=False) as file:
             groups = range(file.num_row_groups)
             ends = list(accumulate(file.metadata.row_group(group).num_rows for group in groups))
             first = bisect_right(ends, skipped)
