@@ -11,7 +11,8 @@ from mindspore import nn, ops
 
 from model_zoo import activations, layers, norms
 from model_zoo.engine import NotTraceable
-from model_zoo.engine.trace import SequenceTracer
+from model_zoo.engine.experts import mixture
+from model_zoo.engine.trace import SequenceTracer, traced_calls
 
 ROOT = Path(__file__).parents[2]
 
@@ -117,6 +118,27 @@ class Sizes(nn.Cell):
 def test_what_cannot_be_followed_is_refused(cell):
     with pytest.raises(NotTraceable, match=type(cell).__name__):
         traced(cell)
+
+
+class Wired(nn.Cell):
+    """Two products and their sum; the second product is of the first one's result or of what came in."""
+
+    def __init__(self, chain: bool):
+        super().__init__()
+        self.one, self.other, self.chain = layers.Linear(8, 8, False), layers.Linear(8, 8, False), chain
+
+    def construct(self, x):
+        y = self.one(x)
+        return y + self.other(y if self.chain else x)
+
+
+def test_experts_of_the_same_operations_wired_otherwise_are_of_two_makes():
+    tracer = SequenceTracer(8, Layer(None))
+    x, (shares, *rows) = tracer.hidden, (tracer.place(shape) for shape in ((1, 4), *3 * [(1, 2)]))
+    with traced_calls():
+        mixture(tracer, [Wired(chain) for chain in (True, False, True, False)], x, shares, rows)
+    members = [one.group.members for one in tracer.instructions if one.op == "product_of_rows"]
+    assert members == 2 * [(0, 2)] + 2 * [(1, 3)]
 
 
 def test_nothing_but_the_door_is_imported_from_outside():
