@@ -2,7 +2,7 @@
 
     checkpoints/step-000020/
         weights.safetensors     every trainable parameter, by name; ``earlier.…`` what ReLoRA has merged
-        optimizer.safetensors   ``<slot>.<parameter name>``
+        optimizer.safetensors   ``<slot>.<parameter name>``; none where the optimizer keeps nothing
         state.json              step, position in the data, loss scale, the best; and the digest of every other file
         *-00001-of-00004.safetensors    of several processes each writes what it has; state.json says where parts of
                                 divided tensors belong, so that they open on any layout
@@ -190,9 +190,9 @@ def _write(stage: Path, weights, optimizer, held: set[str], distributed: Distrib
     """Writes this process's files: what it is the first to have. Returns {file: its digest, and where parts belong}."""
     mark, written = f"-{distributed.rank:05d}-of-{distributed.size:05d}" if distributed.size > 1 else "", {}
     rest = {name: value for name, value in weights.items() if name not in held}
-    for name, tensors, needed in ((WEIGHTS, rest, not held), (OPTIMIZER, optimizer, True)):
+    for name, tensors in ((WEIGHTS, rest), (OPTIMIZER, optimizer)):
         mine, cuts = distributed.parts(tensors)
-        if mine or (needed and distributed.size == 1):
+        if mine:
             file = name.replace(".", mark + ".")
             write_file(stage / file, mine)
             written[file] = {"digest": digest_file(stage / file), "cuts": cuts}

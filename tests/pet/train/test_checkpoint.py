@@ -53,6 +53,12 @@ def test_a_prefix_of_the_name_changes_nothing_else(tmp_path):
     assert [path.name for path in files.checkpoints(tmp_path)] == ["glm2-6b-step-000020"]
 
 
+def test_an_optimizer_without_a_state_has_no_file(tmp_path):
+    path = files.save(tmp_path, 1, WEIGHTS, {}, STATE)
+    assert sorted(file.name for file in path.iterdir()) == [files.STATE, files.WEIGHTS]
+    assert files.load(path).weights.keys() == WEIGHTS.keys() and not files.load(path).optimizer
+
+
 def test_weights_that_a_model_directory_holds_are_written_once(tmp_path):
     def extra(stage):
         (stage / "model").mkdir()
