@@ -38,14 +38,14 @@ def adamw_in_place(weights: Sequence[Tensor], gradient, average, square, numbers
 
     Args:
         weights: float32, which are moved.
-        gradient, average, square: vectors ``(n,)`` of as many numbers as the weights have together; the averages are
+        gradient, average, square: as many numbers as the weights have together; the averages, vectors ``(n,)``, are
             moved.
         numbers: what the gradient is multiplied by, step size, root of the squares' correction, share of the weights
             that stays, 1 − β₁, β₂, 1 − β₂, ε.
     """
     sizes = [weight.size for weight in weights]
     places = (ctypes.c_void_p * len(weights))(*map(pointer, weights, sizes))
-    size = sum(sizes)
+    size, gradient = sum(sizes), gradient.contiguous()  # without a graph that of a transposed weight is a view
     vectors = [pointer(vector, size) for vector in (gradient, average, square)]
     values = (ctypes.c_float * 8)(*numbers)
     in_place()(

@@ -295,15 +295,17 @@ def test_large_parameters_are_segments_by_themselves_where_that_is_asked_for(mon
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("kind", OPTIMIZERS.values())
 def test_a_segment_of_one_takes_its_gradient_as_it_is(kind, dtype):
-    """As a matrix, and as a vector: to the bit the same weights."""
+    """As a matrix, as a view of another one, and as a vector: to the bit the same weights."""
     found = []
-    for as_it_is in (True, False):
+    for form in ("matrix", "view", "vector"):
         trained = parameters(dtype)[:1]
         optimizer = kind(make_segments(trained, weight_decay=DECAY))
         for step in range(3):
             gradient = gradients(step)["a.weight"]
-            (given,) = vectors_of((Tensor(gradient),), ((0, 1),)) if as_it_is else (Tensor(gradient.reshape(-1)),)
-            assert given.shape == ((4, 6) if as_it_is else (24,))
+            given = Tensor(gradient.T.copy()).T if form == "view" else Tensor(gradient)
+            (given,) = vectors_of((given,), ((0, 1),)) if form != "vector" else (given.reshape(-1),)
+            assert given.shape == ((24,) if form == "vector" else (4, 6))
             optimizer.apply([given], 0.5, 0.01, step + 1)
         found.append(trained[0].asnumpy())
-    assert np.array_equal(*found) and not np.array_equal(found[0], parameters(dtype)[0].asnumpy())
+    assert all(np.array_equal(found[0], other) for other in found[1:])
+    assert not np.array_equal(found[0], parameters(dtype)[0].asnumpy())
