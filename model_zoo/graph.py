@@ -72,14 +72,23 @@ class Graph(nn.Cell):
         api.ms_compile_cache.difference_update(names)
 
 
+def in_order(parameter: ms.Parameter) -> None:
+    """Gives a parameter that is a view (``set_data(other.T)``) memory of its own, where its numbers lie in the order of
+    its shape: as they are read by their address, and written through NumPy, which has a copy of a view."""
+    if not parameter.is_contiguous():
+        parameter.set_data(parameter.contiguous())
+
+
 def address_of(tensor: ms.Tensor) -> int:
-    """Where a tensor's numbers lie; 0 until an accelerator has them.
+    """Where a tensor's numbers lie, a parameter's `in_order`; 0 until an accelerator has them.
 
     Raises:
         InputError: MindSpore is `model_zoo.BLIND`.
     """
     if ms.__version__ == BLIND and ms.get_context("device_target") == "CPU":
         raise InputError(f"MindSpore {BLIND} does not say where a CPU's tensors lie: pip install 'mindspore>=2.7.1'")
+    if isinstance(tensor, ms.Parameter):
+        in_order(tensor)
     return tensor.data_ptr()
 
 

@@ -54,11 +54,14 @@ def write_parameter(parameter, values: np.ndarray) -> None:
     import mindspore as ms
     from mindspore import Tensor, ops
 
+    from model_zoo.graph import in_order
+
     if tuple(values.shape) != tuple(parameter.shape):
         raise ValueError(f"{parameter.name} has shape {tuple(parameter.shape)}, the values {values.shape}")
     target = float_name(parameter.dtype)
     bits, source = as_storage(values)
     bits = convert(bits, "bfloat16" if source == "uint16" else source, target)
+    in_order(parameter)
     if ms.get_context("device_target") == "CPU":
         as_storage(parameter.asnumpy())[0][...] = bits
     else:

@@ -372,6 +372,8 @@ def assign(parameter, checkpoint: Checkpoint, stored: str, dtype: str | None = N
     """
     import mindspore as ms
 
+    from model_zoo.graph import in_order
+
     if (cell := getattr(parameter, "packed_in", None)) is not None:
         from model_zoo.quantization.loading import fill
 
@@ -379,6 +381,7 @@ def assign(parameter, checkpoint: Checkpoint, stored: str, dtype: str | None = N
     if dtype is not None and float_name(parameter.dtype) != dtype:
         retype(parameter, getattr(ms, dtype))
     if ms.get_context("device_target") == "CPU":
+        in_order(parameter)
         checkpoint.read_into(stored, parameter.asnumpy(), slices)
     else:
         write_parameter(parameter, checkpoint.read(stored, slices, float_name(parameter.dtype)))

@@ -71,6 +71,7 @@ class Compiled:
         if shapes in self.shapes:
             return self.run(shapes, arguments)
         begin = time.perf_counter()
+        self.guard.note()  # a view gets its own memory before a graph reads it
         try:
             if self.context is None:
                 self.context = self.around()

@@ -219,3 +219,17 @@ def test_a_projected_prefix_is_computed_once_for_an_answer(method, fixtures, mon
         assert kept[-1][0].eager(kept[-1][0].prefill)
     assert len(kept[0]) == 2 and kept[0] == kept[1]
     assert np.abs(answers[0] - answers[1]).max() > 1
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_ids_of_weights_that_are_views_are_those_of_their_copies(answered, fixtures):
+    """Matrices of a checkpoint that has them as (in, out), say: ``weight.set_data(other.T)``."""
+    model, ids = AutoModel.from_pretrained(fixtures / "llama_mha"), np.array([[5, 9, 77, 3]])
+    expected = model.generate(ids, max_new_tokens=6, eos_token_id=None)
+    if not answered:
+        model = AutoModel.from_pretrained(fixtures / "llama_mha")
+    for parameter in model.get_parameters():
+        if parameter.ndim == 2:
+            parameter.set_data(Tensor(parameter.asnumpy().T.copy()).T)
+            assert not parameter.is_contiguous()
+    assert np.array_equal(model.generate(ids, max_new_tokens=6, eos_token_id=None), expected)
