@@ -13,7 +13,7 @@ from pet.parallel.specs import TIED
 from pet.parallel.split import mark
 from pet.planning.cluster import Cluster
 
-LAYOUTS = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 1, 4), (2, 2, 1), (2, 1, 2), (1, 2, 2), (2, 2, 2)]
+LAYOUTS = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 1, 3), (1, 1, 4), (2, 2, 1), (2, 1, 2), (1, 2, 2), (2, 2, 2)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

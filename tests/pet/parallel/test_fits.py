@@ -14,6 +14,7 @@ from model_zoo.quantization import Quantization
 from pet.cli.main import main
 from pet.meta_model import MetaModel
 from pet.names import find_recipe
+from pet.parallel.collectives import Group
 from pet.parallel.fits import check_fits
 from pet.parallel.gathered import shard_base
 from pet.parallel.mesh import Mesh
@@ -172,3 +173,10 @@ def test_a_base_of_which_nothing_is_frozen_is_not_shared():
     pet.apply_lora(model, rank=2, targets=["lm_head"], modules_to_save=["self_attn", "mlp"])
     with pytest.raises(InputError, match="no matrix of the layers is frozen"):
         shard_base(model, None, loaded=True)
+
+
+def test_rows_that_replicas_cannot_share_evenly_are_refused_by_the_model_too():
+    """None is left out where a script divides a model without a recipe."""
+    model = pet.apply_lora(pet.AutoModel.from_pretrained("llama_tiny"), rank=2)
+    with pytest.raises(InputError, match="cannot be divided evenly over 5 replicas"):
+        shard_base(model, Group("data", "", tuple(range(5)), 0), loaded=True)

@@ -2,10 +2,12 @@
 
 import threading
 
+import numpy as np
 import pytest
 
 from pet.parallel import collectives
 from pet.parallel.mesh import Mesh
+from pet.parallel.pipeline import pieces_of
 from pet.parallel.schedule import Neighbour, one_forward_one_backward
 
 
@@ -32,7 +34,9 @@ class Rendezvous:
         return Sent()
 
     def receive(self, shape, dtype, rank, label="pipeline"):
-        return self._meet("receive", rank, None)
+        found = self._meet("receive", rank, None)
+        assert shape == (rows_of(int(found.split()[1])), 8), f"{found} as {shape}"
+        return found
 
     def _meet(self, kind: str, peer: int, payload):
         own = self.place.rank
@@ -78,6 +82,11 @@ class Rendezvous:
         return errors
 
 
+def rows_of(piece: int) -> int:
+    """Of its activations: the batches of a step are padded each to its own longest row."""
+    return 4 + piece
+
+
 def pipeline(monkeypatch, stages: int, pieces: int, sends_first=None):
     """Runs a step of that many stages. Returns the errors, the order of each stage's work, and the messages."""
     transport = Rendezvous(stages)
@@ -101,7 +110,7 @@ def pipeline(monkeypatch, stages: int, pieces: int, sends_first=None):
             done[stage].append(f"B{number}")
             return None if stage == 0 else f"gradient {number} of {stage}"
 
-        one_forward_one_backward(mesh, [4] * pieces, forward, backward, before, behind)
+        one_forward_one_backward(mesh, [*map(rows_of, range(pieces))], forward, backward, before, behind)
         assert not before.under_way and not behind.under_way
 
     return transport.run(work), done, transport.messages
@@ -120,6 +129,14 @@ def test_no_two_stages_wait_for_each_other(monkeypatch, stages, more):
         for step in order:
             ahead += 1 if step[0] == "F" else -1
             assert 0 <= ahead <= stages - stage  # inputs that it holds
+
+
+def test_a_batch_is_cut_into_its_micro_batches():
+    batch = {name: np.arange(12).reshape(6, 2) for name in ("input_ids", "position_ids", "start", "end", "labels")}
+    pieces = pieces_of({**batch, "count": 5}, 3, ("labels",))
+    assert len(pieces) == 3 and all(piece["count"] == 5 for piece in pieces)
+    for name, array in batch.items():
+        assert [piece[name].tolist() for piece in pieces] == array.reshape(3, 2, 2).tolist()
 
 
 def test_the_drawing(monkeypatch):
