@@ -391,6 +391,7 @@ def test_a_machine_without_the_main_ones_directory_gets_a_copy(tmp_path, stale):
 
 
 def test_the_machine_that_has_the_checkpoints_must_be_the_first(tmp_path):
-    write(tmp_path / "1", 10)
+    for place, step in (("0", 5), ("1", 5), ("1", 10)):
+        write(tmp_path / place, step)
     for error in together(lambda member: files.load_last(tmp_path / str(member.rank), member)):
         assert isinstance(error, InputError) and "rank 1 sees a checkpoint of step 10 there, and rank 0" in str(error)
