@@ -18,8 +18,8 @@ from pet.train.segments import Segment, assign, flatten
 
 
 def divide(segments: Sequence[Segment], owners: int) -> list[tuple[int, Segment]]:
-    """The segments' parameters as smaller segments, each with its owner; the owners' shares are as even as
-    parameters allow."""
+    """The segments' parameters as smaller segments, each with its owner: the largest parameters first, each to whom has
+    the least so far."""
     weights = [
         (parameter.size, index, place)
         for index, segment in enumerate(segments)
