@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import shutil
 import types
 
 import mindspore as ms
@@ -17,81 +16,21 @@ import pet
 from adapters.deltas import low_rank_product
 from adapters.dora import row_norms
 from adapters.lora import LoRAConfig
-from adapters.merge import merge, merge_and_unload, unmerge
 from adapters.registry import registry
 from adapters.sites import weight_array
 from model_zoo.auto import AutoConfig, AutoModel
 from model_zoo.checkpoint.reading import Checkpoint, load_into
-from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.engine import available, run as whole
 from model_zoo.errors import InputError
 from model_zoo.quantization import Quantization
 from model_zoo.quantization.cells import quantized_cells
 from model_zoo.quantization.loading import fill
-from pet.cli.info import adapter_facts
 from pet.parallel.specs import ShardSpecs
 from pet.parallel.tensor import cut_packed
 from pet.quantize import quantize_checkpoint
-from pet.train.trainer import Trainer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-NF4 = Quantization("nf4")
-BASE = "llama_gqa"
-
-
-def loaded(fixtures, family=BASE, quantization=NF4):
-    return pet.AutoModel.from_pretrained(str(fixtures / family), quantization=quantization)
-
-
-def started(model, init="pissa", rank=4, **settings):
-    settings = {"targets": "all-linear", **settings}
-    return pet.apply_lora(model, rank=rank, alpha=8, init=init, **settings)
-
-
-def input_ids(fixtures, family=BASE):
-    return np.load(fixtures / family / "ref.npz")["input_ids"]
-
-
-def codes(model):
-    return {name: {part: a.copy() for part, a in c.arrays().items()} for name, c in quantized_cells(model).items()}
-
-
-def same_codes(model, before) -> bool:
-    return all(
-        np.array_equal(array, before[name][part])
-        for name, cell in quantized_cells(model).items()
-        for part, array in cell.arrays().items()
-    )
-
-
-def modules(model, name="default"):
-    return registry(model).get(name).modules
-
-
-def originals(fixtures, model, family=BASE):
-    """{path: W (out, in)} of the adapted cells in the file."""
-    wide = pet.AutoModel.from_pretrained(str(fixtures / family))
-    values = {parameter.name: parameter.asnumpy() for parameter in wide.get_parameters()}
-    sites = registry(model).get("default").sites
-    return {
-        path: values[f"{path}.weight"].T if site.published_transposed else values[f"{path}.weight"]
-        for path, site in sites.items()
-    }
-
-
-def train(model, ids, steps=2, compiled=False):
-    batch = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-    how = {"optimizer": "sgd", "learning_rate": 0.1, "clip_norm": None, "weight_decay": 0.0, "schedule": "constant"}
-    trainer = Trainer(model, [batch] * steps, compiled=compiled, steps=steps, batch_size=len(ids), warmup=0, **how)
-    trainer.train()
-    return trainer
-
-
-def moved(model):
-    """As if it had been trained."""
-    for parameter in pet.trainable_parameters(model):
-        parameter.set_data(parameter + 0.01)
-    return model
+from first_factors import BASE, NF4, codes, input_ids, loaded, modules, moved, originals, same_codes, started, train
 
 
 @pytest.fixture(scope="module")
@@ -201,115 +140,6 @@ def test_its_layers_are_one_operator(fixtures, monkeypatch):
     monkeypatch.setattr(whole, "replace_layers", lambda old, new: made.extend(new) or replace(old, new))
     train(started(loaded(fixtures)), input_ids(fixtures), compiled=True)
     assert made and all(isinstance(cell, whole.FusedLayers) for cell in made)
-
-
-DORA = {"use_dora": True, "targets": ["q_proj", "v_proj", "embed_tokens"]}
-
-
-@pytest.mark.parametrize("settings", some([{}, DORA], [DORA]), ids=str)
-def test_a_saved_adapter_opens_as_it_was_trained_and_can_be_trained_on(fixtures, tmp_path, settings):
-    settings = {"rank_pattern": {"v_proj": 2}, "alpha_pattern": {"q_proj": 5.0}, "use_rslora": True, **settings}
-    model, ids = started(loaded(fixtures), **settings), input_ids(fixtures)
-    train(model, ids)
-    pet.save_adapter(model, tmp_path / "one")
-    assert adapter_facts(tmp_path / "one")["init"] == "pissa"  # what it was made on, by `pet info`
-    again = loaded(fixtures)
-    assert pet.load_adapter(again, tmp_path / "one") == []
-    assert same_codes(again, codes(model))
-    np.testing.assert_allclose(again(ids).asnumpy(), model(ids).asnumpy(), atol=1e-5)
-    pet.save_adapter(again, tmp_path / "two")
-    for name in ("adapter_model.safetensors", "adapter_config.json"):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-    started_there = {path: module for path, module in modules(again).items() if path != "model.embed_tokens"}
-    first = {path: module.initial_A.weight.asnumpy().copy() for path, module in started_there.items()}
-    train(again, ids)
-    for path, module in started_there.items():
-        assert np.array_equal(module.initial_A.weight.asnumpy(), first[path])
-        assert not np.array_equal(module.lora_A.weight.asnumpy(), first[path])
-    pet.save_adapter(again, tmp_path / "three")
-    third = loaded(fixtures)
-    pet.load_adapter(third, tmp_path / "three")
-    np.testing.assert_allclose(third(ids).asnumpy(), again(ids).asnumpy(), atol=1e-5)
-
-
-@pytest.mark.parametrize("change", [lambda array: None, np.ravel], ids=["lacking", "misshapen"])
-def test_a_file_without_a_whole_pair_of_factors_is_refused(fixtures, tmp_path, change):
-    pet.save_adapter(started(loaded(fixtures), targets=["q_proj"]), tmp_path)
-    file, name = (
-        tmp_path / "adapter_model.safetensors",
-        "base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight",
-    )
-    with SafetensorsFile(file) as stored:
-        arrays, metadata = {key: stored.read(key) for key in stored.tensors}, stored.metadata
-    arrays[name] = change(arrays[name])
-    write_file(file, {key: array for key, array in arrays.items() if array is not None}, metadata)
-    model = loaded(fixtures)
-    with pytest.raises(InputError, match=r"layers\.1\.self_attn\.q_proj\.lora_B\.weight (is missing|has shape)"):
-        pet.load_adapter(model, tmp_path)
-    assert pet.list_adapters(model) == []
-
-
-@pytest.mark.parametrize("dora", [False, True])
-def test_another_alpha_packs_what_the_factors_leave_at_that_scale(fixtures, tmp_path, dora):
-    """As in the file that is saved then: the base is what it is beneath a loaded one, near the unpacked one."""
-    ids, model = input_ids(fixtures), started(loaded(fixtures), use_dora=dora)
-    for parameter in registry(model).get("default").parameters():
-        parameter.set_data(parameter * 1.05)
-
-    def bare(model):
-        with pet.disable_adapters(model):
-            return model(ids).asnumpy()
-
-    before = bare(model)
-    pet.set_alpha(model, 10)
-    pet.save_adapter(model, tmp_path)
-    again = loaded(fixtures)
-    pet.load_adapter(again, tmp_path)
-    np.testing.assert_allclose(model(ids).asnumpy(), again(ids).asnumpy(), atol=1e-4)
-    np.testing.assert_array_equal(bare(model), bare(again))
-    unpacked = pet.AutoModel.from_pretrained(str(fixtures / BASE))(ids).asnumpy()
-    assert np.abs(bare(model) - unpacked).mean() < 1.5 * np.abs(before - unpacked).mean()
-
-
-@pytest.mark.parametrize("dora", [False, True])
-def test_it_merges_exactly_into_the_unquantised_base_and_into_what_it_was_trained_on(fixtures, tmp_path, dora):
-    model, ids = moved(started(loaded(fixtures), use_dora=dora)), input_ids(fixtures)
-    pet.save_adapter(model, tmp_path / "adapter")
-    pet.merge_checkpoint(fixtures / BASE, tmp_path / "adapter", tmp_path / "exact")
-    pet.merge_checkpoint(fixtures / BASE, tmp_path / "adapter", tmp_path / "trained", dequantize=True)
-    weights = originals(fixtures, model)
-    for which, bases in (("exact", weights), ("trained", None)):
-        with SafetensorsFile(tmp_path / which / "model.safetensors") as file:
-            for path, module in modules(model).items():
-                base = weight_array(registry(model).get("default").sites[path]) if bases is None else bases[path]
-                expected = (base + module.delta(base)).astype(np.float32)
-                assert np.array_equal(file.read(f"{path}.weight"), expected), (which, path)
-    merged = pet.AutoModel.from_pretrained(str(tmp_path / "trained"))
-    np.testing.assert_allclose(merged(ids).asnumpy(), model(ids).asnumpy(), atol=1e-4)
-    shutil.copytree(tmp_path / "adapter", tmp_path / "copy")
-    with pytest.raises(InputError, match=r"two adapters took their first factors off it; merge them one by one"):
-        twice = [tmp_path / "adapter", tmp_path / "copy"]
-        pet.merge_checkpoint(fixtures / BASE, twice, tmp_path / "both", dequantize=True)
-
-
-def test_merging_in_memory_is_undone_bit_for_bit_and_can_be_kept(fixtures):
-    model, ids = moved(started(loaded(fixtures))), input_ids(fixtures)
-    before, active = codes(model), model(ids).asnumpy()
-    exact = {path: weight_array(s) + modules(model)[path].delta(None) for path, s in sites_of(model).items()}
-    report = merge(model, requantize=True)
-    for path, values in exact.items():
-        difference = quantized_cells(model)[f"{path}.weight"].dequantized() - values
-        assert 0 < np.abs(difference).max() <= report.error * (1 + 1e-6)
-    merged = model(ids).asnumpy()
-    unmerge(model)
-    assert same_codes(model, before)
-    assert np.array_equal(model(ids).asnumpy(), active)
-    merge_and_unload(model, requantize=True)
-    assert np.array_equal(model(ids).asnumpy(), merged)
-
-
-def sites_of(model):
-    return registry(model).get("default").sites
 
 
 def test_dora_starts_as_loftq_does(fixtures):

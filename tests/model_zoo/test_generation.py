@@ -3,16 +3,15 @@
 import json
 import shutil
 import sys
-import threading
 
 import numpy as np
 import pytest
-from waiting import HANGING
+from written_letters import NEW, Letters
 
 from model_zoo.auto import AutoModel
 from model_zoo.engine import available
 from model_zoo.errors import InputError
-from model_zoo.generation import TextIteratorStreamer, TextStreamer, decoders
+from model_zoo.generation import TextStreamer, decoders
 from model_zoo.generation.beams import beam_search
 from model_zoo.generation.choose import Choice
 from model_zoo.generation.decoders import bucket, eager_columns
@@ -20,7 +19,6 @@ from model_zoo.generation.generate import generate
 
 FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "qwen2_5", "mistral", "qwen3", "qwen3_moe"]
 FAMILIES += ["gemma2", "gemma3", "glm", "glm4_0414", "chatglm1", "chatglm2"]
-NEW = 16
 FREE = {"max_new_tokens": NEW, "eos_token_id": None}  # the references were written without an end
 
 
@@ -65,11 +63,6 @@ def test_padded_rows_are_what_they_are_alone(case):
         alone = padded[row : row + 1, mask[row].astype(bool)]
         ids = model.generate(alone, **FREE)
         assert np.array_equal(ids[0, alone.shape[1] :], expected_padded[row, -NEW:])
-
-
-@pytest.fixture(scope="module")
-def small(fixtures):
-    return AutoModel.from_pretrained(fixtures / "gpt2"), np.load(fixtures / "gpt2" / "ref.npz")["input_ids"][:, :5]
 
 
 def test_sampling_is_a_function_of_the_seed(small):
@@ -227,90 +220,10 @@ def test_beam_search_against_transformers(small, fixtures):
     assert np.array_equal(model.generate(prompt, use_cache=False, **settings), expected)
 
 
-class Letters:
-    """A tokenizer whose token i is the i-th letter; enough for a streamer."""
-
-    def decode(self, ids, skip_special_tokens=True):
-        return "".join(chr(65 + int(token) % 26) for token in ids)
-
-    def stream_decoder(self, skip_special_tokens=True):
-        tokenizer = self
-
-        class Decoder:
-            def put(self, token):
-                return tokenizer.decode([token])
-
-            def end(self):
-                return ""
-
-        return Decoder()
-
-
-def test_streamers_give_the_answer_as_it_comes(small, capsys):
-    model, prompt = small
-    expected = Letters().decode(model.generate(prompt[:1], max_new_tokens=6)[0, prompt.shape[1] :])
-    model.generate(prompt[:1], max_new_tokens=6, streamer=TextStreamer(Letters()))
-    assert capsys.readouterr().out == expected + "\n"
-    streamer = TextIteratorStreamer(Letters(), timeout=HANGING)
-    thread = threading.Thread(
-        target=model.generate, args=(prompt[:1],), kwargs={"max_new_tokens": 6, "streamer": streamer}
-    )
-    thread.start()
-    pieces = list(streamer)
-    thread.join()
-    assert len(pieces) == 6 and "".join(pieces) == expected
-
-
-def test_a_streamer_ends_with_its_answer_however_that_ends(small):
-    """A reader in another thread waited for ever, and the next prompt was printed as an answer."""
-    model, prompt = small
-
-    class Stopping(TextIteratorStreamer):
-        left = 3
-
-        def put(self, ids):
-            self.left -= 1
-            if not self.left:
-                raise KeyboardInterrupt
-            super().put(ids)
-
-    expected = model.generate(prompt[:1], max_new_tokens=4)
-    streamer = Stopping(Letters(), timeout=HANGING)
-    with pytest.raises(KeyboardInterrupt):
-        model.generate(prompt[:1], max_new_tokens=4, streamer=streamer)
-    with pytest.raises(InputError, match="ended with an error: KeyboardInterrupt"):
-        list(streamer)
-    model.generate(prompt[:1], max_new_tokens=4, streamer=streamer)
-    assert "".join(streamer) == Letters().decode(expected[0, prompt.shape[1] :])
-    with pytest.raises(InputError, match="max_new_tokens leaves 0"):
-        model.generate(prompt[:1], max_new_tokens=0, streamer=streamer)
-    with pytest.raises(InputError, match="max_new_tokens leaves 0"):
-        list(streamer)
-
-
 @pytest.mark.parametrize("position", [-1, 64])
 def test_positions_that_the_model_has_not(small, position):
     with pytest.raises(InputError, match=f"position_ids holds {position}, but the model has positions 0 … 63"):
         small[0]([[5, 6, 7]], position_ids=[[0, 1, position]])
-
-
-def test_stop_strings(small):
-    model, prompt = small
-    free = model.generate(prompt[:1], max_new_tokens=NEW)
-    text = Letters().decode(free[0, prompt.shape[1] :])
-    stop = text[3:5]
-    with pytest.raises(InputError, match="stop_strings: an empty text stands in every answer"):
-        model.generate(prompt[:1], stop_strings=["x", ""], tokenizer=Letters())
-    ids = model.generate(prompt[:1], max_new_tokens=NEW, stop_strings=stop, tokenizer=Letters())
-    assert Letters().decode(ids[0, prompt.shape[1] :]) == text[: text.index(stop) + 2]
-    across = Letters().decode([*prompt[0, -2:], free[0, prompt.shape[1]]])  # it begins in the prompt
-    ids = model.generate(prompt[:1], max_new_tokens=NEW, stop_strings=across, tokenizer=Letters())
-    assert ids.shape[1] == prompt.shape[1] + 1
-    beams = {"num_beams": 3, "max_new_tokens": NEW, "eos_token_id": None}
-    text = Letters().decode(model.generate(prompt[:1], **beams)[0, prompt.shape[1] :])
-    ids = model.generate(prompt[:1], stop_strings=[text[3:5]], tokenizer=Letters(), length_penalty=-9.0, **beams)
-    found = Letters().decode(ids[0, prompt.shape[1] :])
-    assert found.endswith(text[3:5]) and len(found) < NEW
 
 
 @pytest.mark.parametrize(

@@ -14,83 +14,20 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 from model_zoo import activations, engine, layers, norms, rotary
-from model_zoo.auto import AutoModel
-from model_zoo.engine import cells, loss as engine_loss, plain as kernels, plain_attention
+from model_zoo.engine import cells, loss as engine_loss, plain as kernels
 from model_zoo.engine.build import library
 from model_zoo.engine.ops import OPS, ROWS
-from model_zoo.graph import Graph
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from native_checks import LOW as IN_BFLOAT16, bf16
-
-from pet.train.precision import set_precision
+from native_kernels import LOW as IN_BFLOAT16, bf16
+from operations import Weighted, check, needs_kernels, numbers
 
 IGNORED = -100
-
-
-needs_kernels = pytest.mark.skipif(not engine.available(), reason="there is no C compiler")
-
-
-def numbers(*shape, seed=0):
-    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
-
-
-class Weighted(nn.Cell):
-    """A scalar whose gradient reaches every output differently."""
-
-    def __init__(self, function, direction):
-        super().__init__()
-        self.function, self.direction = function, direction
-
-    def construct(self, *inputs):
-        output = self.function(*inputs)
-        return (output * self.direction).sum(), output
-
-
-def value_and_gradients(function, inputs, direction, compiled):
-    """Output, and the gradients by all float inputs of its product with a direction."""
-    cell = Weighted(function, Tensor(direction.astype(np.float32)))
-    floats = tuple(index for index, tensor in enumerate(inputs) if tensor.dtype == ms.float32)
-    differentiate = ops.value_and_grad(cell, floats, has_aux=True)
-    (_, output), gradients = (Graph(differentiate) if compiled else differentiate)(*inputs)
-    gradients = gradients if isinstance(gradients, tuple) else (gradients,)
-    return output.asnumpy(), [gradient.asnumpy() for gradient in gradients]
-
-
-def check(fast, plain, arrays, rows=None, tolerance=3e-6, constant=(), compiled=True):
-    """Same output, same gradients, and gradients that finite differences of the plain path agree with; none for those
-    inputs whose places are `constant`. ``rows`` weighs rows of the output, 0 where nobody looks. `compiled`: whether a
-    graph computes `fast`, or the same operators one by one, where another case has a graph of the same code."""
-    inputs = [Tensor(array) for array in arrays]
-    direction = numbers(*plain(*inputs).shape, seed=7) * (1.0 if rows is None else rows)
-    with cells.Eagerly():
-        mine, my_gradients = value_and_gradients(fast, inputs, direction, compiled)
-    theirs, their_gradients = value_and_gradients(plain, inputs, direction, compiled=False)
-    seen = np.ones_like(mine, bool) if rows is None else np.broadcast_to(rows != 0, mine.shape)
-    np.testing.assert_allclose(mine[seen], theirs[seen], atol=tolerance, rtol=tolerance)
-    floats = [index for index, array in enumerate(arrays) if array.dtype == np.float32]
-    for index, gradient, expected in zip(floats, my_gradients, their_gradients, strict=True):
-        if index in constant:
-            assert not gradient.any() and not expected.any()
-            continue
-        assert np.abs(expected).max() > 1e-3, "a gradient that is zero would prove nothing"
-        np.testing.assert_allclose(gradient, expected, atol=tolerance * max(1, np.abs(expected).max()))
-        step = numbers(*arrays[index].shape, seed=11) * 1e-2
-        ends = []
-        for sign in (1, -1):
-            moved = [array + sign * step if i == index else array for i, array in enumerate(arrays)]
-            out = plain(*[Tensor(array) for array in moved]).asnumpy().astype(np.float64)
-            ends.append((out * direction).sum())
-        slope = float((gradient.astype(np.float64) * step).sum())
-        assert (ends[0] - ends[1]) / 2 == pytest.approx(slope, rel=2e-3, abs=2e-3)
-
-
 SIZES = {"B": 2, "S": 6, "T": 6, "C": 6, "h": 4, "g": 2, "d": 8, "w": 4, "b": 2}
 SIZES |= {"N": 12, "H": 10, "K": 7, "M": 9, "R": 3, "O": 9, "I": 7, "E": 5, "k": 2, "V": 9, "*": (12, 10)}
 NUMBERS = {"eps": 1e-5, "scale": 0.5, "factor": 1.75, "transposed": False, "causal": True, "d": 8, "w": 4}
 NUMBERS |= {"window": 4, "cap": 1.5, "offset": 1.0, "chosen": 2, "normed": False, "padding": -1, "taken": False}
-
 IN_PROGRAMS = {"take_columns", "join_columns", "dropout"}
 """Rows whose gradients need other instructions, or that have no plain column: `test_whole_layers.py` holds these to the
 cells' own operators."""
@@ -314,113 +251,6 @@ def test_splitting_and_rotating_in_one(pairs, width):
     check(fast, plain, (numbers(10, 24),), tolerance=1e-6)
 
 
-def causal(batch, length):
-    rows = np.arange(length, dtype=np.int32)[None].repeat(batch, 0)
-    return np.zeros_like(rows), rows + 1
-
-
-def packed(batch, length):
-    """Documents of three tokens."""
-    _, end = causal(batch, length)
-    return (end - 1) // 3 * 3, end
-
-
-def prefix_mask(batch, length):
-    """GLM's: the first four see each other whole."""
-    start, end = causal(batch, length)
-    return start, np.maximum(end, 4).astype(np.int32)
-
-
-ATTENTION = [
-    # batch, heads, kv_heads, length, extra, layout, padding
-    (2, 4, 4, 7, 0, causal, 0),
-    (2, 4, 2, 7, 0, packed, 0),
-    (1, 6, 1, 9, 0, causal, 0),
-    (2, 4, 2, 8, 0, prefix_mask, 0),
-    (2, 4, 2, 7, 3, packed, 0),
-    (2, 2, 2, 7, 0, causal, 2),
-    (2, 4, 1, 9, 2, prefix_mask, 3),
-    (1, 2, 2, 1, 0, causal, 0),
-]
-
-
-@pytest.mark.parametrize(
-    "index, block, shared",
-    [*((index, 256, 1024) for index in range(len(ATTENTION))), (1, 4, 1024), (3, 4, 4), (4, 4, 4)],
-)
-def test_attention_of_operators(monkeypatch, index, block, shared):
-    """Graphs have one block or several, causal or not, each with a mask of its own or not, and keys in front."""
-    monkeypatch.setattr(plain_attention, "BLOCK", block)
-    monkeypatch.setattr(plain_attention, "SHARED", shared)
-    compiled = block == 4 or index in (4, 6, 7)
-    check_attention(plain_attention.JoinedAttention, *ATTENTION[index], compiled=compiled)
-
-
-WINDOWED = {"window": 3, "cap": 1.5, "scale": 0.5}
-
-
-@pytest.mark.parametrize("case, compiled", [(ATTENTION[1], False), ((1, 2, 1, 12, 3, packed, 2), True)])
-def test_windows_and_caps_of_operators(case, compiled, monkeypatch):
-    monkeypatch.setattr(plain_attention, "BLOCK", 5)
-    check_attention(plain_attention.JoinedAttention, *case, **WINDOWED, compiled=compiled)
-
-
-@needs_kernels
-@pytest.mark.parametrize("case, compiled", [(ATTENTION[1], False), ((1, 2, 1, 53, 3, packed, 2), True)])
-def test_windows_and_caps_in_c(case, compiled):
-    check_attention(native_attention, *case, **WINDOWED, compiled=compiled)
-
-
-@needs_kernels
-@pytest.mark.parametrize("case", [*ATTENTION[:2], ATTENTION[4], ATTENTION[6], (1, 2, 1, 53, 3, packed, 2)])
-def test_attention_in_c(case):
-    """A graph of it is one operator each way, whatever the case."""
-    check_attention(native_attention, *case, compiled=case is ATTENTION[6])
-
-
-def native_attention(causal, scale, window, cap):
-    return cells.native("attention", causal=causal, scale=scale, window=window, cap=cap)
-
-
-def check_attention(
-    make,
-    batch,
-    heads,
-    kv_heads,
-    length,
-    extra,
-    layout,
-    padding,
-    scale=8**-0.5,
-    window=0,
-    cap=0.0,
-    compiled=True,
-):
-    """Attention against the plain core; ``make(causal, scale, window, cap)`` gives the kernel."""
-    start, end = (Tensor(array.astype(np.int32)) for array in layout(batch, length))
-    keep = np.ones((batch, length), np.int32)
-    keep[0, :padding] = 0
-    keep[-1, 0] = -1  # seen by every later row, whatever document it is of
-    columns = Tensor(np.concatenate([np.ones((batch, extra), np.int32), keep], 1))
-    keep_rows, keep = (keep != 0).astype(np.float32).reshape(batch, 1, length, 1), Tensor(keep)
-    kernel = make(layout is not prefix_mask, scale, window, cap)
-    core = layers.AttentionCore(heads, kv_heads, 8, scale=scale, window=window, cap=cap)
-
-    def fast(query, keys, values):
-        return layers.split_heads(kernel(query, keys, values, start, end, columns), batch, heads)
-
-    def plain(query, keys, values):
-        return layers.split_heads(core.attend(query, keys, values, start, end, keep, extra, None), batch, heads)
-
-    arrays = [numbers(batch, heads, length, 8)]
-    arrays += [numbers(batch, kv_heads, length + extra, 8, seed=seed) for seed in (1, 2)]
-    if length == 1:  # one key: no score matters
-        mine = ms.jit(fast)(*map(Tensor, arrays)).asnumpy()
-        np.testing.assert_allclose(mine, arrays[2], atol=1e-6)
-        return
-    check(fast, plain, arrays, rows=keep_rows, compiled=compiled)
-
-
 @pytest.mark.parametrize("in_c", [pytest.param(True, marks=needs_kernels), False])
 @pytest.mark.parametrize("pieces, width", [(1, 8), (4, 6)])
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -445,92 +275,3 @@ def test_cross_entropy(monkeypatch, in_c, pieces, width, smoothing):
         return -(losses * (targets != IGNORED).astype(ms.float32)).sum().reshape(1)
 
     check(fast, plain, (numbers(rows, width),), tolerance=1e-5)
-
-
-@pytest.mark.skipif(bool(engine.no_bf16()), reason=engine.no_bf16())
-@pytest.mark.parametrize("name", ["llama_gqa", "gpt2", "chatglm1"])
-def test_layers_in_bfloat16_have_the_gradients_of_the_plain_path(fixtures, monkeypatch, name):
-    """Of every parameter, to what rounding changes: that of factors, and with it that of what lies between products, of
-    which the plain path knows nothing."""
-    model = AutoModel.from_pretrained(fixtures / name)
-    ids = Tensor(np.load(fixtures / name / "ref.npz")["input_ids"].astype(np.int32))
-    position_ids, start, end, _ = model.layout(ids)
-    direction = Tensor(numbers(ids.size, model.config.dims.hidden))
-    weights = ms.ParameterTuple([weight for weight in model.layer_list.get_parameters() if weight.ndim == 2])
-
-    def gradients(fast):
-        def scalar(ids, position_ids, start, end):
-            return (model.hidden_states(ids, position_ids, start, end, None) * direction).sum()
-
-        model.set_fast(fast)
-        function = ms.grad(scalar, None, weights)
-        if not fast:
-            return [gradient.asnumpy() for gradient in function(ids, position_ids, start, end)]
-        with engine.fuse_layers(model, list(weights)):
-            return [gradient.asnumpy() for gradient in function(ids, position_ids, start, end)]
-
-    single = gradients(False)
-    set_precision(model, "bf16")
-    low, fast = gradients(False), gradients(True)
-    monkeypatch.setattr(engine.run, "round_between_products", lambda instructions: None)
-    unrounded = gradients(True)
-    for one, plain, mine, wide in zip(single, low, fast, unrounded, strict=True):
-        scale = np.linalg.norm(one)
-        assert 1e-4 < np.linalg.norm(plain - one) / scale < 0.03
-        assert np.linalg.norm(wide - plain) / scale < 0.02
-        assert 1e-4 < np.linalg.norm(mine - wide) / scale < 0.03 > np.linalg.norm(mine - one) / scale
-
-
-@pytest.mark.skipif(bool(engine.no_bf16()), reason=engine.no_bf16())
-@pytest.mark.parametrize("name", ["llama_gqa", "gpt2", "glm4_0414"])
-def test_what_lies_between_products_in_bfloat16_takes_half(fixtures, name):
-    """All but what norms read and statistics, also of a fused projection, whose columns are taken apart."""
-    model = AutoModel.from_pretrained(fixtures / name)
-    model.set_train(True)
-    found = {}
-    for precision in ("fp32", "bf16"):
-        set_precision(model, precision)
-        found[precision] = engine.memory_profile(model, False)
-    assert 0.5 < found["bf16"].saved / found["fp32"].saved < 0.75
-    assert found["bf16"].backward < found["fp32"].backward
-
-
-# Layers are held to the plain path in test_whole_layers.py, and that to its reference in test_families.py. Here is a
-# graph of the whole, which takes seconds to compile: of two with little in common, one with kernels and one without.
-ALIKE = ("glm", "llama_mha", "gpt2", "glm4_0414", "chatglm1", "chatglm2")
-
-
-@pytest.mark.parametrize(
-    "name, in_c",
-    [("llama_gqa", True), ("chatglm1", False)]
-    + [pytest.param(name, True, marks=pytest.mark.full) for name in ALIKE]
-    + [pytest.param("llama_gqa", False, marks=pytest.mark.full)],
-)
-def test_fast_models_meet_their_references(fixtures, shortened, monkeypatch, name, in_c):
-    """Logits of the reference implementation to 1e-4; of the first layer, in a graph, the plain path's logits and its
-    gradient of every parameter."""
-    if not in_c:  # as without a compiler
-        monkeypatch.setattr(engine, "available", lambda: False)
-    reference = np.load(fixtures / name / "ref.npz")
-    ids = Tensor(reference["input_ids"].astype(np.int32))
-    whole = AutoModel.from_pretrained(fixtures / name).set_fast(True)
-    np.testing.assert_allclose(whole(ids).asnumpy(), reference["logits"], atol=1e-4)
-    model = AutoModel.from_pretrained(shortened(name))
-    position_ids, start, end, _ = model.layout(ids)
-    direction = Tensor(numbers(*reference["logits"].shape))
-    weights = ms.ParameterTuple(model.trainable_params())
-
-    def scalar(ids, position_ids, start, end):
-        logits = model.head(model.hidden_states(ids, position_ids, start, end, None)).reshape(direction.shape)
-        return (logits * direction).sum(), logits
-
-    inputs = (ids, position_ids, start, end)
-    differentiate = ms.value_and_grad(scalar, None, weights, has_aux=True)
-    (_, expected), plain = differentiate(*inputs)
-    model.set_fast(True)
-    (_, logits), fast = Graph(differentiate)(*inputs)
-    np.testing.assert_allclose(logits.asnumpy(), expected.asnumpy(), atol=1e-4)
-    for weight, mine, expected in zip(weights, fast, plain, strict=True):
-        expected = expected.asnumpy()
-        scale = max(1.0, float(np.abs(expected).max()))
-        np.testing.assert_allclose(mine.asnumpy(), expected, atol=1e-4 * scale, err_msg=weight.name)
