@@ -20,13 +20,13 @@ def made(tmp_path_factory):
     root, known = tmp_path_factory.mktemp("tokenizers"), {}
 
     def make(template, controls=tuple(CONTROLS), eos="<|im_end|>"):
-        if (template, controls) not in known:
-            directory = known[template, controls] = root / str(len(known))
+        if (template, controls, eos) not in known:
+            directory = known[template, controls, eos] = root / str(len(known))
             directory.mkdir()
             write_byte_level(directory, list(controls), texts=TEXTS)
             settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": None, "eos_token": eos}
             (directory / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
-        return known[template, controls]
+        return known[template, controls, eos]
 
     return make
 
