@@ -214,7 +214,7 @@ def merged_into(
         if bad and safe:
             raise InputError(f"merge: {bad} would hold NaN or Inf; nothing was merged")
         if bad:
-            warnings.warn(f"merge: {bad} holds NaN or Inf now; safe=True refuses such a merge", stacklevel=2)
+            warnings.warn(f"merge: {bad} holds NaN or Inf now; safe=True refuses such a merge", stacklevel=4)
         if state.merged is not None:
             merged.frozen = state.merged.frozen
         state.merged = merged

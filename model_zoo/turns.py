@@ -81,8 +81,8 @@ def undivided() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-    if came:
-        raise KeyboardInterrupt
+        if came:  # also in the place of the block's own error, which a program may go on from
+            raise KeyboardInterrupt
 
 
 def telling(function: Function) -> Function:

@@ -26,9 +26,11 @@ def in_place():
 
 def pointer(tensor: Tensor, size: int) -> int:
     """Where ``size`` float32 numbers begin."""
-    if tensor.dtype != ms.float32 or tensor.size != size:
-        raise ValueError(f"{size} float32 numbers expected, there are {tensor.size} of {tensor.dtype}")
-    return address_of(tensor)
+    address = address_of(tensor)  # of a parameter that was a view, it is in one piece from here on
+    if tensor.dtype != ms.float32 or tensor.size != size or not tensor.is_contiguous():
+        found = f"{tensor.size} of {tensor.dtype}, contiguous: {tensor.is_contiguous()}"
+        raise ValueError(f"{size} float32 numbers in one piece of memory expected, there are {found}")
+    return address
 
 
 def adamw_in_place(weights: Sequence[Tensor], gradient, average, square, numbers: tuple[float, ...]) -> None:

@@ -93,26 +93,33 @@ class TextsToo:
 
 PLAIN = r"A-Za-z0-9._-"
 """What the name of a run may have of ASCII, as a directory on every system; letters of other scripts beside."""
+NAME_LETTERS, NAME_BYTES = 128, 200
+"""Of a run's name: systems allow 255 bytes for a directory, and what is being written beside it has a longer name."""
 
 
 def run_name(text: str) -> str:
-    """A text as the name of a run: what that may not have is a line below."""
-    return re.sub(rf"(?![{PLAIN}])[\x00-\x7f]", "_", text)
+    """A text as the name of a run: what that may not have is a line below, and what is too long is cut."""
+    name = re.sub(rf"(?![{PLAIN}])[\x00-\x7f]", "_", text)[:NAME_LETTERS]
+    while _bytes_of(name) > NAME_BYTES:
+        name = name[:-1]
+    return name
+
+
+def _bytes_of(name: str) -> int:
+    return len(name.encode(errors="surrogatepass"))
 
 
 def _no_place(name: str) -> str:
     if not name.strip("."):
         raise ValueError("a name was expected; this is a place")
-    if (size := len(name.encode())) > MOST_BYTES:
-        raise ValueError(f"{size} bytes of UTF-8; a directory's name has room for {MOST_BYTES}")
+    if (size := _bytes_of(name)) > NAME_BYTES:
+        raise ValueError(f"{size} bytes of UTF-8; a directory's name has room for {NAME_BYTES}")
     return name
 
 
-MOST_BYTES = 200
-"""Of a run's name: systems allow 255 for a directory, and what is being written beside it has a longer name."""
 RunName = Annotated[
     str,
-    Field(min_length=1, max_length=128, pattern=rf"^([{PLAIN}]|[^\x00-\x7f])+$"),
+    Field(min_length=1, max_length=NAME_LETTERS, pattern=rf"^([{PLAIN}]|[^\x00-\x7f])+$"),
     AfterValidator(_no_place),
 ]
 RecipePath = Annotated[str, PathKind("recipe"), Field(min_length=1)]

@@ -89,7 +89,7 @@ class Translation:
 
     def name(self, key: str, text: Any) -> None:
         """Sets a key to a text, with what a recipe's name may not have replaced."""
-        self.put(key, run_name(str(text))[:128])
+        self.put(key, run_name(str(text)))
 
     def put(self, key: str, value: Any) -> None:
         """Sets a key of the recipe; None leaves it as it is."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import mindspore as ms
 import numpy as np
 import pytest
-from adapter_sets import IDS, add, logits, same, snapshot
+from adapter_sets import add, same, snapshot
+from adapter_states import IDS, logits
 
 import pet
 from adapters.score import add_head

@@ -7,6 +7,7 @@ import pytest
 
 import pet
 from adapters import merge, registry
+from model_zoo.turns import undivided
 
 IDS = np.array([[5, 6, 7, 8]], np.int32)
 
@@ -58,3 +59,10 @@ def test_adapters_merged_and_taken_out(monkeypatch, model):
     press_within(monkeypatch, registry, "detach", lambda: pet.delete_adapter(model, "default"))
     assert pet.list_adapters(model) == []
     np.testing.assert_array_equal(model(IDS).asnumpy(), before)
+
+
+def test_an_error_within_does_not_swallow_the_interrupt():
+    with pytest.raises(KeyboardInterrupt) as caught, undivided():
+        signal.raise_signal(signal.SIGINT)
+        raise ValueError("its own")
+    assert isinstance(caught.value.__context__, ValueError)

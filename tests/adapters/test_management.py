@@ -7,7 +7,8 @@ import json
 import mindspore as ms
 import numpy as np
 import pytest
-from adapter_sets import add, logits, same, snapshot
+from adapter_sets import add, same, snapshot
+from adapter_states import logits
 from mindspore import nn
 
 import pet

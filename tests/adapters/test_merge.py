@@ -156,8 +156,9 @@ def test_safe_merge_refuses_what_is_not_finite(fixtures, bad):
     with pytest.raises(pet.InputError, match=r"layers\.2\.self_attn\.v_proj.*nothing was merged"):
         pet.merge(model, safe=True)
     assert weights(model) == bare and registry(model).merged_names == () and registry(model).active == ("bad",)
-    with pytest.warns(UserWarning, match=r"layers\.2\.self_attn\.v_proj\.weight holds NaN or Inf"):
+    with pytest.warns(UserWarning, match=r"layers\.2\.self_attn\.v_proj\.weight holds NaN or Inf") as warned:
         pet.merge(model)
+    assert warned[0].filename == __file__
     pet.unmerge(model)
     pet.merge(model, "good", safe=True)
     merged = weights(model)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import adapter_states
 import numpy as np
-from mindspore import Tensor, ops
-
-from adapters.registry import registry
 
 
 def weights(network) -> dict[str, np.ndarray]:
@@ -13,7 +11,4 @@ def weights(network) -> dict[str, np.ndarray]:
 
 
 def randomise(network, scale: float = 0.1) -> None:
-    generator = np.random.default_rng(3)
-    for parameter in registry(network).get("default").parameters():
-        value = parameter.asnumpy() + scale * generator.standard_normal(parameter.shape)
-        ops.assign(parameter, Tensor(value.astype(np.float32)))
+    adapter_states.randomise(network, "default", seed=3, scale=scale)

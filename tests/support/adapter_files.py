@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import tracemalloc
 
-import mindspore as ms
+import adapter_states
 import numpy as np
 import pytest
-from mindspore import ops
 from safetensors.numpy import load_file, save_file
 
 import pet
-from adapters.registry import registry
 
 IDS = np.random.default_rng(0).integers(3, 120, (2, 6))
 NAMES = ("adapter_config.json", "adapter_model.safetensors")
@@ -25,10 +23,7 @@ def as_values(path):
 
 
 def randomise(model, name="default"):
-    generator = np.random.default_rng(3)
-    for parameter in registry(model).get(name).parameters():
-        value = parameter.asnumpy() + 0.05 * generator.standard_normal(parameter.shape)
-        ops.assign(parameter, ms.Tensor(value.astype(np.float32)))
+    adapter_states.randomise(model, name, seed=3, scale=0.05)
 
 
 def edit(directory, **changes):

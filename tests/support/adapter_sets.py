@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import mindspore as ms
 import numpy as np
-from mindspore import ops
+from adapter_states import randomise
 
 import pet
 from adapters.registry import registry
-
-IDS = np.random.default_rng(0).integers(3, 120, (3, 6))
-
-
-def logits(model):
-    return model(IDS).asnumpy()
 
 
 def add(model, name, seed, rank=2, targets=("q_proj",), **settings):
     """A LoRA whose B is not zero."""
     pet.add_adapter(model, pet.LoRAConfig(rank=rank, targets=list(targets), seed=seed, **settings), name)
-    generator = np.random.default_rng(seed)
-    for parameter in registry(model).get(name).parameters():
-        value = parameter.asnumpy() + 0.1 * generator.standard_normal(parameter.shape)
-        ops.assign(parameter, ms.Tensor(value.astype(np.float32)))
+    randomise(model, name, seed, scale=0.1)
 
 
 def snapshot(model):

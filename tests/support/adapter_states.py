@@ -16,7 +16,8 @@ def logits(model):
     return model(IDS).asnumpy()
 
 
-def randomise(model, name, seed=1, scale=0.3):
+def randomise(model, name, seed=1, scale=0.3) -> None:
+    """Moves an adapter's parameters, so that none does nothing."""
     generator = np.random.default_rng(seed)
     for parameter in registry(model).get(name).parameters():
         value = parameter.asnumpy() + scale * generator.standard_normal(parameter.shape)

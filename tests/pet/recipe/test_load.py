@@ -63,6 +63,13 @@ def test_every_default_is_filled_in(write, tmp_path, fixtures):
     assert recipe.eval.best_mode == "min"
 
 
+def test_a_file_whose_name_is_too_long_names_its_run_by_the_beginning(write):
+    path = write()
+    recipe = load(path.rename(path.with_name("情" * 80 + ".yaml")))
+    assert recipe.name == "情" * 66
+    assert load(write(f"name: {recipe.name}\n{GOOD}")).name == recipe.name
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
