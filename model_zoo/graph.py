@@ -19,6 +19,7 @@ except ImportError:  # before 2.9
 
 from model_zoo import BLIND, progress
 from model_zoo.errors import InputError
+from model_zoo.turns import changed
 
 # MindSpore has set it to 1 where Python does not see it but the programs that Python starts do: `pet` in a notebook's
 # shell line would compute with one thread.
@@ -119,11 +120,8 @@ def evaluating(model: nn.Cell) -> Iterator[None]:
     """Within, no cell of a model is in training: dropout is off. MindSpore takes milliseconds to tell so many cells, as
     long as a small model for a token, so that nothing is done where they know."""
     training = model.training
-    told = any(cell.training for _, cell in model.cells_and_names())
-    if told:
-        model.set_train(False)
-    try:
+    if not any(cell.training for _, cell in model.cells_and_names()):
         yield
-    finally:
-        if told:
-            model.set_train(training)
+        return
+    with changed(lambda: model.set_train(False), lambda: model.set_train(training)):
+        yield

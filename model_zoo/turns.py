@@ -85,6 +85,18 @@ def undivided() -> Iterator[None]:
             raise KeyboardInterrupt
 
 
+@contextlib.contextmanager
+def changed(change: Callable[[], object], back: Callable[[], object]) -> Iterator[None]:
+    """Within, what `change` did is so; `back` undoes it, however the block ends. Ctrl-C leaves neither half done."""
+    try:
+        with undivided():
+            change()
+        yield
+    finally:
+        with undivided():
+            back()
+
+
 def telling(function: Function) -> Function:
     """The function, which tells a streamer among its arguments of an error: its reader, in another thread, would wait
     for ever."""

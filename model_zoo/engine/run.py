@@ -23,6 +23,7 @@ from model_zoo.engine.ir import RESULT, WORKSPACE, Buffer, Instruction, NotTrace
 from model_zoo.engine.lowering import Pieces, read_by, round_between_products, without_copies, written_by
 from model_zoo.engine.plain import cast, ones_like
 from model_zoo.engine.trace import SequenceTracer, Tracer
+from model_zoo.turns import changed
 
 log = logging.getLogger("pet")
 
@@ -288,14 +289,14 @@ BY_OPERATORS = "layers that run operator by operator"
 @contextlib.contextmanager
 def replace_layers(layers: nn.CellList, cells: Sequence[nn.Cell]) -> Iterator[None]:
     """Within, a list of layers holds these cells instead. Past `CellList`: they are no part of the model."""
-    before = dict(layers._cells)
-    layers._cells.clear()
-    layers._cells.update({str(index): cell for index, cell in enumerate(cells)})
-    try:
-        yield
-    finally:
+    before, now = dict(layers._cells), {str(index): cell for index, cell in enumerate(cells)}
+
+    def put(those: dict[str, nn.Cell]) -> None:
         layers._cells.clear()
-        layers._cells.update(before)
+        layers._cells.update(those)
+
+    with changed(lambda: put(now), lambda: put(before)):
+        yield
 
 
 class Fused(contextlib.ExitStack):

@@ -14,6 +14,7 @@ from model_zoo.engine import PromptProgram, TokenProgram, available, fuse_cached
 from model_zoo.errors import warn_once
 from model_zoo.generation.cache import Cache
 from model_zoo.graph import AddressGuard, Graph
+from model_zoo.turns import changed
 
 SMALLEST_BUCKET = 32
 FIRST_COLUMNS = 256
@@ -120,17 +121,21 @@ class CachedDecoder:
         """Within, the model is over the cache and, for what is compiled of it there, has the fast kernels or not."""
         model, before = self.model, self.model.runs_fast
         swapped = fresh and before != self.fast
-        if swapped:
-            model.set_fast(self.fast)
-        self.cache.attach(prefilling)
-        model.decoding = not prefilling
-        try:
-            yield
-        finally:
+
+        def attach() -> None:
+            if swapped:
+                model.set_fast(self.fast)
+            self.cache.attach(prefilling)
+            model.decoding = not prefilling
+
+        def detach() -> None:
             model.decoding = False
             self.cache.detach()
             if swapped:
                 model.set_fast(before)
+
+        with changed(attach, detach):
+            yield
 
     def layers_of(self, graph: Graph):
         """A model's layers for one of the two, as operators where these can be followed; None once it is compiled."""

@@ -14,6 +14,7 @@ from model_zoo import progress
 from model_zoo.arguments import misfit
 from model_zoo.errors import InputError, shown
 from model_zoo.graph import evaluating
+from model_zoo.turns import changed
 from pet.train.evaluate import Answer, Evaluation
 from pet.train.schedules import due
 from pet.train.state import Best
@@ -184,8 +185,5 @@ def fast(model):
     if getattr(model, "runs_fast", True):
         yield
         return
-    model.set_fast(True)
-    try:
+    with changed(lambda: model.set_fast(True), lambda: model.set_fast(False)):
         yield
-    finally:
-        model.set_fast(False)

@@ -8,6 +8,7 @@ import pytest
 import pet
 from adapters import merge, registry
 from model_zoo.turns import undivided
+from tests.support import pressing
 
 IDS = np.array([[5, 6, 7, 8]], np.int32)
 
@@ -17,23 +18,8 @@ def model():
     return pet.AutoModel.from_pretrained("llama_tiny")
 
 
-def press_within(monkeypatch, owner, name, call):
-    """Ctrl-C behind a function's third call."""
-    calls, own = [], getattr(owner, name)
-
-    def pressing(*arguments, **settings):
-        result = own(*arguments, **settings)
-        calls.append(name)
-        if len(calls) == 3:
-            signal.raise_signal(signal.SIGINT)
-        return result
-
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, pressing)
-        with pytest.raises(KeyboardInterrupt):
-            call()
-    assert len(calls) > 3  # it went on to the end of what belongs together
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+def press_within(*arguments):
+    assert pressing.press_within(*arguments) > 3  # it went on to the end of what belongs together
 
 
 def test_adapters_put_on(monkeypatch, model):

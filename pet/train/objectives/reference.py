@@ -26,6 +26,7 @@ from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from model_zoo.engine import kernels_name, token_cross_entropy
 from model_zoo.errors import InputError, similar
 from model_zoo.graph import evaluating
+from model_zoo.turns import changed
 from model_zoo.unwritable import CannotWrite
 from pet.data.cache import writable_directory
 from pet.data.dataset import IGNORED
@@ -175,12 +176,10 @@ class Reference:
         else:
             bare = hasattr(model, "adapter_state") and not self.as_it_is
             way = registry(model).disabled() if bare else contextlib.nullcontext()
-        self.exchange()
         try:
-            with way:
+            with changed(self.exchange, self.exchange), way:
                 yield
         finally:
-            self.exchange()
             if missing:
                 registry(model).delete(ADAPTER)
 
