@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ContextDecorator, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,7 +23,7 @@ from adapters.restart import base_loading as base_beneath
 from adapters.saving import knows
 from model_zoo.arguments import checked
 from model_zoo.checkpoint.parameters import whole_base
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, warn_caller
 from model_zoo.layers import weights_of
 
 if TYPE_CHECKING:
@@ -206,7 +205,7 @@ def add_adapter(model: nn.Cell, config: MethodConfig, name: str) -> None:
     try:
         check_base(model)
     except InputError as error:
-        warnings.warn(f"{error}; save_adapter will refuse adapter {name!r}", stacklevel=4)
+        warn_caller(f"{error}; save_adapter will refuse adapter {name!r}")
 
 
 def check_base(model: nn.Cell) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from adapters.patterns import (
     within,
 )
 from adapters.stacked import settings
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, warn_caller
 from model_zoo.quantization.storage import is_quantized
 
 BASE_LAYER = ".base_layer."
@@ -108,7 +107,7 @@ def to_peft(config, model, adapter) -> dict[str, Any]:
         return values
     if adapted & {"gate_proj", "up_proj"} and "down_proj" not in adapted:  # it looks for both stacked parameters
         given = f"experts' {' and '.join(sorted(adapted))} without down_proj"
-        warnings.warn(f"{given}: PEFT with transformers 5 cannot open this", stacklevel=2)
+        warn_caller(f"{given}: PEFT with transformers 5 cannot open this")
     return {**values, **settings({path: path for path in paths}, values)}
 
 

@@ -8,7 +8,6 @@ which they are active counts.
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -31,7 +30,7 @@ from adapters.replacement import check_compatible, put
 from model_zoo import progress
 from model_zoo.arguments import checked
 from model_zoo.checkpoint.parameters import read_parameter, write_parameter
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, warn_caller
 from model_zoo.turns import turn
 
 Model = TypeVar("Model", bound=nn.Cell)
@@ -214,7 +213,7 @@ def merged_into(
         if bad and safe:
             raise InputError(f"merge: {bad} would hold NaN or Inf; nothing was merged")
         if bad:
-            warnings.warn(f"merge: {bad} holds NaN or Inf now; safe=True refuses such a merge", stacklevel=4)
+            warn_caller(f"merge: {bad} holds NaN or Inf now; safe=True refuses such a merge")
         if state.merged is not None:
             merged.frozen = state.merged.frozen
         state.merged = merged
@@ -263,10 +262,9 @@ def merge_and_unload(
     report = merge(model, names, safe, requantize)
     registry(model).keep_merged()
     if report.untied and getattr(model, "family", None) is None:  # a bundled model's configuration says so
-        warnings.warn(
+        warn_caller(
             f"{', '.join(report.untied)}: shared a Parameter with another cell, and is a Parameter of its own now; a "
-            "network that ties the two loses it in loading",
-            stacklevel=3,
+            "network that ties the two loses it in loading"
         )
     return model
 

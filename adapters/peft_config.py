@@ -7,7 +7,6 @@ refuses the other refuses too.
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +24,7 @@ from model_zoo.atomic import no_directory, read_json
 from model_zoo.checkpoint.digests import check_beside
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.checkpoint.wrappers import unstacked
-from model_zoo.errors import InputError, similar, warn_once
+from model_zoo.errors import InputError, similar, warn_caller, warn_once
 from model_zoo.labels import SCORE
 
 Method = TypeVar("Method", bound=Settings)
@@ -214,7 +213,7 @@ def read_settings(values: dict[str, Any], where: str | Path, known: Collection[s
             f"{where}: {', '.join(used)} not known here, and may change what the adapter computes; remove what does not"
         )
     if unknown:
-        warnings.warn(f"{where}: {', '.join(unknown)} not known here; loaded without", stacklevel=4)
+        warn_caller(f"{where}: {', '.join(unknown)} not known here; loaded without")
     try:
         settings = read(values)
         settings.validate()
@@ -386,5 +385,5 @@ def init_name(value) -> str:
     if not isinstance(value, (str, bool, type(None))):
         raise InputError(f"init_lora_weights is {value!r}; true, false or a name was expected")
     if value == "mica":
-        warnings.warn("init_lora_weights 'mica': PEFT trains A alone; training goes on with A and B here", stacklevel=2)
+        warn_caller("init_lora_weights 'mica': PEFT trains A alone; training goes on with A and B here")
     return value if value in ("gaussian", *START) else "default"

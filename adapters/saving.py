@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ from model_zoo.checkpoint.dtypes import typed
 from model_zoo.checkpoint.fingerprint import fingerprint, glance, same_base, same_numbers
 from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
-from model_zoo.errors import InputError, located
+from model_zoo.errors import InputError, located, warn_caller
 from model_zoo.labels import Labels
 from model_zoo.quantization import Quantization
 from model_zoo.quantization.cells import quantized_cells
@@ -282,7 +281,7 @@ def read_arrays(model, state, directory: Path, values, config, strict: bool, ski
         prepare_for(model, config, {key: file.info(stored).shape for key, stored in plain.items()})
         dropped = fit(model, config, plain)
         if dropped:
-            warnings.warn(f"{directory / CONFIG}: {'; '.join(dropped)}", stacklevel=4)
+            warn_caller(f"{directory / CONFIG}: {'; '.join(dropped)}")
         config.check_tensors(model, {key: file.tensors[stored] for key, stored in plain.items()}, directory)
         stored_arrays = {stored: typed(file.read(stored), file.tensors[stored].dtype) for stored in plain.values()}
         arrays = {key: file.read(stored, dtype="float32") for key, stored in plain.items()}

@@ -37,7 +37,7 @@ from adapters.peft_config import (
 )
 from adapters.settings import IA3, NO_BIAS, SETTINGS, BitFit, LoRA, Tokens
 from model_zoo.checkpoint.dtypes import float_name
-from model_zoo.errors import InputError, located, nearest
+from model_zoo.errors import InputError, located, nearest, warn_caller
 from model_zoo.labels import SCORE, Labels
 from model_zoo.quantization import Quantization
 
@@ -219,7 +219,7 @@ class StoredAdapter:
         """
         config, head = copy.deepcopy(self.config), base.config.tied_head()
         if dropped := fit(base, config, plain):
-            warnings.warn(f"{self.directory / CONFIG}: {'; '.join(dropped)}", stacklevel=5)
+            warn_caller(f"{self.directory / CONFIG}: {'; '.join(dropped)}")
         at = {site.path: site for site in chosen_sites(base, config)}
         pair = [name.removesuffix(".weight") for name in head or ()]
         if self.ties and not at.keys().isdisjoint(pair):  # PEFT writes for both what they share

@@ -5,12 +5,20 @@ from __future__ import annotations
 import contextlib
 import difflib
 import logging
+import os
 import re
+import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 log = logging.getLogger("pet")
 _warned: set[str] = set()
 
+BETWEEN = (  # files of this library, and of what calls its functions for it
+    contextlib.__file__,
+    *(str(Path(__file__).parents[1] / name) + os.sep for name in ("adapters", "model_zoo", "pet")),
+)
 LISTED = 16  # problems in one message: they fit on a screen, with what is printed around them
 
 
@@ -72,6 +80,14 @@ def warn_once(text: str, key: str | None = None) -> None:
     if (key or text) not in _warned:
         _warned.add(key or text)
         log.warning("%s", text)
+
+
+def warn_caller(text: str) -> None:
+    """A UserWarning of the line of a program that called, whatever lies between it and here."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back and frame.f_code.co_filename.startswith(BETWEEN):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)
 
 
 def explain(error: BaseException) -> str:

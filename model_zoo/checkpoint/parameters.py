@@ -86,9 +86,24 @@ def published_name(path: str, parameter: Parameter) -> str:
     return path if parameter.name.endswith(f".{path}") else parameter.name
 
 
-def whole_base(model: nn.Cell) -> dict[str, Parameter]:
-    """`base_parameters`, all that the configuration asks for. Raises InputError where one is lacking."""
-    found = base_parameters(model)
-    if absent := [name for name in model.config.shapes() if name not in found]:
-        raise InputError(f"the model lacks {first_of(absent)}: an adapter or another cell stands there")
+def whole_base(model: nn.Cell, config: Config | None = None) -> dict[str, Parameter]:
+    """`base_parameters`, all that the configuration asks for, in the order in which they lie in the model.
+
+    Raises:
+        InputError: one is lacking, or a cell that stands in another's place has one that the configuration has not: a
+            bias, or a head of its own where the embedding is the head.
+    """
+    names = (config or model.config).shapes()
+    found = base_parameters(model, config)
+    if absent := [name for name in names if name not in found]:
+        raise InputError(
+            f"the model lacks {first_of(absent)}: another cell stands there, an active adapter (disable or merge it "
+            "first), or other processes have it"
+        )
+    known = {*names, *model.config.shapes()}  # a language model's head is none of its classifier's
+    cells = ("lm_head", *(name.rpartition(".")[0] for name in known))
+    possible = {f"{cell}.{kind}" for cell in cells for kind in ("weight", "bias")}
+    there = (published_name(path, one) for path, one in model.parameters_and_names())
+    if beyond := [name for name in there if name in possible and name not in known]:
+        raise InputError(f"the model's configuration has no {first_of(beyond)}: another cell stands there")
     return found

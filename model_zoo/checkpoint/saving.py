@@ -16,9 +16,9 @@ from model_zoo.arguments import checked
 from model_zoo.atomic import read_json, staged, write_json
 from model_zoo.checkpoint.directory import INDEX, SINGLE
 from model_zoo.checkpoint.dtypes import float_name
-from model_zoo.checkpoint.parameters import base_parameters, published_name, read_parameter
+from model_zoo.checkpoint.parameters import published_name, read_parameter, whole_base
 from model_zoo.checkpoint.safetensors_io import nbytes, write_stream
-from model_zoo.errors import InputError, shown
+from model_zoo.errors import InputError, located, shown
 from model_zoo.labels import SCORE
 from model_zoo.quantization import files
 from model_zoo.tokenizers.special import for_any_version
@@ -94,13 +94,8 @@ def save_pretrained(
         config = config.as_classifier(model.labels)
     own = config.alone
     names = dict(zip(config.shapes(), own.shapes(), strict=True))
-    parameters = {names[name]: parameter for name, parameter in base_parameters(model, config).items()}
-    absent = [name for name in own.shapes() if name not in parameters]
-    if absent:
-        raise InputError(
-            f"{directory}: the model lacks {', '.join(absent[:3])}, of {len(absent)} parameters; an adapter that "
-            "replaces them is active (disable or merge it first), or this is one part of a divided model"
-        )
+    with located(directory):
+        parameters = {names[name]: parameter for name, parameter in whole_base(model, config).items()}
     for saved in model.family.saved_tied:
         if saved not in parameters and own.labels is None:
             parameters[saved] = parameters[model.family.tied[saved]]

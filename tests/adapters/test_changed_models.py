@@ -62,14 +62,30 @@ def test_a_merged_head_is_saved_within_another_cell(tmp_path):
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["LlamaForSequenceClassification"]
 
 
+@pytest.mark.parametrize(("base", "bias", "name"), [("gpt_tiny", False, "weight"), ("llama_tiny", True, "bias")])
+def test_a_head_that_the_configuration_has_not_is_not_left_out(tmp_path, base, bias, name):
+    """GPT-2's head is its embedding, LLaMA's has no bias: the files would be of another model."""
+    model = pet.AutoModel.from_pretrained(base)
+    model.lm_head = nn.Dense(model.config.dims.hidden, model.config.dims.vocab, has_bias=bias)
+    beyond = rf"the model's configuration has no lm_head\.{name}: another cell stands there"
+    with pytest.raises(pet.InputError, match=beyond):
+        pet.save_pretrained(model, tmp_path / "model")
+    with pytest.warns(UserWarning, match=beyond):
+        pet.apply_lora(model, rank=2)
+    with pytest.raises(pet.InputError, match=beyond):
+        pet.save_adapter(model, tmp_path / "adapter")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_model_with_an_exchanged_cell_is_refused_before_its_adapter_is_trained(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = pet.AutoModel.from_pretrained("llama_tiny")
     size = model.config.hidden_size
     model.model.layers[0].self_attn.q_proj = nn.Dense(size, size, has_bias=False)
-    lacking = r"the model lacks model\.layers\.0\.self_attn\.q_proj\.weight: an adapter or another cell stands there"
-    with pytest.warns(UserWarning, match=f"{lacking}; save_adapter will refuse adapter 'default'"):
+    lacking = r"the model lacks model\.layers\.0\.self_attn\.q_proj\.weight: another cell stands there"
+    with pytest.warns(UserWarning, match=f"{lacking}.*; save_adapter will refuse adapter 'default'") as warned:
         pet.apply_lora(model, rank=2, targets=["v_proj"])
+    assert warned[0].filename == __file__
     with pytest.raises(pet.InputError, match=lacking):
         pet.save_adapter(model, "adapter")
     ids = np.arange(16).reshape(2, 8)
