@@ -15,10 +15,8 @@ from pathlib import Path
 log = logging.getLogger("pet")
 _warned: set[str] = set()
 
-BETWEEN = (  # files of this library, and of what calls its functions for it
-    contextlib.__file__,
-    *(str(Path(__file__).parents[1] / name) + os.sep for name in ("adapters", "model_zoo", "pet")),
-)
+OURS = tuple(f"{Path(__file__).parents[1] / package}{os.sep}" for package in ("pet", "adapters", "model_zoo"))
+"""How the paths of this library's files begin."""
 LISTED = 16  # problems in one message: they fit on a screen, with what is printed around them
 
 
@@ -83,9 +81,9 @@ def warn_once(text: str, key: str | None = None) -> None:
 
 
 def warn_caller(text: str) -> None:
-    """A UserWarning of the line of a program that called, whatever lies between it and here."""
+    """A UserWarning of the line of a program that called, whatever of this library lies between."""
     level, frame = 2, sys._getframe(1)
-    while frame.f_back and frame.f_code.co_filename.startswith(BETWEEN):
+    while frame.f_back and frame.f_code.co_filename.startswith((*OURS, contextlib.__file__)):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, stacklevel=level)
 

@@ -17,8 +17,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from model_zoo.errors import OURS
+
 QUESTION = getattr(signal, "SIGWINCH", None)
-OURS = tuple(f"{Path(__file__).parents[2] / package}{os.sep}" for package in ("pet", "adapters", "model_zoo"))
 STANDARD = ("<frozen ", f"{sysconfig.get_path('stdlib')}{os.sep}")
 LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
