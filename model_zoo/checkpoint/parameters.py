@@ -103,7 +103,12 @@ def whole_base(model: nn.Cell, config: Config | None = None) -> dict[str, Parame
     known = {*names, *model.config.shapes()}  # a language model's head is none of its classifier's
     cells = ("lm_head", *(name.rpartition(".")[0] for name in known))
     possible = {f"{cell}.{kind}" for cell in cells for kind in ("weight", "bias")}
-    there = (published_name(path, one) for path, one in model.parameters_and_names())
+    # a bias that an adapter adds has the name of one of the cell's, and another attribute
+    there = (
+        name
+        for path, one in model.parameters_and_names()
+        if (name := published_name(path, one)).endswith(path.rpartition(".")[2])
+    )
     if beyond := [name for name in there if name in possible and name not in known]:
         raise InputError(f"the model's configuration has no {first_of(beyond)}: another cell stands there")
     return found
