@@ -6,7 +6,7 @@ Their configuration says everything: which cells a layer has, how wide they are,
 from __future__ import annotations
 
 import mindspore as ms
-from mindspore import nn
+from mindspore import nn, ops
 
 from model_zoo.activations import GATED, Joined, SoftCap
 from model_zoo.causal_lm import CausalLM
@@ -123,7 +123,8 @@ class MixtureOfExperts(nn.Cell):
     def mix(self, x, shares):
         total = x
         for index, expert in enumerate(self.experts):
-            part = expert(x) * shares[:, index : index + 1]
+            # one after the other: what experts sum over processes has to come in one order on all of them
+            part = expert(ops.depend(x, total)) * shares[:, index : index + 1]
             total = total + part if index else part
         return total
 

@@ -255,7 +255,11 @@ def row_class(cls: type) -> type:
             y = base
             for module in self.active:
                 if not module.after_sum:
-                    changed = module.on_base(x, y, base, self.matrix(), bias) if module.needs_base else module(x, y)
+                    if module.needs_base:
+                        # behind the input: what it sums comes in the order of the layers, on every member
+                        changed = module.on_base(x, y, base, ops.depend(self.matrix(), inner), bias)
+                    else:
+                        changed = module(x, y)
                     y = select_rows(module.rows, changed, y)
             y = self.reduce_from_group(y)
             for module in self.active:

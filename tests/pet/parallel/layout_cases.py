@@ -120,6 +120,7 @@ TWO = (
     Case("llama_gqa", "lora", tensor=2, whole=True, layers=2),
     Case("gpt2", "lora", pipeline=2, micro_batches=2, whole=True),  # the embedding is tied to the head, stages apart
     Case("qwen3_moe", "lora", tensor=2, layers=1, full=True),  # experts are summed once behind all of them
+    Case("qwen3_moe", "dora", tensor=2, layers=1, full=True),  # whose factors are sums of their own, one an expert
     Case("llama_gqa", "lora", pipeline=2, micro_batches=2, full=True),  # three layers: two in a stage, one in the other
     Case("chatglm1", "prefix", tensor=2),
     Case("chatglm2", "dora", tensor=2, layers=1, compiled=False),
