@@ -299,7 +299,8 @@ class Again(AbstractContextManager, ContextDecorator):
 
 
 def trainable_parameters(model: nn.Cell) -> list[Parameter]:
-    """What an optimizer gets: the parameters of the active adapters, and what `freeze_modules` made trainable.
+    """What an optimizer gets: the parameters of the active adapters, and what `freeze_modules` made trainable, but for
+    what is no weight (dropout's key, DoRA's norms).
 
     Raises:
         InputError: one of them is stored in 8 or 4 bits, or an active adapter is on a cell that was exchanged.
@@ -309,10 +310,10 @@ def trainable_parameters(model: nn.Cell) -> list[Parameter]:
         if (state := part.__dict__.get("_adapter_registry")) is not None:
             for name in state.active:
                 state.get(name).refuse_lost(part)
-    found = [parameter for parameter in model.get_parameters() if parameter.requires_grad]
+    found = [one for one in model.get_parameters() if one.requires_grad and not getattr(one, "buffer", False)]
     for parameter in found:
-        if (cell := getattr(parameter, "packed_in", None)) is not None:
-            raise InputError(f"{parameter.name} is stored in {cell.storage} and cannot be trained; freeze it")
+        if (form := getattr(parameter, "form", None)) is not None:
+            raise InputError(f"{parameter.name} is stored in {form} and cannot be trained; freeze it")
     return found
 
 

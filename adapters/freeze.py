@@ -56,7 +56,7 @@ def freeze_modules(
     frozen, trained = _patterns("include", include), _patterns("exclude", exclude)
     if not frozen and not trained:
         raise InputError("freeze_modules: neither include nor exclude is given")
-    parameters = list(model.get_parameters())
+    parameters = [one for one in model.get_parameters() if not getattr(one, "buffer", False)]
     chosen = _matching(parameters, frozen, "include"), _matching(parameters, trained, "exclude")
     for parameter in parameters:
         in_include, in_exclude = id(parameter) in chosen[0], id(parameter) in chosen[1]

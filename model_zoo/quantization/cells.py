@@ -318,7 +318,7 @@ def hold_parts(cell: QuantizedLinear, path: str, storage: Storage) -> None:
     shape = cell.shape
     for part, (dtype, extent) in storage.parts(shape).items():
         value = new_parameter(extent, getattr(ms, dtype), name=part_name(path, part))
-        value.requires_grad, value.weights = False, 0
+        value.requires_grad, value.weights, value.form = False, 0, storage
         cell.insert_param_to_cell(part, value)
         value.name = part_name(path, part)
     cell.storage = storage

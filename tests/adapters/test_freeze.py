@@ -48,6 +48,19 @@ def test_patterns_that_match_nothing_change_nothing():
     assert len(trained(own)) == 4
 
 
+def test_what_is_no_weight_is_not_trained():
+    """Dropout's key and DoRA's norms, which a pattern for all of a layer matches."""
+    own = pet.apply_lora(Own(), rank=2, targets=["first"], dropout=0.1, use_dora=True)
+    kept = [one for one in own.get_parameters() if getattr(one, "buffer", False)]
+    assert [one.name for one in kept] == ["first.dropout.key", "first.magnitude.norm"]
+    pet.freeze_modules(own, exclude="first.*")
+    weights = {"weight", "bias", "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"}
+    assert {name.removeprefix("first.") for name in trained(own)} == weights
+    for one in kept:
+        one.requires_grad = True
+    assert not {one.name for one in kept}.intersection(one.name for one in pet.trainable_parameters(own))
+
+
 @pytest.mark.parametrize("mode", ("lora", "LoRA"))
 def test_freeze_delta_leaves_the_method_alone(mode):
     own = pet.apply_lora(Own(), rank=2, targets=["first"])

@@ -191,6 +191,9 @@ def test_packed_weights_are_not_trained(fixtures):
         parameter.requires_grad = True
     with pytest.raises(InputError, match="stored in nf4, blocks of 64, double and cannot be trained"):
         pet.trainable_parameters(model)
+    pet.freeze_modules(model, include="*.weight")  # but not the factors of their blocks
+    with pytest.raises(InputError, match=r"absmax is stored in nf4, blocks of 64, double and cannot be trained"):
+        pet.trainable_parameters(model)
 
 
 def test_packed_weights_count_as_many_as_their_matrices_have(fixtures):
