@@ -61,8 +61,8 @@ def everything() -> Hashable:
 
 
 def recompute_what_is_there(model: nn.Cell) -> None:
-    """Lets cells on which ``recompute()`` was called before adapters came run what they are now. Outside of compiled
-    graphs MindSpore goes on with the forward, and the trained parameters, that they had at that call."""
+    """Lets cells on which ``recompute()`` was called run what they are now, and train what is lent to them. Outside of
+    compiled graphs MindSpore goes on with the forward, and the trained parameters, that they had at that call."""
     for _, cell in list(model.cells_and_names()):
         kept, settings = getattr(cell, "_recompute_cell", None), {}
         if inspect.isfunction(kept):
@@ -76,4 +76,8 @@ def recompute_what_is_there(model: nn.Cell) -> None:
 
 def recomputed(cell: nn.Cell, settings: dict, *arguments, **named):
     """A cell's output, of which nothing is kept for the backward pass."""
-    return recompute_registry.get()(cell.construct, **settings)(*arguments, **named)
+    made = recompute_registry.get()(cell.construct, **settings)
+    if isinstance(made, nn.Cell):  # which gives gradients to the cell's own parameters alone
+        lent = (part for _, one in cell.cells_and_names() for part in getattr(one, "lent", ()))
+        made.internal_params = [*made.internal_params, *(weight for part in lent for weight in part.trainable_params())]
+    return made(*arguments, **named)

@@ -45,10 +45,12 @@ class AdapterModule(nn.Cell):
         rescales: whether it scales the output so far, as if that came of the weight alone.
         starts_from_base: whether its first values are taken out of the base's weights.
         comes_last: whether it acts behind all others on its cell, in whatever order they are active.
+        lent: cells of another module that it computes with, whose parameters are trained through it as well.
         added: that it is no cell of the model's own (`adapters.cells.plain_cells`).
     """
 
     saved: ClassVar[tuple[str, ...]]
+    lent: tuple[nn.Cell, ...] = ()
     added: ClassVar[bool] = True
     changes_input = False
     needs_base = False

@@ -230,6 +230,7 @@ class ProjectedShare(AttentionPrefix):
             self.trunk = trunk
         else:
             object.__setattr__(self, "trunk", trunk)
+            object.__setattr__(self, "lent", (trunk,))
         self.owner = owner
         hidden = trunk.weight.shape[0]
         self.weight = Parameter(Tensor(kaiming_uniform(generator, width, hidden)), name="weight")

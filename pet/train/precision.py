@@ -9,6 +9,7 @@ import mindspore as ms
 from mindspore import nn, ops
 
 from adapters.apply import trainable_parameters
+from adapters.graphs import recompute_what_is_there
 from model_zoo.engine import Rounded, Widened, bf16_speedup, no_bf16, set_kernels
 from model_zoo.errors import InputError
 from model_zoo.inputs import check_runs
@@ -175,3 +176,4 @@ def set_recompute(model: nn.Cell, every: int = 1) -> None:
     for layer in list(model.layer_list)[::every]:  # a slice of a CellList renames what is in it
         layer.recompute()
         layer.recomputes = True  # for `model_zoo.engine`
+    recompute_what_is_there(model)

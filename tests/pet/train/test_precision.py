@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import mindspore as ms
 import numpy as np
 import pytest
+from mindspore import Tensor
 
+import pet
+from adapters.lora import LoRAConfig
+from adapters.prefix import PrefixConfig
 from adapters.saving import load_adapter
 from model_zoo import engine
 from model_zoo.auto import AutoModel
@@ -76,6 +81,25 @@ def test_recomputed_layers_keep_the_names_of_their_parameters(fixtures, every, c
     set_recompute(model, every)
     assert [parameter.name for parameter in model.get_parameters()] == names
     assert [index for index, layer in enumerate(model.layer_list) if getattr(layer, "recomputes", False)] == chosen
+
+
+def test_recomputed_layers_give_all_gradients_operator_by_operator(fixtures):
+    """Those of what layers share, which stands in the first, and of what is trained only later."""
+    model, ids = AutoModel.from_pretrained(fixtures / "llama_gqa"), Tensor(np.arange(12, dtype=np.int32)[None])
+    pet.add_adapter(model, LoRAConfig(rank=2, init="olora"), "later")
+    pet.apply(model, PrefixConfig(length=2, projection=True), "prefix")
+
+    def gradients():
+        pet.set_adapter(model, ["prefix", "later"])
+        weights = ms.ParameterTuple(pet.trainable_parameters(model))
+        return [one.asnumpy() for one in ms.grad(lambda ids: model(ids)[:, -1, 3], None, weights)(ids)]
+
+    expected = gradients()
+    pet.set_adapter(model, "prefix")
+    set_recompute(model)
+    for found, right in zip(gradients(), expected, strict=True):
+        assert np.abs(right).max() > 1e-6
+        np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-6)
 
 
 def test_a_later_trainer_says_that_layers_are_still_recomputed(fixtures, caplog):
