@@ -41,13 +41,13 @@ class CausalLM(nn.Cell):
     ``hidden_states``.
     `position_offset` is the number of positions taken up in front of the first token (a prefix's), `virtual_tokens` the
     number of columns there (a trained prompt's); `mixed_rows` how many rows a batch must have while each goes through
-    an adapter of its own, else None; `decoding` is set while single tokens go through over a cache; `runs_fast` is what
-    `set_fast` was last told; `adapter_state` changes with the adapters that take part; `product_precision` names what
-    matrix products compute in, where training changed it (`pet.train.precision`); `labels` says what the numbers
-    of the head `score` mean where it is used (a classifier's, or such an adapter's), and `scoring` that it is;
-    `compiles` is False where cells talk to other processes in an order that no compiled graph keeps, so that everything
-    runs operator by operator; `generation_config` holds the generation_config.json beside the
-    weights.
+    an adapter of its own, else None; `decoding` is set while single tokens go through over a cache; `answering` is how
+    many answers are being written, one within another; `runs_fast` is what `set_fast` was last told; `adapter_state`
+    changes with the adapters that take part; `product_precision` names what matrix products compute in, where training
+    changed it (`pet.train.precision`); `labels` says what the numbers of the head `score` mean where it is used (a
+    classifier's, or such an adapter's), and `scoring` that it is; `compiles` is False where cells talk to other
+    processes in an order that no compiled graph keeps, so that everything runs operator by operator;
+    `generation_config` holds the generation_config.json beside the weights.
     """
 
     def __init__(self, config: Config):
@@ -58,6 +58,7 @@ class CausalLM(nn.Cell):
         self.virtual_keep = None
         self.mixed_rows = None
         self.decoding = False
+        self.answering = 0
         self.runs_fast = False
         self.adapter_state = ()
         self.product_precision = "fp32"

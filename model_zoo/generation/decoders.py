@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 from collections.abc import Iterator
 
 import mindspore as ms
@@ -115,6 +116,12 @@ class CachedDecoder:
         self.refused: set[Graph] = set()  # which cannot be compiled
         self.guard = AddressGuard(model.get_parameters())
         self.guard.note()
+
+    @property
+    def outdated(self) -> bool:
+        """Whether weights are elsewhere than its programs know, or others than these."""
+        known, now = self.guard.parameters, list(self.model.get_parameters())
+        return self.guard.changed or len(known) != len(now) or any(map(operator.is_not, known, now))
 
     @contextlib.contextmanager
     def attached(self, prefilling: bool, fresh: bool) -> Iterator[None]:
@@ -268,13 +275,13 @@ class GrowingDecoder:
     """
 
     def __init__(self, model, batch: int, prompt: int, new_tokens: int):
-        self.model, self.batch, self.prompt = model, batch, bucket(prompt)
+        self.model, self.batch, self.prompt, self.within = model, batch, bucket(prompt), model.answering
         taken = self.prompt + model.virtual_tokens
         self.longest = bucket(taken + new_tokens)
         self.now = self.cached(bucket(taken + min(new_tokens, FIRST_COLUMNS)))
 
     def cached(self, length: int) -> CachedDecoder:
-        return cached_decoder(self.model, self.batch, self.prompt, length)
+        return cached_decoder(self.model, self.batch, self.prompt, length, self.within)
 
     def start(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """See `CachedDecoder.start`."""
@@ -299,16 +306,17 @@ def decoder_for(model, batch: int, prompt: int, new_tokens: int, use_cache: bool
     return GrowingDecoder(model, batch, prompt, new_tokens) if cached else PlainDecoder(model)
 
 
-def cached_decoder(model, batch: int, columns: int, length: int) -> CachedDecoder:
-    """A compiled decoder; they are kept on the model by batch, lengths, the state of its adapters and its precision."""
+def cached_decoder(model, batch: int, columns: int, length: int, within: int = 0) -> CachedDecoder:
+    """A compiled decoder; they are kept on the model by batch, lengths, the state of its adapters, its precision, and
+    within how many other answers this one is written, as streamers may have it: their caches are in use."""
     state = model.adapter_state, model.position_offset, model.virtual_tokens, model.product_precision
-    key = (batch, columns, length, *state)
+    key = (batch, columns, length, within, *state)
     kept = model.__dict__.setdefault("_decoders", {})
-    if key in kept and not kept[key].guard.changed:
-        kept[key] = kept.pop(key)
-    else:
-        kept.pop(key, None)
+    found = kept.pop(key, None)
+    if found is None or found.outdated:
+        found = None  # and its cache, before there is another
         while len(kept) >= KEPT_DECODERS:
             kept.pop(next(iter(kept)))
-        kept[key] = CachedDecoder(model, batch, columns, length)
-    return kept[key]
+        found = CachedDecoder(model, batch, columns, length)
+    kept[key] = found
+    return found

@@ -19,6 +19,7 @@ from model_zoo.generation_settings import FIELDS, completes_stop, own_limit, set
 from model_zoo.graph import evaluating
 from model_zoo.inputs import as_array, as_int_tensor, as_mask
 from model_zoo.settings import require
+from model_zoo.turns import changed
 
 
 class Default:
@@ -164,15 +165,20 @@ def generate(
         """Whether a row, without its padding, is at a stop string."""
         return completes_stop(tokenizer, tokens.tolist(), stops)
 
+    def count(change: int) -> None:
+        model.answering += change
+
     common = {"new_tokens": new_tokens, "eos": eos, "pad": pad, "stopped": stopped if stops else None}
     common["generator"] = np.random.default_rng(seed)
     try:
         with evaluating(model):
             decoder = decoder_for(model, len(ids) * copies, ids.shape[1], new_tokens, use_cache)
-            if beams > 1:
-                answer = beam_search(decoder, ids, mask, choice, returned=num_return_sequences, **common)
-                return np.concatenate([np.repeat(ids, num_return_sequences, 0), answer], 1)
-            return continued(decoder, np.repeat(ids, copies, 0), np.repeat(mask, copies, 0), choice, streamer, **common)
+            with changed(lambda: count(1), lambda: count(-1)):
+                if beams > 1:
+                    answer = beam_search(decoder, ids, mask, choice, returned=num_return_sequences, **common)
+                    return np.concatenate([np.repeat(ids, num_return_sequences, 0), answer], 1)
+                rows = np.repeat(ids, copies, 0), np.repeat(mask, copies, 0)
+                return continued(decoder, *rows, choice, streamer, **common)
     except FloatingPointError:
         raise InputError(f"the model's logits are not finite numbers{broken_weight(model)}") from None
 

@@ -4,7 +4,7 @@ import ctypes
 
 import numpy as np
 import pytest
-from mindspore import Tensor
+from mindspore import Parameter, Tensor
 from sets import some
 
 import pet
@@ -219,6 +219,19 @@ def test_a_projected_prefix_is_computed_once_for_an_answer(method, fixtures, mon
         assert kept[-1][0].eager(kept[-1][0].prefill)
     assert len(kept[0]) == 2 and kept[0] == kept[1]
     assert np.abs(answers[0] - answers[1]).max() > 1
+
+
+def test_ids_are_those_of_parameters_that_took_the_place_of_others(fixtures):
+    """Another head, and one that shares its weight with the embedding, behind an answer by the old ones."""
+    model, ids = AutoModel.from_pretrained(fixtures / "llama_mha"), np.array([[5, 9, 77, 3]])
+    answers = [model.generate(ids, max_new_tokens=6, eos_token_id=None)]
+    embedding = model.model.embed_tokens.weight
+    for weight in (Parameter(np.roll(model.lm_head.weight.asnumpy(), 1, 0), name="lm_head.weight"), embedding):
+        model.lm_head.weight = weight
+        expected = model.generate(ids, max_new_tokens=6, eos_token_id=None, use_cache=False)
+        assert not np.array_equal(expected, answers[-1])
+        answers.append(model.generate(ids, max_new_tokens=6, eos_token_id=None))
+        assert np.array_equal(answers[-1], expected)
 
 
 @pytest.mark.parametrize("answered", [False, True])

@@ -52,6 +52,26 @@ def test_a_streamer_ends_with_its_answer_however_that_ends(small):
         list(streamer)
 
 
+def test_an_answer_within_another_leaves_that_alone(small):
+    """Of as many tokens, so that one cache would do for either."""
+    model, prompt = small
+
+    class Asking:
+        found = None
+
+        def put(self, ids):
+            if self.found is None and len(ids) == 1:
+                self.found = model.generate(prompt[1:2], max_new_tokens=6, eos_token_id=None)
+
+        def end(self):
+            pass
+
+    one, other = (model.generate(prompt[i : i + 1], max_new_tokens=6, eos_token_id=None) for i in range(2))
+    asking = Asking()
+    assert (model.generate(prompt[:1], max_new_tokens=6, eos_token_id=None, streamer=asking) == one).all()
+    assert (asking.found == other).all() and (one[0, -6:] != other[0, -6:]).any()
+
+
 def test_stop_strings(small):
     model, prompt = small
     free = model.generate(prompt[:1], max_new_tokens=NEW)
