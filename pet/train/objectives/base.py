@@ -168,6 +168,11 @@ def positive(values):
     return ops.relu(ops.sign(values))
 
 
+def log_sigmoid(values):
+    """``log σ(x)``. MindSpore's own is −∞ below −88 and its gradient NaN. Graph code."""
+    return -ops.softplus(-values)
+
+
 def perplexity(loss: float) -> float:
     """``exp(loss)``; infinite where that is beyond a float, and NaN of NaN."""
     return math.inf if loss >= 700 else math.exp(loss)

@@ -6,6 +6,7 @@ from mindspore import ops
 
 from model_zoo.errors import InputError
 from pet.recipe.rules import LESS_THAN_HALF
+from pet.train.objectives.base import log_sigmoid
 from pet.train.objectives.preference import Preference
 
 
@@ -22,7 +23,7 @@ class DPO(Preference):
 
     def losses(self, better, worse):
         margin, share = self.beta * (better - worse), self.label_smoothing
-        return -(1.0 - share) * ops.logsigmoid(margin) - share * ops.logsigmoid(-margin)
+        return -(1.0 - share) * log_sigmoid(margin) - share * log_sigmoid(-margin)
 
 
 class Robust(DPO):
@@ -39,7 +40,7 @@ class Robust(DPO):
 
     def losses(self, better, worse):
         margin, share = self.beta * (better - worse), self.label_smoothing
-        return (-(1.0 - share) * ops.logsigmoid(margin) + share * ops.logsigmoid(-margin)) / (1.0 - 2.0 * share)
+        return (-(1.0 - share) * log_sigmoid(margin) + share * log_sigmoid(-margin)) / (1.0 - 2.0 * share)
 
 
 class Hinge(Preference):
@@ -72,7 +73,7 @@ class SimPO(Preference):
         self.gamma = gamma
 
     def losses(self, better, worse):
-        return -ops.logsigmoid(self.beta * (better - worse) - self.gamma)
+        return -log_sigmoid(self.beta * (better - worse) - self.gamma)
 
 
 class ORPO(Preference):
@@ -82,7 +83,7 @@ class ORPO(Preference):
 
     def losses(self, better, worse):
         odds = better - worse - (log_of_rest(better) - log_of_rest(worse))
-        return -better - self.beta * ops.logsigmoid(odds)
+        return -better - self.beta * log_sigmoid(odds)
 
 
 def log_of_rest(p):

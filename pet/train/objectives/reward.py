@@ -10,7 +10,7 @@ from mindspore import ops
 
 from model_zoo.errors import InputError
 from model_zoo.labels import Labels
-from pet.train.objectives.base import Objective, positive, sums_of, through
+from pet.train.objectives.base import Objective, log_sigmoid, positive, sums_of, through
 from pet.train.objectives.preference import count_pairs
 from pet.train.objectives.reference import counts_of, documents_of
 
@@ -73,7 +73,7 @@ class Reward(Objective):
         """The head's numbers ``(B·S, 1)`` → per pair ``(B, S)``: loss and both scores."""
         scores = scores.reshape(chosen.shape).astype(paired.dtype)
         better, worse = ops.gather_elements(scores, 1, chosen), ops.gather_elements(scores, 1, rejected)
-        losses = -ops.logsigmoid(better - worse - margin)
+        losses = -log_sigmoid(better - worse - margin)
         if self.centering > 0:
             losses = losses + self.centering * ops.square(better + worse)
         return losses * paired, better * paired, worse * paired

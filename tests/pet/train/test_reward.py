@@ -34,7 +34,8 @@ def packed(documents, rows: int = 2, said=None):
 
 @pytest.mark.parametrize("centering", [0.0, 0.3])
 @pytest.mark.parametrize("margins", [False, True])
-def test_the_loss_and_its_gradient_are_the_formula(margins, centering):
+@pytest.mark.parametrize("spread", [1, 300])
+def test_the_loss_and_its_gradient_are_the_formula(spread, margins, centering):
     torch = pytest.importorskip("torch")
     random, documents = np.random.default_rng(0), []
     for _ in range(5):
@@ -45,7 +46,7 @@ def test_the_loss_and_its_gradient_are_the_formula(margins, centering):
     said = [value for own in (0.5, None, 1.5, -0.25, 0.0) for value in (own, own)] if margins else None
     batch = objective.prepare(packed(documents, said=said), training=True)
     assert objective.count(batch) == 5
-    numbers = random.normal(size=(batch["labels"].size, 1)).astype(np.float32)
+    numbers = random.normal(0, spread, (batch["labels"].size, 1)).astype(np.float32)
     arrays = [ms.Tensor(batch[name]) for name in objective.arrays]
     value, gradient = ms.value_and_grad(lambda x: objective.loss(x, *arrays))(ms.Tensor(numbers))
     leaf, total = torch.tensor(numbers.astype(np.float64), requires_grad=True), 0.0
@@ -61,7 +62,7 @@ def test_the_loss_and_its_gradient_are_the_formula(margins, centering):
         total = total + centering * (by_key[key] + by_key[key + 1]) ** 2
     total.backward()
     assert float(value) == pytest.approx(float(total.detach()), rel=1e-5)
-    np.testing.assert_allclose(gradient.asnumpy(), leaf.grad.numpy(), atol=1e-5)
+    np.testing.assert_allclose(gradient.asnumpy(), leaf.grad.numpy(), rtol=1e-5, atol=1e-5)
     measured = objective.metrics([float(one) for one in objective.measure(ms.Tensor(numbers), *arrays)], 5)
     ahead = [float(by_key[key] > by_key[key + 1]) for key in range(0, 10, 2)]
     assert measured["reward_accuracy"] == pytest.approx(np.mean(ahead))
