@@ -28,6 +28,7 @@ from model_zoo.checkpoint.digests import Damaged, read_sealed, sealed
 from model_zoo.errors import InputError
 from model_zoo.unwritable import CannotWrite
 from pet.files import write_json
+from pet.recipe.rules import STEP_PER_WINDOW
 
 from .cache import check_unchanged, encoder_digest, fallback, file_versions, reason, writable_directory
 from .compressed import is_compressed
@@ -225,6 +226,8 @@ class StreamLoader(Loader):
     def _check(self) -> None:
         if not self.dataset.windows:
             raise InputError(f"{', '.join(self.dataset.files[:3])}: no rows")
+        if self.settings.drop_last:
+            raise InputError(f"data.drop_last: {STEP_PER_WINDOW}")
 
     def _first_ids(self) -> np.ndarray:
         for span in chain.from_iterable(self.dataset.windows):

@@ -114,6 +114,7 @@ def optimizer(recipe: Recipe) -> Iterator[Finding]:
 
 EXCHANGED = "answers of two rows are exchanged; give an even number for each process"
 LESS_THAN_HALF = "robust takes less than half of the pairs to be wrong"
+STEP_PER_WINDOW = "each window of what streams has a step of its own at the end"
 
 
 ASKED = ("template", "template_without_input", "enable_thinking", "system", "max_prompt", "max_answer")
@@ -273,7 +274,7 @@ def streaming(recipe: Recipe) -> Iterator[Finding]:
         "eval_fraction": "rows that stream cannot be divided; give data.eval a file of its own",
         "mix": "streaming data cannot be mixed",
         "rows": "files stream as a whole",
-        "drop_last": "each window of what streams has a step of its own at the end",
+        "drop_last": STEP_PER_WINDOW,
         "deduplicate": "samples that stream cannot be compared",
     }
     for name, why in whole.items():

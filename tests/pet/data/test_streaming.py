@@ -99,6 +99,11 @@ def test_a_loader_is_made_with_the_settings_of_its_data(stream):
     assert made.settings is data.settings and made.shapes() == [(2, 19)]
 
 
+def test_what_fills_no_step_cannot_be_left_out(stream):
+    with pytest.raises(InputError, match=r"data\.drop_last: each window of what streams has a step of its own"):
+        loader(stream(drop_last=True))
+
+
 def test_pairs_share_the_questions_of_their_own_window(write, letters, tmp_path):
     rows = [{"prompt": "q" * (1 + 3 * n % 7), "chosen": "yes", "rejected": "n" * (1 + n % 4)} for n in range(12)]
     own = {"conversations": pairs, "documents": 2, "compares": True, "train_on": "last", "share_question": True}

@@ -11,7 +11,7 @@ from model_zoo.engine import available, loss as engine_loss
 from model_zoo.graph import Graph
 from pet.data.dataset import IGNORED
 from pet.train.feed import complete
-from pet.train.objectives.causal import DFT, CausalLM, RDrop, plain_head
+from pet.train.objectives.causal import DFT, CausalLM, RDrop, plain_head, shift_labels
 from pet.train.step import tensors
 
 needs_kernels = pytest.mark.skipif(not available(), reason="there are no kernels in C here")
@@ -93,3 +93,11 @@ def test_dft_weighs_each_loss_by_its_own_probability():
         float(a.asnumpy()) == float(b.asnumpy())
         for a, b in zip(plain, DFT().measure(ms.Tensor(logits), ms.Tensor(labels)), strict=True)
     )
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_rows_of_one_token_have_no_target(compiled):
+    targets = Graph(shift_labels) if compiled else shift_labels
+    for number in range(2):
+        assert targets(ms.Tensor([[number], [5], [9]], ms.int32)).asnumpy().tolist() == [[IGNORED]] * 3
+    assert targets(ms.Tensor([[3, 4]], ms.int32)).asnumpy().tolist() == [[4, IGNORED]]
