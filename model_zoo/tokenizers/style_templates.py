@@ -15,16 +15,16 @@ _MESSAGES = """\
 {{- BEGINS -}}
 {%- for message in messages -%}
 {%- if message['role'] == 'assistant' -%}{{ ANSWER }}
-{%- else -%}{{ QUESTION }}{%- endif -%}
+{%- elif message['content'] or message['role'] != 'system' -%}{{ QUESTION }}{%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ OPENS }}{%- endif -%}
 """
-# a system text goes in front of the first question
+# a system text, where it is not empty, goes in front of the first question
 _QUESTIONS = """\
 {{- BEGINS -}}
 {%- set first = namespace(text='') -%}
 {%- for message in messages -%}
-{%- if message['role'] == 'system' -%}{%- set first.text = SYSTEM -%}
+{%- if message['role'] == 'system' -%}{%- set first.text = SYSTEM if message['content'] else '' -%}
 {%- elif message['role'] == 'user' -%}{{ QUESTION }}{%- set first.text = '' -%}
 {%- else -%}{{ ANSWER }}{%- endif -%}
 {%- endfor -%}

@@ -120,10 +120,12 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("name", sorted(STYLE_TEMPLATES))
-@pytest.mark.parametrize("system", [True, False])
+@pytest.mark.parametrize(
+    "system", [CONVERSATION[:1], [], [{"role": "system", "content": ""}]], ids=["text", "none", "empty"]
+)
 def test_a_style_as_a_template_gives_the_same_ids(tokenizers, name, system):
     """What other programs than this one get."""
-    styled, talk = tokenizers[name], CONVERSATION if system else CONVERSATION[1:]
+    styled, talk = tokenizers[name], [*system, *CONVERSATION[1:]]
     template = template_of(styled)
     assert template and styled.template is None and not styled.chat_template
     templated = styled.with_chat_template(template, "style")
