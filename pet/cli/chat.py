@@ -12,7 +12,7 @@ from pathlib import Path
 from model_zoo.errors import InputError, nearest, similar
 from model_zoo.generation_settings import own_limit, settled
 from pet import interrupts
-from pet.cli.chat_session import ChatSession, add_chat_session, changed, make_chat_session, not_text, read
+from pet.cli.chat_session import ChatSession, add_chat_session, changed, check_place, make_chat_session, not_text, read
 from pet.cli.parser import Parser, wrapped
 
 EXAMPLES = [
@@ -190,6 +190,8 @@ class Conversation:
             self.messages = []
             print("(new conversation)")
         elif word == "/system":
+            if rest.strip():
+                check_place("/system", "system", self.session.encoder)
             self.session.settings = changed(self.session.settings, system=rest.strip() or None)
             self.messages = []
             print("(system message set; new conversation)" if rest.strip() else "(no system message; new conversation)")

@@ -217,10 +217,16 @@ def make_chat_session(options: argparse.Namespace) -> ChatSession:
 
 def _check_places(options: argparse.Namespace, encoder: Any) -> None:
     """Raises InputError for an option that the chat template has no place for."""
-    template = getattr(encoder.tokenizer, "template", None) if encoder.settings.template is None else None
     for name, what in {"thinking": "enable_thinking", "system": "system"}.items():
-        if template is not None and getattr(options, name) not in (None, "") and what in template.left_out:
-            raise InputError(f"--{name}: has no effect: the chat template has no place for it")
+        if getattr(options, name) not in (None, ""):
+            check_place(f"--{name}", what, encoder)
+
+
+def check_place(name: str, what: str, encoder: Any) -> None:
+    """Raises InputError, in the name of what was asked for, where the chat template writes nothing of it."""
+    template = getattr(encoder.tokenizer, "template", None) if encoder.settings.template is None else None
+    if template is not None and what in template.left_out:
+        raise InputError(f"{name}: has no effect: the chat template has no place for it")
 
 
 def _of_checkpoint(name: str, adapter: Path | None) -> tuple[Any, Any]:

@@ -259,6 +259,13 @@ def test_chat_refuses_a_system_message_that_the_template_has_no_place_for(here, 
     assert main(["chat", "--model", "base", "--template", "Q: {prompt} A:"]) == 0
     captured = capsys.readouterr()
     assert "the text has no {system}" in captured.err and "system message set" not in captured.out
+    shutil.copytree(here / "base", here / "templated")
+    file = here / "templated" / "chat_template.jinja"
+    file.write_text("{% for m in messages if m.role != 'system' %}{{ m.role }}: {{ m.content }}{% endfor %}")
+    monkeypatch.setattr("sys.stdin", io.StringIO("/system Be brief.\n/quit\n"))
+    assert main(["chat", "--model", "templated"]) == 0
+    captured = capsys.readouterr()
+    assert "/system: has no effect: the chat template has no place" in captured.err and not captured.out
 
 
 def test_chat_forgets_the_oldest_turns_when_the_context_is_full(here, capsys, monkeypatch):
