@@ -29,8 +29,17 @@ def prepare_for(model: nn.Cell, config, shapes: Mapping[str, tuple[int, ...]]) -
     """
     shape = shapes.get(f"{SCORE}.weight")
     if shape is not None and hasattr(model, "add_score"):
-        model.add_score(Labels.plain(shape[0]))
+        make_head(model, Labels.plain(shape[0]))
         config.modules_to_save = with_one_head(config.modules_to_save)
+
+
+def make_head(model: nn.Cell, labels: Labels, seed: int | None = None) -> None:
+    """Puts the head's cell on a model that has none in use. One of an adapter that is gone, or of a file that was
+    refused, may have other labels, and begins as another seed says."""
+    kept = (item.cell for adapter in registry(model).adapters.values() for item in adapter.replaced)
+    if model.config.labels is None and not any(cell is model.score for cell in kept):
+        model.score = None
+    model.add_score(labels, seed)
 
 
 def add_head(model: nn.Cell, labels: Labels, seed: int | None = None) -> None:
@@ -61,7 +70,7 @@ def add_head(model: nn.Cell, labels: Labels, seed: int | None = None) -> None:
         model.config.as_classifier(labels)  # or there is none
     if known is None:
         state.refuse_while_merged("add a head")
-        model.add_score(labels, seed)
+        make_head(model, labels, seed)
     rows = len(known.names) if known is not None else model.score.weight.shape[0]
     if rows != len(labels.names):
         first = ", ".join(labels.names[:8])

@@ -172,6 +172,28 @@ def test_a_head_that_judges_texts_belongs_to_one_adapter(model):
         add_head(nn.Dense(2, 2), labels)
 
 
+def test_a_head_that_nobody_uses_makes_place_for_one_of_other_labels(fixtures, tmp_path):
+    def judging(model, labels, seed):
+        add_head(pet.apply_lora(model, rank=2), Labels.plain(labels), seed)
+        return model
+
+    def base():
+        return pet.AutoModel.from_pretrained(fixtures / "llama_gqa")
+
+    for labels in (3, 5):
+        pet.save_adapter(judging(base(), labels, 1), tmp_path / str(labels))
+    model = base()
+    pet.load_adapter(model, tmp_path / "3")
+    with pytest.raises(pet.InputError, match=r"score\.weight has shape \(5, 64\), expected \(3, 64\)"):
+        pet.load_adapter(model, tmp_path / "5", name="beside")
+    pet.delete_adapter(model, "default")
+    pet.load_adapter(model, tmp_path / "5")
+    assert len(model.labels.names) == 5
+    pet.delete_adapter(model, "default")
+    alike = (judging(one, 5, 7).score.weight.asnumpy() for one in (model, base()))
+    np.testing.assert_array_equal(*alike)  # it begins as its own seed says
+
+
 def test_what_a_caller_does_with_its_lists_later_is_none_of_the_adapters(model, tmp_path):
     targets, ranks = {"q_proj": 8}, {"q_proj": 3}
     pet.apply_lora(model, targets=targets.keys(), rank_pattern=ranks, trainable_tokens=[np.int64(5)])
