@@ -84,6 +84,8 @@ def fit(model, config: Settings, tensors: Collection[str]) -> list[str]:
     numbers = layer_numbers(getattr(config, "layers", None), {one for one in there if one is not None})
     keep("targets", among([site for site in everything if numbers is None or site.layer in numbers]))
     in_full = [path for path, cell in plain_cells(model) if own_parameters(cell)]
+    if family is not None and f"{SCORE}.weight" in tensors and f"{family.head}.weight" not in tensors:
+        in_full = [path for path in in_full if path != family.head]
     saved_as_peft_reads_it(config, in_full, tensors)
     keep("modules_to_save", lambda entry: any(within(path, entry) for path in in_full))
     patterns = {name: getattr(config, name) for name in PATTERNS if getattr(config, name, None)}

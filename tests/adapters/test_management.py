@@ -232,6 +232,21 @@ def test_a_classifier_has_no_head_of_a_language_model_to_adapt(tmp_path):
     assert len(pet.trainable_parameters(loaded)) == 4
 
 
+def test_a_language_models_head_saved_beside_a_classifiers_is_passed_over(fixtures, tmp_path):
+    """As in PEFT, whose classifier has none that could be saved."""
+    add_head(model := pet.apply_lora(pet.AutoModel.from_pretrained(fixtures / "llama_gqa"), rank=2), Labels.plain(2))
+    pet.save_adapter(model, tmp_path)
+    where = tmp_path / "adapter_config.json"
+    where.write_text(json.dumps({**json.loads(where.read_text()), "modules_to_save": ["lm_head", "score"]}))
+    said = "modules_to_save: 'lm_head' matches nothing here"
+    loaded = pet.AutoModel.from_pretrained(fixtures / "llama_gqa")
+    with pytest.warns(UserWarning, match=said):
+        pet.load_adapter(loaded, tmp_path)
+    assert {one.name for one in pet.trainable_parameters(loaded)} == {p.name for p in pet.trainable_parameters(model)}
+    with pytest.warns(UserWarning, match=said):
+        pet.merge_checkpoint(fixtures / "llama_gqa", tmp_path, tmp_path / "merged")
+
+
 @pytest.mark.parametrize("config", [{"method": "lora"}, pet.LoRAConfig, "lora", None])
 def test_what_is_no_configuration_is_an_error(model, config):
     with pytest.raises(ValueError, match=r"an adapter's configuration was expected, as pet\.LoRAConfig\(rank=8\)"):
