@@ -165,6 +165,12 @@ def loss(kernels):
             close(found[0], (apart / 2 * both - (wanted * log_p).sum(1)) * learnt)
             close(found[1], slopes @ weight)
             close(found[2], slopes.T @ hidden)
+    # a small loss is no difference of large sums
+    sure = np.ones((2, 1), np.float32), np.array([[64], [54], [3]], np.float32), np.zeros(2, np.int32)
+    for apart in (0, 1):
+        inputs = (*sure, np.array([0, 0, apart], np.float32))
+        losses = kernels("linear_cross_entropy", inputs, (2,), (2, 1), (2, 7))[0]
+        assert np.abs(losses / np.log1p(np.exp(-10)) - 1).max() < 1e-3
     # of equal logits the first is ranked first
     same, targets, none = np.ones((4, 2), np.float32), np.array([0, 1, 2, -1], np.int32), np.zeros(3, np.float32)
     _, ranked, _ = kernels("ranked_cross_entropy", (same, same[:3], targets, none), (4,), (4,), (4, 9))

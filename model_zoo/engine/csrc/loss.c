@@ -74,7 +74,7 @@ static void lose(void *arguments, int64_t first, int64_t last) {
             for (int64_t i = whole; i < width; i++) sum += value[i - whole];
             if (!capped) store_some(logits + whole, value, width - whole);
         }
-        of->losses[of->numbers[row]] = logf(sum) + highest - wanted;
+        of->losses[of->numbers[row]] = logf(sum) + (highest - wanted); /* a small loss is no difference of large sums */
         if (of->ranks) continue;
         float share = 1.0f / sum, slope = capped ? 1.0f - its_own * its_own / (of->cap * of->cap) : 1.0f;
         for (int64_t i = 0; capped && i < width; i += LANES) { /* the gradient goes through the cap */
@@ -92,15 +92,14 @@ static void lose(void *arguments, int64_t first, int64_t last) {
 /* The first numbers of a vector; the others are 0. */
 static floats first_of(floats value, int64_t count) { return load_some((float *)&value, count); }
 
-/* The logarithm of a row's sum of exponentials. */
-static float log_sum_of(const float *logits, int64_t width) {
-    float highest = highest_of(logits, width);
+/* The logarithm of a row's sum of exponentials, without the highest logit. */
+static float log_sum_of(const float *logits, int64_t width, float highest) {
     floats sums = {0};
     for (int64_t i = 0; i < width; i += LANES) {
         int64_t some = width - i < LANES ? width - i : LANES;
         sums += first_of(exponential(load_some(logits + i, some) - highest), some);
     }
-    return logf(sum_of(sums)) + highest;
+    return logf(sum_of(sums));
 }
 
 /* `lose` of pairs, whose losses hold half of what their divergence adds each. With p and q, x = log p − log q and the
@@ -110,12 +109,14 @@ static void lose_pairs(void *arguments, int64_t first, int64_t last) {
     int64_t width = of->vocabulary;
     float even = of->smoothing / (float)width, weight = of->apart;
     for (int64_t pair = first; pair < last; pair++) {
-        float *rows[] = {of->logits + 2 * pair * width, of->logits + (2 * pair + 1) * width}, its_own[2], sums[2];
+        float *rows[] = {of->logits + 2 * pair * width, of->logits + (2 * pair + 1) * width}, its_own[2], highest[2], logs[2], sums[2];
         int64_t target = of->some_targets[2 * pair];
         for (int i = 0; i < 2; i++) {
             if (of->cap > 0.0f) bend(rows[i], width, 1.0f / of->cap, of->cap);
             its_own[i] = target < width ? rows[i][target] : NAN;
-            sums[i] = log_sum_of(rows[i], width);
+            highest[i] = highest_of(rows[i], width);
+            logs[i] = log_sum_of(rows[i], width, highest[i]);
+            sums[i] = logs[i] + highest[i];
         }
         floats here = {0}, there = {0};
         for (int64_t i = 0; i < width; i += LANES) {
@@ -127,7 +128,7 @@ static void lose_pairs(void *arguments, int64_t first, int64_t last) {
         float to_other[] = {sum_of(here), sum_of(there)};
         for (int i = 0; i < 2; i++) {
             float wanted = (1.0f - of->smoothing) * its_own[i] + of->smoothing * mean_of(rows[i], width);
-            of->losses[of->numbers[2 * pair + i]] = sums[i] - wanted + 0.5f * weight * (to_other[0] + to_other[1]);
+            of->losses[of->numbers[2 * pair + i]] = logs[i] + (highest[i] - wanted) + 0.5f * weight * (to_other[0] + to_other[1]);
         }
         for (int64_t i = 0; i < width; i += LANES) {
             int64_t some = width - i < LANES ? width - i : LANES;
