@@ -12,7 +12,7 @@ import numpy as np
 from mindspore import Tensor, ops
 
 from model_zoo.engine import PromptProgram, TokenProgram, available, fuse_cached_layers
-from model_zoo.errors import warn_once
+from model_zoo.errors import InputError, warn_once
 from model_zoo.generation.cache import Cache
 from model_zoo.graph import AddressGuard, Graph
 from model_zoo.turns import changed
@@ -59,6 +59,9 @@ class PlainDecoder:
         self.mask = np.concatenate([self.mask, np.ones_like(tokens[:, None])], 1)
         return self.logits()
 
+    def check(self) -> None:
+        """Every token is of the model as it is then."""
+
     def logits(self) -> np.ndarray:
         ids, mask = (Tensor(array.astype(np.int32)) for array in (self.ids, self.mask))
         # past the model's own checks: `generate` has made them, and beams are more rows than it was given
@@ -67,6 +70,11 @@ class PlainDecoder:
     def reorder(self, rows: np.ndarray) -> None:
         """Makes row i what row ``rows[i]`` was."""
         self.ids, self.mask = self.ids[rows], self.mask[rows]
+
+
+def state_of(model) -> tuple:
+    """What programs of a model are made for: its adapters and its precision."""
+    return model.adapter_state, model.position_offset, model.virtual_tokens, model.product_precision
 
 
 def layout_on_host(model, ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -114,7 +122,7 @@ class CachedDecoder:
         self.prefill, self.advance = Graph(prefill), Graph(advance)
         self.layers: dict = {}  # see `layers_of`
         self.refused: set[Graph] = set()  # which cannot be compiled
-        self.guard = AddressGuard(model.get_parameters())
+        self.guard, self.state = AddressGuard(model.get_parameters()), state_of(model)
         self.guard.note()
 
     @property
@@ -295,6 +303,11 @@ class GrowingDecoder:
             self.now = longer
         return self.now.step(tokens)
 
+    def check(self) -> None:
+        """Raises InputError where programs would not see what was done to the model since they were made."""
+        if self.now.guard.changed or self.now.state != state_of(self.model):
+            raise InputError("the streamer gave the model other weights or adapters while an answer is written")
+
     def reorder(self, rows: np.ndarray) -> None:
         """See `CachedDecoder.reorder`."""
         self.now.reorder(rows)
@@ -309,8 +322,7 @@ def decoder_for(model, batch: int, prompt: int, new_tokens: int, use_cache: bool
 def cached_decoder(model, batch: int, columns: int, length: int, within: int = 0) -> CachedDecoder:
     """A compiled decoder; they are kept on the model by batch, lengths, the state of its adapters, its precision, and
     within how many other answers this one is written, as streamers may have it: their caches are in use."""
-    state = model.adapter_state, model.position_offset, model.virtual_tokens, model.product_precision
-    key = (batch, columns, length, within, *state)
+    key = (batch, columns, length, within, *state_of(model))
     kept = model.__dict__.setdefault("_decoders", {})
     found = kept.pop(key, None)
     if found is None or found.outdated:

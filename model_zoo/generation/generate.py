@@ -201,6 +201,7 @@ def continued(decoder, ids, mask, choice, streamer, *, new_tokens, eos, pad, gen
     running, ends = np.ones(len(ids), bool), np.array(eos, np.int64)
     if streamer is not None:
         streamer.put(ids[0])
+        decoder.check()
     logits = decoder.start(ids, mask)
     for new in range(new_tokens):
         scores = choice.scores(logits, Step(ids, mask, new, new_tokens - new, eos))
@@ -211,6 +212,7 @@ def continued(decoder, ids, mask, choice, streamer, *, new_tokens, eos, pad, gen
         mask = np.concatenate([mask, np.ones((len(ids), 1), mask.dtype)], 1)
         if streamer is not None and running[0]:
             streamer.put(tokens[:1])
+            decoder.check()
         running &= (tokens[:, None] != ends).all(-1)
         for row in np.flatnonzero(running) if stopped else ():
             running[row] = not stopped(ids[row, mask[row] != 0])

@@ -3,9 +3,11 @@
 import threading
 
 import pytest
+from mindspore import Tensor
 from waiting import HANGING
 from written_letters import NEW, Letters
 
+import pet
 from model_zoo.errors import InputError
 from model_zoo.generation import TextIteratorStreamer, TextStreamer
 
@@ -70,6 +72,31 @@ def test_an_answer_within_another_leaves_that_alone(small):
     asking = Asking()
     assert (model.generate(prompt[:1], max_new_tokens=6, eos_token_id=None, streamer=asking) == one).all()
     assert (asking.found == other).all() and (one[0, -6:] != other[0, -6:]).any()
+
+
+def test_a_streamer_that_changes_the_model_is_an_error(small):
+    """Programs would go on with the adapters that they know, and read weights where these no longer are."""
+    model, prompt = small
+    head, answers = model.transformer.wte.weight, []
+
+    class Changing:
+        def __init__(self, change):
+            self.change, self.left = change, 3
+
+        def put(self, ids):
+            self.left -= 1
+            if not self.left:
+                self.change()
+
+        def end(self):
+            answers.append("whole")
+
+    with pytest.raises(InputError, match="streamer gave the model other weights or adapters"):
+        model.generate(prompt[:1], streamer=Changing(lambda: head.set_data(Tensor(head.asnumpy().copy()))))
+    with pytest.raises(InputError, match="streamer gave the model other weights or adapters"):
+        model.generate(prompt[:1], streamer=Changing(lambda: pet.apply_lora(model, rank=2)))
+    pet.delete_adapter(model, "default")
+    assert not answers
 
 
 def test_stop_strings(small):
