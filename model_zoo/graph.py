@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
+import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 
@@ -91,6 +92,13 @@ def address_of(tensor: ms.Tensor) -> int:
     if isinstance(tensor, ms.Parameter):
         in_order(tensor)
     return tensor.data_ptr()
+
+
+def holds(model: nn.Cell, parameters: Sequence) -> bool:
+    """Whether these are a model's parameters: others may have been put in their place (``cell.weight = Parameter(…)``)
+    since."""
+    now = list(model.get_parameters())
+    return len(now) == len(parameters) and not any(map(operator.is_not, now, parameters))
 
 
 class AddressGuard:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 from collections.abc import Iterator
 
 import mindspore as ms
@@ -14,7 +13,7 @@ from mindspore import Tensor, ops
 from model_zoo.engine import PromptProgram, TokenProgram, available, fuse_cached_layers
 from model_zoo.errors import InputError, warn_once
 from model_zoo.generation.cache import Cache
-from model_zoo.graph import AddressGuard, Graph
+from model_zoo.graph import AddressGuard, Graph, holds
 from model_zoo.turns import changed
 
 SMALLEST_BUCKET = 32
@@ -128,8 +127,7 @@ class CachedDecoder:
     @property
     def outdated(self) -> bool:
         """Whether weights are elsewhere than its programs know, or others than these."""
-        known, now = self.guard.parameters, list(self.model.get_parameters())
-        return self.guard.changed or len(known) != len(now) or any(map(operator.is_not, known, now))
+        return self.guard.changed or not holds(self.model, self.guard.parameters)
 
     @contextlib.contextmanager
     def attached(self, prefilling: bool, fresh: bool) -> Iterator[None]:

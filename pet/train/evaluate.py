@@ -12,7 +12,7 @@ import numpy as np
 
 from model_zoo.errors import InputError
 from model_zoo.generation_settings import own_limit
-from model_zoo.graph import evaluating
+from model_zoo.graph import evaluating, holds
 from model_zoo.turns import in_turn
 from pet.recipe.training import METRICS
 from pet.text_generation import before, ends_of, stops_of, until, warn_of_full_context
@@ -54,17 +54,17 @@ class LossEvaluation:
 
     def compile_anew(self) -> None:
         """A graph of the model as it is now: which adapters take part is fixed in it."""
-        self.state = getattr(self.model, "adapter_state", None)
+        self.state, self.parameters = getattr(self.model, "adapter_state", None), list(self.model.get_parameters())
         around = functools.partial(in_whole, self.model)
         function = self.objective.measured(self.model, self.compiled)
-        measure = Compiled(function, self.compiled, around, self.model.get_parameters())
+        measure = Compiled(function, self.compiled, around, self.parameters)
         self.measure = self.distributed.wrap_measure(measure, self.model, self.objective.sums)
 
     @in_turn
     def __call__(self) -> dict[str, float]:
         """What the objective's `metrics` makes of the sums over all batches."""
         check_head(self.objective, self.model)
-        if getattr(self.model, "adapter_state", None) != self.state:
+        if getattr(self.model, "adapter_state", None) != self.state or not holds(self.model, self.parameters):
             self.compile_anew()
         self.objective.begin(self.model, self.feed, False, self.distributed, self.compiled)
         totals = np.zeros(self.objective.sums + 1, np.float64)  # the last is the count

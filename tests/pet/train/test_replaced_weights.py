@@ -75,3 +75,14 @@ def test_steps_and_measurements_are_those_of_the_new_weights(shortened, kind):
     np.testing.assert_allclose(found[0], found[2], rtol=1e-4)
     np.testing.assert_allclose(found[1], found[2], rtol=1e-4)
     assert abs(found[0][3] - found[0][1]) > 0.02  # the weights are others
+
+
+def test_measurements_are_those_of_parameters_that_took_the_place_of_others(fixtures):
+    model = AutoModel.from_pretrained(fixtures / "llama_gqa").set_fast(True)
+    rows = BatchList([batch_for(model)], model=model)
+    evaluation = LossEvaluation(model, rows, CausalLM())
+    before, cell = evaluation()["loss"], model.model.layers[0].mlp.gate_proj
+    cell.weight = ms.Parameter(np.roll(cell.weight.asnumpy(), 1, 0), name=cell.weight.name)
+    expected = LossEvaluation(model, rows, CausalLM(), compiled=False)()["loss"]
+    assert abs(expected - before) > 1e-3
+    assert evaluation()["loss"] == pytest.approx(expected, rel=1e-5)
