@@ -166,6 +166,7 @@ class Registry:
         if len(alone) > 1:
             raise InputError(f"adapters {alone[0]!r} and {alone[1]!r} both put a prompt first; only one can be active")
         self.selected = names
+        recompute_what_is_there(self.model)  # it may have been asked for while others were trained
         self.refresh()
         for name, adapter in self.adapters.items():
             adapter.train(name in names)

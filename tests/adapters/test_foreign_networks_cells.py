@@ -142,6 +142,17 @@ def test_recomputation_that_was_asked_for_before_adapters_came(whole, settings):
     assert len(gradients) == 3 and all(np.abs(gradient.asnumpy()).max() > 1e-6 for gradient in gradients)
 
 
+def test_recomputation_that_was_asked_for_while_another_adapter_was_trained():
+    network, x = Small(), Small.example()
+    for name in ("default", "first"):
+        pet.apply_lora(network, rank=2, targets=list(Small.targets), name=name)
+    randomise(network)
+    network.set_train().first.recompute()
+    pet.set_adapter(network, "default")
+    gradients = ms.grad(Squared(network), None, ms.ParameterTuple(pet.trainable_parameters(network)))(x)
+    assert gradients and all(np.abs(gradient.asnumpy()).max() > 1e-6 for gradient in gradients)
+
+
 def like(network):
     """A Small with the same weights and adapter, of which nothing is recomputed."""
     again = pet.apply_lora(Small(), rank=2, targets=list(Small.targets))
