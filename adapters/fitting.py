@@ -15,7 +15,7 @@ from adapters.matching import chosen_sites, matches, means, saved_in_full, sites
 from adapters.patterns import GROUPS, as_list, in_linear_time, is_glob, layer_numbers, pattern_matches, within
 from adapters.schema import Settings
 from adapters.settings import LoRA
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, first_of, nearest
 from model_zoo.labels import SCORE
 
 PATTERNS = ("rank_pattern", "alpha_pattern")
@@ -23,20 +23,26 @@ EXPERTS = ".experts."
 """In the paths of an expert's cells."""
 
 
-def fit(model, config: Settings, tensors: Collection[str]) -> list[str]:
+def fit(model, config: Settings, tensors: Collection[str], parameters: Collection[str] = ()) -> list[str]:
     """Takes out of a configuration, in place, what means nothing on this model.
 
     Args:
         tensors: the names of the file's tensors, without PEFT's prefix.
+        parameters: the cells whose weight the file adapts as a parameter (`adapters.stacked`).
 
     Returns:
         A phrase for every entry that was taken out.
 
     Raises:
-        InputError: no target is left, or any other fault of the configuration that the tensors do not make good.
+        InputError: no target is left, or any other fault of the configuration that the tensors do not make good; a
+            parameter that is stored (in, out), whose factors PEFT takes for the opposite sides.
     """
     family = getattr(model, "family", None)
     everything = sites(model)
+    if turned := [
+        f"{site.path}.weight" for site in everything if site.published_transposed and site.path in parameters
+    ]:
+        raise InputError(f"target_parameters: {first_of(turned)}: stored as (in, out); name the cell in target_modules")
     fitting = [site for site in everything if site.kind in config.kinds]
     dropped: list[str] = []
 

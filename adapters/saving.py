@@ -279,7 +279,7 @@ def read_arrays(model, state, directory: Path, values, config, strict: bool, ski
             beside = beside + bases_copies(model, file)
         plain = {key: stored for key, stored in plain.items() if stored not in beside}
         prepare_for(model, config, {key: file.info(stored).shape for key, stored in plain.items()})
-        dropped = fit(model, config, plain)
+        dropped = fit(model, config, plain, getattr(file, "parameters", ()))
         if dropped:
             warn_caller(f"{directory / CONFIG}: {'; '.join(dropped)}")
         config.check_tensors(model, {key: file.tensors[stored] for key, stored in plain.items()}, directory)

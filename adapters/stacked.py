@@ -36,6 +36,7 @@ class UnstackedFile(AdapterFile):
 
     Attributes:
         values: the settings that describe the file as it is shown here.
+        parameters: the cells whose weight was adapted as a parameter, which has ranks by its own name.
 
     Raises:
         InputError: a target that is neither a stack of experts nor a cell's weight, or factors of another shape.
@@ -46,7 +47,7 @@ class UnstackedFile(AdapterFile):
         given = values["target_parameters"]
         if odd := [one for one in given if one.rpartition(".")[2] not in (*STACKS, "weight")]:
             raise InputError(f"target_parameters: {', '.join(odd)}: only experts' {' and '.join(STACKS)} can be opened")
-        named_by, cells = {}, set()
+        named_by, cells = {}, {}
         for name in list(self.tensors):
             if match := FACTOR.fullmatch(name):
                 experts = match["experts"].removeprefix(prefix)
@@ -58,10 +59,12 @@ class UnstackedFile(AdapterFile):
                 for matrix in self.cut(name, match, stack, rank):
                     named_by[f"{experts}.{matrix}"] = f"{experts}.{stack}"
             elif match := CELL.fullmatch(name):
-                cells.add(match["cell"].removeprefix(prefix))
+                cell = match["cell"].removeprefix(prefix)
+                own = any(f".{cell}.weight".endswith(f".{one}") for one in given)
+                cells[cell] = f"{cell}.weight" if own else cell
         named = values.get("target_modules")
         if not isinstance(named, list) or narrowed(values):
-            named = cells
+            named = list(cells)
         everywhere = not any(part.isdigit() for one in given for part in one.split("."))  # not in some layers alone
         self.values = {
             **values,
@@ -70,8 +73,9 @@ class UnstackedFile(AdapterFile):
                 | {path.rpartition(".")[2] if everywhere else path for path in named_by}
             ),
             **dict.fromkeys(("target_parameters", "exclude_modules", "layers_to_transform", "layers_pattern")),
-            **settings({path: named_by.get(path, path) for path in (*cells, *named_by)}, values),
+            **settings({**cells, **named_by}, values),
         }
+        self.parameters = {cell for cell, key in cells.items() if key != cell}
 
     def cut(self, name: str, match: re.Match, stack: str, rank: int) -> list[str]:
         """Puts the factors of the matrices in the place of a stacked one; gives their names at these experts."""

@@ -218,7 +218,7 @@ class StoredAdapter:
             The configuration on this base, {name: shape}, and {weight of an embedding: ids of the rows that change}.
         """
         config, head = copy.deepcopy(self.config), base.config.tied_head()
-        if dropped := fit(base, config, plain):
+        if dropped := fit(base, config, plain, getattr(self.file, "parameters", ())):
             warn_caller(f"{self.directory / CONFIG}: {'; '.join(dropped)}")
         at = {site.path: site for site in chosen_sites(base, config)}
         pair = [name.removesuffix(".weight") for name in head or ()]

@@ -11,6 +11,7 @@ from stacks import stacked
 
 import pet
 from adapters.patterns import pattern_value
+from adapters.registry import registry
 from adapters.stacked import settings
 from adapters.stored import Delta, StoredAdapter
 from model_zoo.auto import AutoModel
@@ -209,3 +210,34 @@ def test_what_does_not_fit_is_refused(written, change, values, message):
     model = AutoModel.from_pretrained(BASE)
     with pytest.raises(InputError, match=message):
         pet.load_adapter(model, directory)
+
+
+def as_parameter(directory, name, **values):
+    """An adapter that was saved here, as PEFT writes one on this parameter."""
+    where = directory / "adapter_config.json"
+    changed = {"target_modules": [], "target_parameters": [name], **values}
+    where.write_text(json.dumps({**json.loads(where.read_text()), **changed}))
+
+
+def test_a_cell_s_weight_has_the_rank_of_its_own_name(tmp_path):
+    """PEFT looks for patterns' keys in the parameter's name, ``…q_proj.weight``."""
+    base = BASE.parent / "llama_gqa"
+    pet.save_adapter(pet.apply_lora(AutoModel.from_pretrained(base), rank=2, alpha=6, targets=["q_proj"]), tmp_path)
+    patterns = {"rank_pattern": {"q_proj": 5}, "alpha_pattern": {"q_proj": 7, "q_proj.weight": 3}}
+    as_parameter(tmp_path, "q_proj.weight", **patterns)
+    model = AutoModel.from_pretrained(base)
+    pet.load_adapter(model, tmp_path)
+    config = registry(model).get("default").config
+    assert (config.rank, config.alpha, config.alpha_pattern) == (2, 6, {"q_proj": 3})
+
+
+def test_parameters_that_are_stored_as_in_out_are_refused(tmp_path):
+    """PEFT has their factors on the opposite sides; of a square one nothing else shows it."""
+    base = BASE.parent / "gpt2"
+    pet.save_adapter(pet.apply_lora(AutoModel.from_pretrained(base), rank=2, targets=["attn.c_proj"]), tmp_path)
+    as_parameter(tmp_path, "attn.c_proj.weight")
+    said = r"attn\.c_proj\.weight .*: stored as \(in, out\); name the cell in target_modules"
+    with pytest.raises(InputError, match=said):
+        pet.load_adapter(AutoModel.from_pretrained(base), tmp_path)
+    with pytest.raises(InputError, match=said):
+        pet.merge_checkpoint(base, tmp_path, tmp_path / "merged")

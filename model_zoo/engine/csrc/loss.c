@@ -109,7 +109,8 @@ static void lose_pairs(void *arguments, int64_t first, int64_t last) {
     int64_t width = of->vocabulary;
     float even = of->smoothing / (float)width, weight = of->apart;
     for (int64_t pair = first; pair < last; pair++) {
-        float *rows[] = {of->logits + 2 * pair * width, of->logits + (2 * pair + 1) * width}, its_own[2], highest[2], logs[2], sums[2];
+        float *rows[] = {of->logits + 2 * pair * width, of->logits + (2 * pair + 1) * width};
+        float its_own[2], highest[2], logs[2], sums[2];
         int64_t target = of->some_targets[2 * pair];
         for (int i = 0; i < 2; i++) {
             if (of->cap > 0.0f) bend(rows[i], width, 1.0f / of->cap, of->cap);
@@ -128,7 +129,8 @@ static void lose_pairs(void *arguments, int64_t first, int64_t last) {
         float to_other[] = {sum_of(here), sum_of(there)};
         for (int i = 0; i < 2; i++) {
             float wanted = (1.0f - of->smoothing) * its_own[i] + of->smoothing * mean_of(rows[i], width);
-            of->losses[of->numbers[2 * pair + i]] = logs[i] + (highest[i] - wanted) + 0.5f * weight * (to_other[0] + to_other[1]);
+            float apart = 0.5f * weight * (to_other[0] + to_other[1]);
+            of->losses[of->numbers[2 * pair + i]] = logs[i] + (highest[i] - wanted) + apart;
         }
         for (int64_t i = 0; i < width; i += LANES) {
             int64_t some = width - i < LANES ? width - i : LANES;
